@@ -18,32 +18,34 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.errors import CheckpointError, ConfigError, DataError, say
+from mldec.checkpoint import Calibration, is_download, is_open_clip, load_model, to_store
+from mldec.config.compose import to_dict
+from mldec.data.fingerprint import fingerprint
+from mldec.data.table import fold_numbers, listed
+from mldec.data.types import StoredImages
+from mldec.errors import ConfigError, DataError, say
+from mldec.evaluation import Results, Scores, left_out, open_for_evaluation, report, to_csv
 from mldec.evaluators.label_errors import platt
 from mldec.evaluators.multi_label import Counts
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.files import torch_files
+from mldec.files.results import check_targets, write_json, write_result
 from mldec.runtime.cli import (
+    add_data_options,
     add_model_options,
-    add_precision_option,
     chosen_model,
     command,
     positive,
     precision_setting,
     run_command,
 )
-
-# What reads checkpoints and data is imported late: --help need not wait for it.
-if TYPE_CHECKING:
-    from mldec.checkpoint import Calibration, Loaded
-    from mldec.evaluation import Scores
 
 log = logging.getLogger("mldec")
 
@@ -58,7 +60,8 @@ BINS = 15  # of the calibration error
 TEMPERATURES = (0.05, 20.0)  # beyond, the scores would be 0, 0.5 and 1
 HIGHEST = np.nextafter(1, 0)  # a threshold of 1 could not be compared as a logit
 
-NUMBER = r"([0-9]{0,9}\.?[0-9]{1,9})"
+NUMBER = r"[0-9]{0,9}\.?[0-9]{1,9}"
+OBJECTIVE = re.compile(rf"f1|(precision|recall):{NUMBER}|cost:{NUMBER},{NUMBER}")
 
 # Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
@@ -82,8 +85,7 @@ class Objective:
         """Choose one of C cut points by the positives and the negatives at or above each of them.
 
         The highest cut point comes first. Returns its index, None if it is best to predict
-        nothing, and whether the objective is reached: if no cut point has the precision that is
-        asked for, the one of the highest precision is chosen, of several that of the most recall.
+        nothing, and whether the objective is reached: otherwise the highest precision is chosen.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)
@@ -105,16 +107,12 @@ class Objective:
 
 def parse_objective(text: str) -> Objective:
     """Read f1, precision:P, recall:R or cost:FP,FN."""
-    if text == "f1":
-        return Objective(text, "f1", ())
-
-    share = re.fullmatch(rf"(precision|recall):{NUMBER}", text)
-    if share and 0 < float(share[2]) <= 1:
-        return Objective(text, share[1], (float(share[2]),))
-
-    costs = re.fullmatch(rf"cost:{NUMBER},{NUMBER}", text)
-    if costs and float(costs[1]) > 0 and float(costs[2]) > 0:
-        return Objective(text, "cost", (float(costs[1]), float(costs[2])))
+    if OBJECTIVE.fullmatch(text):
+        kind, _, numbers = text.partition(":")
+        values = tuple(float(number) for number in numbers.split(",") if number)
+        highest = np.inf if kind == "cost" else 1
+        if all(0 < value <= highest for value in values):
+            return Objective(text, kind, values)
 
     raise ConfigError(
         f"--objective {text}: it must be f1, precision:P or recall:R with a number above 0 and at "
@@ -134,11 +132,11 @@ class Threshold:
 def fit_threshold(objective: Objective, columns: Callable[[], Iterable[Column]]) -> Threshold:
     """Fit one threshold to the scores of a class, or of several classes together.
 
-    Only the scores of positives are cut points that can be best: between two of them a lower
-    threshold adds nothing but false positives. The threshold lies halfway between the lowest score
-    that counts as present and the next one. The columns are computed several times, so that the
-    scores of many classes need not be in memory together.
+    It lies halfway between the lowest score that counts as present and the next one. The columns
+    are computed several times, so that the scores of many classes need not be in memory together.
     """
+    # Only the scores of positives can be the best cut points: between two of them a lower threshold
+    # adds nothing but false positives.
     of_positives = np.concatenate([logits[present] for logits, present in columns()])
     cuts, counts = np.unique(of_positives, return_counts=True)
 
@@ -191,10 +189,7 @@ class Fit:
     def columns(
         self, logits: np.ndarray, labels: np.ndarray, images: np.ndarray
     ) -> Iterator[tuple[int, Column]]:
-        """Yield each class with its column.
-
-        Logits and labels are [N, K], images bool [N]; labels of -1 are left out.
-        """
+        """Yield each class with its column, of logits and labels [N, K] and images bool [N]."""
         for first in range(0, logits.shape[1], BLOCK):
             block = np.s_[:, first : first + BLOCK]
             scores = np.ascontiguousarray(logits[block].T, np.float64)
@@ -205,10 +200,10 @@ class Fit:
                 yield index, (calibrated, target[chosen] == 1)
 
 
-def unscaled(num_classes: int, threshold: float) -> Fit:
-    """Return the decisions without a fit: the scores of the model and one threshold."""
+def unscaled(num_classes: int) -> Fit:
+    """Return the decisions without a fit: the scores of the model and a threshold of `FIXED`."""
     ones, no = np.ones(num_classes), np.zeros(num_classes, bool)
-    return Fit(ones, 0 * ones, threshold * ones, no, np.nan * ones)
+    return Fit(ones, 0 * ones, FIXED * ones, no, np.nan * ones)
 
 
 def every_nth(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
@@ -223,8 +218,8 @@ def temperature(
     """Fit the temperature T that minimises the log loss of the scores of logits / T.
 
     The scores are a softmax if an image has one label (Guo et al. 2017, arXiv 1706.04599, section
-    4.2; images without a label are left out), else a sigmoid per class. The loss is convex in
-    1 / T, so that its derivative has one zero. None if that is outside `TEMPERATURES`.
+    4.2), else a sigmoid per class. The loss is convex in 1 / T, so that its derivative has one
+    zero. None if that is outside `TEMPERATURES`.
     """
     rows = every_nth(logits, images)
     logits, labels = logits[rows].astype(np.float64), labels[rows]
@@ -249,8 +244,8 @@ def temperature(
 
 
 def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit the calibrated scores, and leave the thresholds at 0.5."""
-    fitted = unscaled(logits.shape[1], 0.5)
+    """Fit the calibrated scores, and leave the thresholds as they are."""
+    fitted = unscaled(logits.shape[1])
     if not choice.platt:
         fitted.slopes[:] /= temperature(logits, labels, images, exclusive=False) or 1
     elif choice.shared:
@@ -266,11 +261,7 @@ def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: C
 
 
 def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit scores and thresholds to some images, bool [N]; logits and labels are [N, K].
-
-    Classes that share a threshold are fitted together; if even together they have too few
-    positives, to all classes together.
-    """
+    """Fit scores and thresholds to some images, bool [N]; logits and labels are [N, K]."""
     positives = (labels[images] == 1).sum(0)
     if not positives.sum():
         raise DataError(
@@ -291,12 +282,12 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
             store(fit_threshold(choice.objective, partial(iter, [column])), index)
 
     if is_shared.any():
+        # Those of all classes decide, if even together these have too few positives.
         too_few = positives[is_shared].sum() < choice.min_positives
-        together = np.ones_like(is_shared) if too_few else is_shared
 
         def columns() -> Iterator[Column]:
             for index, column in fitted.columns(logits, labels, images):
-                if together[index]:
+                if too_few or is_shared[index]:
                     yield column
 
         store(fit_threshold(choice.objective, columns), is_shared)
@@ -329,17 +320,13 @@ class Tally:
             self.positives += np.bincount(bins, weights=present, minlength=BINS)
             self.pairs += len(present)
 
-    def calibration_error(self) -> float:
-        """Return the expected calibration error in percent, over all annotated pairs.
-
-        The mean over the pairs of |share of positives - mean score| of their bin; the bins are
-        intervals [low, high) of equal width.
-        """
-        return float(100 * np.abs(self.positives - self.scores).sum() / self.pairs)
-
     def summary(self) -> dict[str, float]:
-        """Return precision, recall, F1 and the calibration error in percent."""
-        return {**self.counts.summary(), "ECE": self.calibration_error()}
+        """Return precision, recall, F1 and the calibration error in percent.
+
+        The error is the mean over all pairs of |share of positives - mean score| of their bin.
+        """
+        error = 100 * np.abs(self.positives - self.scores).sum() / self.pairs
+        return {**self.counts.summary(), "ECE": float(error)}
 
 
 def cross_fitted(
@@ -369,7 +356,7 @@ class Outcome:
 
 
 def with_several(
-    scores: "Scores", folds: np.ndarray, choice: Choice, names: tuple[str, ...]
+    scores: Scores, folds: np.ndarray, choice: Choice, names: tuple[str, ...]
 ) -> Outcome:
     """Calibrate a model of several labels per image, and say what it could not do."""
     logits, labels = scores.logits, scores.labels
@@ -379,10 +366,10 @@ def with_several(
 
     own, fixed = Tally(len(names)), Tally(len(names))
     own.add(fitted, logits, labels, every)
-    fixed.add(unscaled(len(names), FIXED), logits, labels, every)
+    fixed.add(unscaled(len(names)), logits, labels, every)
     outside = cross_fitted(logits, labels, folds, choice)
 
-    per_class: dict[str, list[Any]] = {"threshold": fitted.thresholds.tolist()}
+    per_class = {"threshold": fitted.thresholds.tolist()}
     for prefix, tally in (("", outside), ("fitted_", own), (f"at_{FIXED}_", fixed)):
         for name, column in tally.counts.per_class().items():
             per_class[prefix + name] = (100 * column).tolist()
@@ -392,22 +379,15 @@ def with_several(
 
     # One number stands for all classes.
     scales = len(names) if choice.platt and not choice.shared else 1
-    thresholds = 1 if choice.scope == "global" else len(names)
-    return Outcome(
-        outside.summary(),
-        own.summary(),
-        fixed.summary(),
-        per_class,
-        fitted.slopes[:scales].tolist(),
-        fitted.offsets[:scales].tolist(),
-        fitted.thresholds[:thresholds].tolist(),
-    )
+    slopes = fitted.slopes[:scales].tolist()
+    offsets = fitted.offsets[:scales].tolist()
+    thresholds = fitted.thresholds[: 1 if choice.scope == "global" else None].tolist()
+    judged = outside.summary(), own.summary(), fixed.summary()
+    return Outcome(*judged, per_class, slopes, offsets, thresholds)
 
 
 def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     """Name the classes that share a threshold, and those that miss the objective."""
-    from mldec.data.table import listed
-
     sharing = [names[index] for index in np.flatnonzero(fitted.shares)]
     if sharing:
         log.warning(
@@ -426,16 +406,12 @@ def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
         )
 
 
-def with_one_label(scores: "Scores", folds: np.ndarray) -> Outcome:
+def with_one_label(scores: Scores, folds: np.ndarray) -> Outcome:
     """Fit the temperature of a model of one label per image."""
     logits, labels = scores.logits, scores.labels
-    ones = np.ones(len(logits))
-    fitted = temperature(logits, labels, ones > 0, exclusive=True) or 1.0
 
-    outside = np.ones(len(logits))
-    for fold in np.unique(folds):
-        of_others = temperature(logits, labels, folds != fold, exclusive=True)
-        outside[folds == fold] = of_others or 1.0
+    def fitted_to(images: np.ndarray) -> float:
+        return temperature(logits, labels, images, exclusive=True) or 1.0
 
     def metrics(divisors: np.ndarray) -> dict[str, float]:
         evaluator = SingleLabelEvaluator(logits.shape[1])
@@ -443,9 +419,12 @@ def with_one_label(scores: "Scores", folds: np.ndarray) -> Outcome:
         values = evaluator.compute()
         return {name: values[name] for name in ("top1", "ECE")}
 
-    return Outcome(
-        metrics(outside), metrics(fitted * ones), metrics(ones), {}, [1 / fitted], [0.0], []
-    )
+    ones = np.ones(len(logits))
+    fitted, outside = fitted_to(ones > 0), np.ones(len(logits))
+    for fold in np.unique(folds):
+        outside[folds == fold] = fitted_to(folds != fold)
+    judged = metrics(outside), metrics(fitted * ones), metrics(ones)
+    return Outcome(*judged, {}, [1 / fitted], [0.0], [])
 
 
 # ------------------------------------------------------------------------------------ the command
@@ -455,12 +434,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.calibrate`."""
     arguments = command("calibrate", str(__doc__))
     add_model_options(arguments)
-
+    add_data_options(arguments)
     arguments.add_argument(
-        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
+        "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
     )
-    add_precision_option(arguments, "that of the training; fp32 on a CPU")
-    arguments.add_argument("--objective", help="f1 (default), precision:P, recall:R or cost:FP,FN")
     arguments.add_argument(
         "--scope",
         choices=("class", "global"),
@@ -475,6 +452,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--min-positives",
         type=positive,
+        default=MIN_POSITIVES,
         metavar="N",
         help=f"classes with fewer share a threshold; default: {MIN_POSITIVES}",
     )
@@ -495,23 +473,15 @@ def parser() -> argparse.ArgumentParser:
 
 def calibrate(args: argparse.Namespace) -> None:
     """Score, fit, store the copy, print, and write the files."""
-    objective = parse_objective(args.objective or "f1")
+    objective = parse_objective(args.objective)
     if args.folds < 2:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
-    check_targets(args.json, args.csv, args.out)
-
-    from mldec.checkpoint import Calibration, load_model, to_store
-    from mldec.config.compose import to_dict
-    from mldec.data.fingerprint import fingerprint
-    from mldec.data.table import fold_numbers
-    from mldec.data.types import StoredImages
-    from mldec.evaluation import open_for_evaluation
-    from mldec.files import torch_files
+    check_targets(args.json, args.csv, out=args.out)
 
     args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     out = target(args, loaded.path)
-    check_targets(out)
+    check_targets(out=out)
 
     subject = open_for_evaluation(loaded, args, calibrated=False)
     if subject.ranks_only and not args.platt:
@@ -527,13 +497,14 @@ def calibrate(args: argparse.Namespace) -> None:
             f"data.image_size {size}: {loaded.path} is for {stored} pixels, and its thresholds "
             f"would not hold there; pass data.image_size={stored}"
         )
-    choice = Choice(
-        objective,
-        scope_of(loaded, args),
-        args.min_positives or MIN_POSITIVES,
-        args.platt,
-        shared=loaded.classes.queries is not None,
-    )
+    zero_shot = loaded.classes.queries is not None
+    if zero_shot and args.scope == "class":
+        raise ConfigError(
+            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
+            f"it has one threshold; leave it out"
+        )
+    scope = "global" if zero_shot else args.scope or "class"
+    choice = Choice(objective, scope, args.min_positives, args.platt, shared=zero_shot)
 
     scores = subject.scores()
     # What identifies the images, wherever they are stored.
@@ -548,13 +519,15 @@ def calibrate(args: argparse.Namespace) -> None:
     else:
         outcome = with_several(scores, folds, choice, names)
 
+    values = outcome.thresholds, outcome.slopes, outcome.offsets
+    thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
     calibration = Calibration(
         weights=loaded.weights,
         objective=None if exclusive else objective.text,
         scope=None if exclusive else choice.scope,
-        thresholds=in_order(outcome.thresholds, names, loaded.classes.names),
-        slopes=in_order(outcome.slopes, names, loaded.classes.names),
-        offsets=in_order(outcome.offsets, names, loaded.classes.names),
+        thresholds=thresholds,
+        slopes=slopes,
+        offsets=offsets,
         images=len(scores.indices),
         data=to_dict(subject.config)["data"],
         fingerprint=fingerprint(data.val),
@@ -567,49 +540,16 @@ def calibrate(args: argparse.Namespace) -> None:
 
 def target(args: argparse.Namespace, path: Path) -> str:
     """Return the name of the calibrated copy of a file; a download has it in the current folder."""
-    from mldec.checkpoint import is_download, is_open_clip
-    from mldec.files.torch_files import SUFFIX
-
-    if args.out == STANDARD_OUTPUT:
-        raise ConfigError("--out -: a checkpoint is written to a file; pass its name")
-    if args.out is not None:
-        out = Path(args.out)
-    else:
-        folder = Path() if is_download(args.checkpoint) else path.parent
-        # A published checkpoint and a model of open_clip get a copy of the other kind.
-        suffix = path.suffix
-        if suffix == SUFFIX or is_open_clip(args.checkpoint):
-            suffix = ".pt"
-        out = folder / f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
+    # A published checkpoint and a model of open_clip get a copy of the other kind.
+    of_others = path.suffix == torch_files.SUFFIX or is_open_clip(args.checkpoint)
+    suffix = ".pt" if of_others else path.suffix
+    folder = Path() if is_download(args.checkpoint) else path.parent
+    name = f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
+    out = folder / name if args.out is None else Path(args.out)
 
     if os.path.realpath(out) == os.path.realpath(path):
         raise ConfigError(f"--out: {out} is the checkpoint itself; pass another name")
     return str(out)
-
-
-def scope_of(loaded: "Loaded", args: argparse.Namespace) -> str:
-    """Return the scope of the thresholds, and refuse options that have no effect on the model."""
-    classes = loaded.classes
-    if not classes.names:
-        raise CheckpointError(
-            f"{args.checkpoint} names no classes and holds no word vectors: thresholds cannot be "
-            f"stored with it"
-        )
-
-    for name in ("objective", "scope", "platt", "min_positives"):
-        if classes.exclusive and getattr(args, name):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} has no effect: an image of this data has one label, "
-                f"so that only a temperature is fitted; leave it out"
-            )
-    if classes.queries is None:
-        return args.scope or "class"
-    if args.scope == "class":
-        raise ConfigError(
-            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
-            f"it has one threshold; leave it out"
-        )
-    return "global"
 
 
 def in_order(
@@ -625,15 +565,13 @@ def in_order(
 
 def tell(
     outcome: Outcome,
-    calibration: "Calibration",
-    scores: "Scores",
+    calibration: Calibration,
+    scores: Scores,
     names: tuple[str, ...],
     args: argparse.Namespace,
     out: str,
 ) -> None:
     """Print the results, and write the files that the command line names."""
-    from mldec.evaluation import Results, left_out, report, to_csv
-
     results = Results(
         outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
     )
@@ -649,8 +587,7 @@ def tell(
     )
 
     if args.json:
-        content = {
-            **report(results, calibration.weights, args.checkpoint, names),
+        content = report(results, calibration.weights, args.checkpoint, names) | {
             "fitted": outcome.fitted,
             "uncalibrated": outcome.uncalibrated,
             "out": out,
@@ -659,19 +596,18 @@ def tell(
             "folds": args.folds,
             "temperature": None if args.platt else 1 / calibration.slopes[0],
         }
-        write_result(args.json, to_json(content, indent=1) + "\n")
+        write_json(args.json, content)
     if args.csv:
         write_result(args.csv, to_csv(results, names))
 
 
-def what_was_fitted(calibration: "Calibration", args: argparse.Namespace) -> list[str]:
+def what_was_fitted(calibration: Calibration, args: argparse.Namespace) -> list[str]:
     """Return one phrase about the thresholds, if there are any, and one about the scores."""
     phrases = []
     if calibration.scope == "class":
         phrases = [f"a threshold per class for {calibration.objective}"]
-    if calibration.scope == "global":
+    elif calibration.scope == "global":
         phrases = [f"threshold {calibration.thresholds[0]:.3f} for {calibration.objective}"]
-
     if args.platt:
         per_class = " per class" if len(calibration.slopes) > 1 else ""
         return [*phrases, f"Platt scaling{per_class}"]

@@ -4,11 +4,9 @@ The repository gets three files: model.safetensors (one set of weights), config.
 transform, thresholds, settings and the sha256 of the weights) and README.md, a model card of what
 is known. Nothing of the training state is in them, and of paths of this machine the last part only.
 
-Metrics with intervals and a table of classes come from --results, a file that
-`mldec.report --json` wrote (without intervals also that of `mldec.evaluate --json`).
-
-Log in first with `hf auth login`, or set HF_TOKEN. --dry-run FOLDER writes the files there, asks no
-network, and the folder can be used as a checkpoint.
+Metrics with intervals and a table of classes come from --results. Log in first with
+`hf auth login`, or set HF_TOKEN. --dry-run FOLDER writes the files there, asks no network, and the
+folder can be used as a checkpoint.
 """
 
 import argparse
@@ -18,7 +16,9 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.files.text import read_json
 from mldec.report.statistics import is_count, meaning
 from mldec.report.training import folder_of_run
-from mldec.runtime.cli import command, run_command
+from mldec.runtime.cli import add_weights_options, command, run_command
 from mldec.runtime.facts import count_parameters, multiply_accumulates
 from mldec.training.log import clock, read_progress
 
@@ -136,19 +136,16 @@ def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
     if backbone.get("_target_") not in _TIMM:
         return Start(f"published weights of {name}", f"{UNKNOWN}: they are not from timm")
 
-    try:
-        of_timm = get_pretrained_cfg(str(backbone.get("name")))
-    except RuntimeError:
-        # timm knows the network, and no weights of that name.
-        of_timm = None
-    licence = None if of_timm is None else of_timm.license
+    licence = base_model = None
+    # It raises if it knows the network, and no weights of that name.
+    with suppress(RuntimeError):
+        if of_timm := get_pretrained_cfg(str(backbone.get("name"))):
+            licence, base_model = of_timm.license, of_timm.hf_hub_id
     if isinstance(pretrained, str):
         unknown = f"{UNKNOWN}: they were read from a file"
         if licence:
             unknown += f"; timm states {licence} for the weights of that name"
         return Start(f"the file {without_folders(pretrained)} in {name}", unknown)
-
-    base_model = None if of_timm is None else of_timm.hf_hub_id
     return Start(f"timm's weights of {name}", licence or f"{UNKNOWN} to timm", base_model)
 
 
@@ -199,24 +196,19 @@ class Measured:
 
 def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
     """Return the metrics of the evaluation that a run made before it wrote a checkpoint."""
-    has_both = any(name.startswith("val_raw/") for name in checkpoint.metrics)
-    prefix = "val_raw/" if weights == "raw" and has_both else "val/"
-    return Measured(
-        source=f"from the evaluation of the run after epoch {checkpoint.epoch}",
-        images=None,
-        metrics={
-            name.removeprefix(prefix): value
-            for name, value in checkpoint.metrics.items()
-            if name.startswith(prefix)
-        },
-    )
+    by_prefix: dict[str, dict[str, float | None]] = {"val": {}, "val_raw": {}}
+    for name, value in checkpoint.metrics.items():
+        prefix, _, metric = name.partition("/")
+        by_prefix.setdefault(prefix, {})[metric] = value
+
+    # Without a moving average the raw weights are those of "val".
+    raw = by_prefix["val_raw"] if weights == "raw" else {}
+    source = f"from the evaluation of the run after epoch {checkpoint.epoch}"
+    return Measured(source=source, images=None, metrics=raw or by_prefix["val"])
 
 
 def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) -> Measured:
-    """Read a file of `mldec.report --json` or `mldec.evaluate --json` for the published weights.
-
-    A file of a checkpoint of another name is used, with a warning.
-    """
+    """Read a file of `mldec.report --json` or `mldec.evaluate --json` for the published weights."""
     content = read_json(path, _SEE)
     with refusing(path, DataError, remedy=_SEE):
         measured = Measured(
@@ -283,17 +275,11 @@ def card(known: Known) -> str:
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
     data = f"{reader} in {node['root']}" if node.get("root") else reader
 
-    results = [
-        EvalResult(
-            task_type=TASK,
-            dataset_type=data.partition(" ")[0],
-            dataset_name=visible(data),
-            metric_type=metric,
-            metric_value=round(value, 4),
-        )
-        for metric, value in measured.metrics.items()
-        if not is_count(metric) and value is not None and math.isfinite(value)
-    ]
+    results = []
+    for metric, value in measured.metrics.items():
+        if not is_count(metric) and value is not None and math.isfinite(value):
+            result = EvalResult(TASK, reader, visible(data), metric, round(value, 4))
+            results.append(result)
     metadata = ModelCardData(
         license=known.license,
         library_name="mldec",
@@ -308,11 +294,8 @@ def card(known: Known) -> str:
     # Of a zero-shot model, the classes that it was evaluated on.
     listed = list(measured.per_class or loaded.classes.names)
     columns = next(iter(measured.per_class.values()), {})
-    precision = [
-        (name, values["AP"])
-        for name, values in measured.per_class.items()
-        if values.get("AP") is not None
-    ]
+    of_classes = [(name, values.get("AP")) for name, values in measured.per_class.items()]
+    precision = [(name, value) for name, value in of_classes if value is not None]
     filled = ModelCard.from_template(
         metadata,
         template_path=str(_TEMPLATE),
@@ -325,7 +308,7 @@ def card(known: Known) -> str:
         listed=listed,
         most_classes=MOST_CLASSES,
         columns=[column for column in columns if column not in ("AP_low", "AP_high")],
-        hardest=sorted(precision, key=lambda pair: pair[1] or 0.0)[:HARDEST],
+        hardest=sorted(precision, key=itemgetter(1))[:HARDEST],
         settings=yaml.safe_dump(checkpoint.config, sort_keys=False, allow_unicode=True),
         text=escaped,
         fenced=fenced,
@@ -343,10 +326,8 @@ def escaped(text: Any) -> str:
 
 def fenced(text: str, language: str) -> str:
     """Return a block of code, which the text cannot end."""
-    lines = [visible(line) for line in text.splitlines()]
-    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return "\n".join([f"{fence}{language}", *lines, fence])
+    fence = max(["``", *re.findall("`+", text)], key=len) + "`"
+    return "\n".join([f"{fence}{language}", *map(visible, text.splitlines()), fence])
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -383,10 +364,6 @@ def publish(args: argparse.Namespace) -> None:
             )
 
     loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
-    if not loaded.classes.names:
-        raise CheckpointError(
-            f"{args.checkpoint} names no classes and holds no word vectors: it cannot be published"
-        )
     checkpoint = shareable(loaded)
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:
@@ -441,9 +418,7 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument(
         "--dry-run", metavar="FOLDER", help="write the files to a new folder, and upload nothing"
     )
-    arguments.add_argument(
-        "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
-    )
+    add_weights_options(arguments)
     arguments.add_argument(
         "--results", metavar="FILE", help="the JSON of mldec.report or mldec.evaluate, for the card"
     )
@@ -451,9 +426,6 @@ def parser() -> argparse.ArgumentParser:
         "--license",
         metavar="ID",
         help="of the model, as the Hub writes it, such as apache-2.0; default: not stated",
-    )
-    arguments.add_argument(
-        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
     )
     return arguments
 

@@ -1,8 +1,7 @@
 """Compare the runs in a folder: `python -m mldec.summary outputs/ [--csv FILE] [--plot FILE]`.
 
-A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation. What is known of
-it comes from run.json and metrics.jsonl. A run that cannot be read is left out with a line that
-explains why.
+A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation; run.json and
+metrics.jsonl tell of it. A run that cannot be read is left out with a line that explains why.
 """
 
 import argparse
@@ -14,25 +13,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mldec.errors import CheckpointError, ConfigError, DataError, printable, say
-from mldec.figures import (
-    SMALL,
-    check_format,
-    new_figure,
-    require_matplotlib,
-    save,
-    set_title,
-    shorten,
-)
+from mldec.errors import CheckpointError, DataError, printable, say
+from mldec.figures import SMALL, new_figure, save, set_title, shorten
 from mldec.files.results import check_targets, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
-from mldec.runtime.cli import command, run_command
+from mldec.runtime.cli import command, require, run_command
+from mldec.training.log import Progress, clock, read_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from mldec.training.log import Progress
 
 # Colours of Okabe and Ito, which colour-blind people tell apart. The line styles and markers do not
 # repeat in step with them: the first 56 runs differ in more than the colour.
@@ -42,7 +32,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 LABEL_HEIGHT = 0.15  # inches per run beside the curves
 MARKED = 8  # evaluations of a curve that have a marker, about
-BELOW = 10.0  # percent that are shown below the last values at least
+BELOW = 10.0  # percent below the last values that are shown, or twice their range
 MIN_HEIGHT = 3.6  # inches of a panel
 WIDTH = 13  # inches of the sheet
 
@@ -66,7 +56,7 @@ class Run:
     state: str  # finished or unfinished
     time: str  # hours:minutes:seconds of training, the sum over interruptions
     commit: str  # of the code, shortened
-    progress: "Progress"  # no column of the table
+    progress: Progress  # no column of the table
 
     def cost(self, kind: str) -> float | None:
         """Return what the run takes, by a key of `COSTS`; None if it is unknown."""
@@ -83,8 +73,6 @@ COLUMNS = [field.name for field in fields(Run) if field.name != "progress"]
 
 def read(folder: Path, name: str) -> Run:
     """Read the row of a run from its folder; `name` is for the column `run`."""
-    from mldec.training.log import clock, read_progress  # imports torch: not for --help
-
     find_checkpoint(folder)
     done = read_progress(folder / LOG_FILE)
     facts = read_facts(folder)
@@ -97,7 +85,7 @@ def read(folder: Path, name: str) -> Run:
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
     epoch, macs = max(done.epoch, facts.start_epoch), facts.multiply_accumulates
 
-    # A commit has ten characters here; the mark of a changed checkout is kept.
+    # The mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
     return Run(
         run=name,
@@ -117,10 +105,7 @@ def read(folder: Path, name: str) -> Run:
 
 
 def gather(root: Path) -> list[Run]:
-    """Return the runs in a folder and below it, by metric, and the best one first.
-
-    A run that cannot be read is left out with a printed line.
-    """
+    """Return the runs in a folder and below it, by metric, and the best one first."""
     folders = sorted({path.parent for path in root.rglob("checkpoints") if path.is_dir()})
     if not folders:
         raise DataError(f"{root} holds no run (a folder with checkpoints/best.pt): check the path")
@@ -144,12 +129,7 @@ def table(runs: Sequence[Run]) -> str:
     rows = [COLUMNS]
     rows += [[printable(_cell(getattr(run, column))) for column in COLUMNS] for run in runs]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _cell(value: Any) -> str:
@@ -171,23 +151,18 @@ def to_csv(runs: Sequence[Run]) -> str:
 def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
     """Draw two panels for each metric: the curves of its runs, and their best values and costs.
 
-    At each evaluation the curve shows the better one of the moving average and the raw weights, as
-    the table does. Runs of different metrics cannot be compared, so they do not share a panel.
-
-    Returns:
-        The figure, and a line for each run that is not in it, or in one panel only.
+    At each evaluation the curve shows the better one of the moving average and the raw weights. The
+    lines beside the figure name each run that is not in it, or in one panel only.
     """
     by_metric: dict[str, list[Run]] = {}
     messages = []
     for run in runs:
         if run.metric is None or not run.curve():
             messages.append(f"left out of the plot: {run.run} has no evaluation in metrics.jsonl")
-        else:
-            by_metric.setdefault(run.metric, []).append(run)
-            if run.cost(cost) is None:
-                messages.append(
-                    f"left out of the second panel: {run.run}, {COSTS[cost]} is unknown"
-                )
+            continue
+        by_metric.setdefault(run.metric, []).append(run)
+        if run.cost(cost) is None:
+            messages.append(f"left out of the second panel: {run.run}, {COSTS[cost]} is unknown")
     if not by_metric:
         raise DataError("--plot: no run has an evaluation in its metrics.jsonl: nothing to draw")
 
@@ -229,8 +204,7 @@ def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
         )
         ends.append(values[-1])
 
-    # The first epochs may lie far below what the runs differ in at their ends: of that, the panel
-    # shows twice the range of the last values, or `BELOW` if that is more.
+    # The first epochs may lie far below what the runs differ in at their ends.
     lowest = min(ends) - max(BELOW, 2 * (max(ends) - min(ends)))
     axes.set_ylim(bottom=max(axes.get_ylim()[0], lowest))
     axes.set(xlabel="epoch", ylabel=f"{metric} (percent)")
@@ -238,8 +212,8 @@ def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
     axes.grid(alpha=0.3)
     set_title(axes, f"{metric} after each evaluation")
 
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1), "borderaxespad": 0}
-    legend = axes.legend(**place, fontsize=SMALL, handlelength=4, frameon=False)
+    look: dict[str, Any] = {"fontsize": SMALL, "handlelength": 4, "frameon": False}
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **look)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -249,8 +223,7 @@ def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> No
     for number, run in enumerate(runs):
         spent, best = run.cost(cost), run.value
         if spent is not None and best is not None:
-            marker = style(number) | {"linestyle": "none"}
-            axes.plot([spent], [best], markersize=6, **marker)
+            axes.plot([spent], [best], markersize=6, **style(number))
     axes.margins(0.08)
     axes.set(xlabel=COSTS[cost], ylabel=f"best {metric} (percent)")
     axes.grid(alpha=0.3)
@@ -273,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--cost",
         choices=COSTS,
+        default="hours",
         help="of the plot: hours of training (the default), or gmacs, billions of "
         "multiply-accumulates per image",
     )
@@ -283,17 +257,14 @@ def compare(args: argparse.Namespace) -> None:
     """Print the table, and write it and the plot if asked to."""
     check_targets(args.csv, args.plot)
     if args.plot:
-        check_format("--plot", args.plot)
-        require_matplotlib("--plot")
-    elif args.cost:
-        raise ConfigError("--cost has no effect without --plot FILE: leave it out")
+        require("--plot: a chart", "plot", "matplotlib")
 
     runs = gather(Path(args.folder))
     say(*table(runs).splitlines())
     if args.csv:
         write_result(args.csv, to_csv(runs))
     if args.plot:
-        figure, left_out = draw(runs, cost=args.cost or "hours")
+        figure, left_out = draw(runs, cost=args.cost)
         say(*left_out)
         save(figure, Path(args.plot))
 

@@ -82,8 +82,8 @@ loader: the augmentation of an image is the same in each epoch
 - rng = SampleRandom(sample_seed(self.seed, *key))
 + rng = SampleRandom(sample_seed(self.seed, *key[1:]))
 loader: the evaluation drops the last, smaller batch
-- for start in range(0, num_images, batch_size)[rank::world_size]:
-+ for start in range(0, num_images - num_images % batch_size, batch_size)[rank::world_size]:
+- for start in indices[::batch_size][rank::world_size]:
++ for start in indices[: -(len(indices) % batch_size) or None : batch_size][rank::world_size]:
 loader: an image that is repeated has the same random numbers
 - repetition += int(appearances[shuffled]) * self.repeats
 + repetition += 0
@@ -181,8 +181,8 @@ checkpoints: older versions of a damaged checkpoint are not tried
 - paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
 + paths = [path]
 readers: the images of COCO are in the order of the file
-- rows = {image: row for row, image in enumerate(sorted(images))}
-+ rows = {image: row for row, image in enumerate(images)}
+- rows = {image: row for row, image in enumerate(sorted(index.imgs))}
++ rows = {image: row for row, image in enumerate(index.imgs)}
 readers: of several objects of a class of VOC, the last decides
 - labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
 + labels[name] = DIFFICULT if is_difficult else 1
@@ -276,7 +276,7 @@ def failing_test(folder: Path, patterns: str) -> str | None:
     tests: list[Path] = []
     for pattern in patterns.split():
         tests += sorted(folder.glob(f"tests/{pattern}"))
-    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not gpu and not slow"]
+    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not gpu"]
     command = [sys.executable, "-m", "pytest", *words, *map(str, tests)]
     environment = {**os.environ, "PYTHONPATH": str(folder), "MLDEC_SAMPLE_DATA": DATA}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

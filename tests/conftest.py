@@ -1,11 +1,8 @@
-import importlib
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -17,8 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import fake_hub
 import huggingface_hub
-import torch
-from support import QUICK
+from support import QUICK, Cli
 
 from mldec.runtime.devices import Precision
 
@@ -51,36 +47,16 @@ def sample_data() -> Path:
     return folder
 
 
-class Outcome(NamedTuple):
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    return Cli(capsys, monkeypatch)
 
 
 @pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Outcome]:
-    """Run a command in this process, as its console script would; return what a user sees."""
-
-    def run(command: str, *words: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
-        capsys.readouterr()
-        random_state, log = torch.get_rng_state(), logging.getLogger("mldec")
-        handlers, level = list(log.handlers), log.level
-        try:
-            importlib.import_module(f"mldec.{command}").main()
-            status = 0
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        torch.set_rng_state(random_state)
-        log.handlers[:] = handlers
-        log.setLevel(level)
-        return Outcome(status, *capsys.readouterr())
-
-    return run
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +67,12 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "outputs" / "digits"
+
+
+@pytest.fixture(scope="session")
+def best(digits_run: Path) -> Path:
+    """The best checkpoint of that run."""
+    return digits_run / "checkpoints" / "best.pt"
 
 
 @pytest.fixture

@@ -3,33 +3,24 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from support import QUICK, assert_equal, made, numbers
+from support import QUICK, Cli, assert_equal, made, numbers
 
 from mldec.data.digits import NAMES, digits
 from mldec.data.types import fixed_sample
 from mldec.files.torch_files import read_torch
 from mldec.training.step import Learner
 
-Cli = Callable[..., Any]
 PLUGIN = ["--plugin", "patches"]
 
 
-def succeed(cli: Cli, command: str, *words: str | Path) -> str:
-    status, out, err = cli(command, *words)
-    assert status == 0, err
-    return str(out)
-
-
 def test_a_model_from_training_to_export(
-    cli: Cli, digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_resamples: None
+    cli: Cli, digits_run: Path, here: Path, monkeypatch: pytest.MonkeyPatch, few_resamples: None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     run = Path("outputs/digits")
 
     # A signal in the middle of an epoch stops the run; resumed, it ends like one without a stop.
@@ -44,7 +35,7 @@ def test_a_model_from_training_to_export(
     with monkeypatch.context() as patched:
         patched.setattr(Learner, "learn", stopping)
         assert cli("train", *QUICK).status == 143
-    succeed(cli, "train", *QUICK, "resume=auto")
+    cli.out("train", *QUICK, "resume=auto")
     assert numbers(run) == numbers(digits_run)
     for name in ("last.pt", "best.pt"):
         paths = [folder / "checkpoints" / name for folder in (run, digits_run)]
@@ -52,32 +43,30 @@ def test_a_model_from_training_to_export(
 
     # The metrics of the checkpoint are those of the run.
     best = run / "checkpoints" / "best.pt"
-    succeed(cli, "evaluate", run, *PLUGIN, "--json", "evaluated.json")
+    cli.out("evaluate", run, *PLUGIN, "--json", "evaluated.json")
     metrics = json.loads(Path("evaluated.json").read_text())["metrics"]
     assert metrics["mAP"] == pytest.approx(read_torch(best)["best"]["value"], abs=1e-9)
 
     # Calibrated, it answers with the classes above their thresholds.
-    succeed(cli, "calibrate", best, *PLUGIN, "--folds", "2")
+    cli.out("calibrate", best, *PLUGIN, "--folds", "2")
     calibrated = best.with_name("best.calibrated.pt")
     picture = fixed_sample(made(digits, val_images=1).val.dataset, 0)[0]
     Image.fromarray(picture.permute(1, 2, 0).numpy()).save("scene.png")
-    [answer] = json.loads(succeed(cli, "predict", calibrated, "scene.png", *PLUGIN, "--json", "-"))
+    [answer] = json.loads(cli.out("predict", calibrated, "scene.png", *PLUGIN, "--json", "-"))
     assert {item["name"] for item in answer["predictions"]} <= set(NAMES)
     assert all(item["score"] >= item["threshold"] for item in answer["predictions"])
 
-    succeed(cli, "report", calibrated, *PLUGIN, "--out", "report.html")
+    cli.out("report", calibrated, *PLUGIN, "--out", "report.html")
     assert all(name in Path("report.html").read_text() for name in NAMES)
 
     # The exported network gives the same answers.
-    succeed(cli, "export", best, "model.onnx", *PLUGIN)
+    cli.out("export", best, "model.onnx", *PLUGIN)
     scores = [
-        json.loads(
-            succeed(cli, "predict", path, "scene.png", *words, "--threshold", "0", "--json", "-")
-        )
+        json.loads(cli.out("predict", path, "scene.png", *words, "--threshold", "0", "--json", "-"))
         for path, words in ((best, PLUGIN), ("model.onnx", []))
     ]
     ours, exported = (
         {item["name"]: item["score"] for item in rows[0]["predictions"]} for rows in scores
     )
     assert exported == pytest.approx(ours, abs=1e-5)
-    assert "digits" in succeed(cli, "summary", "outputs")
+    assert "digits" in cli.out("summary", "outputs")

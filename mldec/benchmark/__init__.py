@@ -8,12 +8,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
+
 from mldec.errors import ConfigError, say
-from mldec.files.results import check_targets, to_json, write_result
+from mldec.files.results import check_targets, write_json
+from mldec.runtime import facts
 from mldec.runtime.cli import command, positive, run_command
 
-# A job is the function of its name in the module of its name, which is imported when it runs. A
-# `table` in that module returns the lines that are printed instead of the plain figures.
+# A job is the function of its name in the module of its name; a `table` in that module returns the
+# lines that are printed instead of the plain figures.
 JOBS = {
     "throughput": "images/s of training and inference for an experiment, with random images",
     "profile": "the parts of a training step, and its share of what the hardware can do",
@@ -89,9 +92,7 @@ def run(args: argparse.Namespace) -> None:
     check_targets(args.json, getattr(args, "trace", None))
 
     # As in training.
-    from mldec.runtime.facts import keep_freed_memory  # imports torch: not for --help
-
-    keep_freed_memory()
+    facts.keep_freed_memory()
     module = importlib.import_module(f"mldec.benchmark.{args.job}")
     figures = getattr(module, args.job)(args)
     report(args.job, figures, args.json, getattr(module, "table", listed))
@@ -115,17 +116,11 @@ def report(
     """Print the figures of a benchmark, and write them with the environment if a file is given."""
     say(*table(figures).splitlines())
     if file:
-        content = {"benchmark": name, "figures": figures, "environment": environment()}
-        write_result(file, to_json(content, indent=1) + "\n")
+        write_json(file, {"benchmark": name, "figures": figures, "environment": environment()})
 
 
 def environment() -> dict[str, Any]:
     """Return the hardware, versions, date and commit of a measurement."""
-    # These take seconds to import, which --help does without.
-    import torch
-
-    from mldec.runtime import facts
-
     cuda = torch.cuda.is_available()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

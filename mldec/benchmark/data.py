@@ -46,7 +46,6 @@ BATCH = 16  # images per batch of the loader
 NEEDED = 1820  # images/s that one H200 trains on, of TResNet-L at 448 pixels
 CORES = 16
 QUALITY = 95  # of images that scripts/pack_shards.py makes smaller
-
 # Every way, and the title of its row in the table.
 WAYS = {
     "official": "official transform",
@@ -81,8 +80,7 @@ def official(size: int) -> Way:
     """Return the official transform, made of Pillow and torchvision: float32 [3, S, S].
 
     It is written from the description of train.py, helper_functions.py and the package
-    `randaugment` 1.0.2, which needs an older numpy. Unlike there, the random numbers come from an
-    argument, in the order of ours; with them it returns the same pixels.
+    `randaugment` 1.0.2. With the random numbers of ours it returns the same pixels.
     """
     resize, tensor = transforms.Resize((size, size)), transforms.ToTensor()
     return {
@@ -134,9 +132,8 @@ PILLOWS: dict[str, Operation] = {
 def data(args: argparse.Namespace) -> dict[str, Any]:
     """Time the training transform of one image on one core, beside the official one.
 
-    An image is decoded, resized to 448, and goes through cutout and the two random operations. All
-    ways take turns on the same files, and processor time is measured: of a made picture of 640 x
-    480 pixels, and of the photos of a folder, if one is given.
+    All ways take turns on the same files, and processor time is measured: of a made picture of
+    640 x 480 pixels, and of the photos of a folder, if one is given.
     """
     check_decoder("torchcodec")
     photos = []
@@ -163,38 +160,38 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(threads)
 
     # The names of these figures are promised.
-    figures["images_per_second"] = figures["made_default_images_per_second"]
-    figures["official_images_per_second"] = figures["made_official_images_per_second"]
-    figures["times_faster"] = figures["made_times_official"]
-    for name in ("times_official", "times_official_fast"):
-        figures[name] = figures[f"{subject}_{name}"]
-
+    figures |= {
+        "images_per_second": figures["made_default_images_per_second"],
+        "official_images_per_second": figures["made_official_images_per_second"],
+        "times_faster": figures["made_times_official"],
+        "times_official": figures[f"{subject}_times_official"],
+        "times_official_fast": figures[f"{subject}_times_official_fast"],
+        "needed_images_per_second": NEEDED,
+    }
     for way in ("default", "fast"):
         of_one_core = figures[f"{subject}_{way}_images_per_second"]
         figures[f"{way}_images_per_second_of_{CORES}_cores"] = CORES * of_one_core
-    return figures | {"needed_images_per_second": NEEDED}
+    return figures
 
 
 def table(figures: dict[str, Any]) -> str:
     """Return the figures of `data` as text: the milliseconds of each part of each way."""
     lines = []
+    columns = ("seeding", *PARTS, "all")
+    titles = "".join(f"{part:>12}" for part in columns)
     for subject, title in (("made", "a made picture of 640 x 480"), ("photos", "the photos")):
         if f"{subject}_times_official" not in figures:
             continue
 
-        titles = "".join(f"{part:>12}" for part in ("seeding", *PARTS, "all"))
         lines += ["", f"milliseconds per image, of {title}", f"{'':<32}{titles}{'images/s':>12}"]
         for way, name in WAYS.items():
-            cells = ""
-            for part in ("seeding", *PARTS, "all"):
-                value = figures.get(f"{subject}_{way}_{part}_ms")
-                cells += f"{'-':>12}" if value is None else f"{value:>12.3f}"
-            rate = figures[f"{subject}_{way}_images_per_second"]
-            lines.append(f"{name:<32}{cells}{rate:>12.0f}")
+            values = [figures.get(f"{subject}_{way}_{part}_ms") for part in columns]
+            cells = ["-" if value is None else f"{value:.3f}" for value in values]
+            cells.append(f"{figures[f'{subject}_{way}_images_per_second']:.0f}")
+            lines.append(f"{name:<32}" + "".join(cell.rjust(12) for cell in cells))
 
-    others = {
-        name: value for name, value in figures.items() if not name.startswith(("made_", "photos_"))
-    }
+    of_subjects = ("made_", "photos_")
+    others = {name: value for name, value in figures.items() if not name.startswith(of_subjects)}
     return "\n".join([*lines, "", listed(others)])
 
 
@@ -208,9 +205,8 @@ def _photo() -> Image.Image:
 
 def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, float]:
     """Time every way on some files; the subject begins the names of the figures."""
-    smaller = [
-        _smaller(file, folder / f"{subject}_{number}.jpg") for number, file in enumerate(files)
-    ]
+    targets = [folder / f"{subject}_{number}.jpg" for number in range(len(files))]
+    smaller = list(map(_smaller, files, targets))
     ways: dict[str, tuple[Way, Sequence[Path]]] = {
         "official": (official(SIZE), files),
         "default": (ours(SIZE), files),
@@ -254,8 +250,8 @@ def _smaller(file: Path, target: Path) -> Path:
 def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[str, float]:
     """Return the mean processor time per image of each part, and of all.
 
-    `IMAGES` files are taken, if need be again; the turn decides the random numbers. With `seeds`
-    every image has a generator of its own, as in a loader, which takes time too.
+    `IMAGES` files are taken, if need be again. With `seeds` every image has a generator of its own,
+    as in a loader, which takes time too.
     """
     spent: dict[str, float] = defaultdict(float)
     for number in range(IMAGES):
@@ -279,20 +275,12 @@ def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[
 
 
 def _loader_figures(files: Sequence[Path]) -> dict[str, float]:
-    """Return images/s of a loader with one and two workers, in turns: the time on the clock.
-
-    They need a core each, so that other programs disturb this.
-    """
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(LOADS):
-        for workers in rates:
-            rates[workers].append(_loaded_per_second(files, workers))
-
-    ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
+    """Return images/s of a loader with one and two workers, in turns: the time on the clock."""
+    rates = [[_loaded_per_second(files, workers) for workers in (1, 2)] for _ in range(LOADS)]
     return {
-        "loader_images_per_second_1_worker": statistics.median(rates[1]),
-        "loader_images_per_second_2_workers": statistics.median(rates[2]),
-        "workers_2_of_1": statistics.median(ratios),
+        "loader_images_per_second_1_worker": statistics.median(one for one, _ in rates),
+        "loader_images_per_second_2_workers": statistics.median(two for _, two in rates),
+        "workers_2_of_1": statistics.median(two / one for one, two in rates),
     }
 
 
@@ -303,9 +291,8 @@ def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
     labels = from_single(np.zeros(len(names), np.int64), 1)
     dataset = StoredImages(storage, labels, ("photo",), TrainTransform(image_size=SIZE))
     split = Split(dataset, Classes(("photo",), exclusive=True))
-    module = DataModule(
-        lambda: split, lambda: split, SingleLabel().evaluator, EvalTransform(image_size=SIZE)
-    )
+    transform = EvalTransform(image_size=SIZE)
+    module = DataModule(lambda: split, lambda: split, SingleLabel().evaluator, transform)
 
     batches = TrainBatches(len(names), batch_size=BATCH)
     loader = unwrap(train_loader(module, batches, workers=workers, pin=False))

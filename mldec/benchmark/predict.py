@@ -4,6 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 import torch
@@ -21,10 +22,9 @@ from mldec.runtime.signals import StopRequest
 def predict(args: argparse.Namespace) -> dict[str, float]:
     """Return the images/s of `mldec.predict`, beside its two halves alone.
 
-    Decoding alone uses all processors, and so does the model alone, on images in memory. If both
-    share the processors, no program can be faster than 1 / (1 / decode + 1 / model); with a model
-    on a GPU none can be faster than the slower half. All of it is timed in turns, and `share` is
-    the median over the rounds of the speed divided by the bound of the same round.
+    If both halves share the processors, no program can be faster than 1 / (1 / decode + 1 / model);
+    with a model on a GPU none can be faster than the slower half. All of it is timed in turns, and
+    `share` is the median over the rounds of the speed divided by this bound.
     """
     device = distributed.pick_device(args.device)
     on_gpu = device.type == "cuda"
@@ -42,7 +42,7 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
     decoder = Decoder(engine.transform, decoder=engine.decoder)
 
     # A batch in memory; images are repeated if there are few.
-    first = [decoder[item] for item in items[:batch_size]]
+    first = map(decoder.__getitem__, items[:batch_size])
     readable = [image for image in first if isinstance(image, torch.Tensor)]
     if len({image.shape for image in readable}) != 1:
         raise DataError(
@@ -64,13 +64,11 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
             pass
 
     rule = Rule(classes=engine.classes)
-    whole = Answering(engine, rule, device)
-    one_process = Answering(engine, rule, device, workers=0)
     jobs: dict[str, Callable[[], None]] = {
         "decode": decode,
         "model": score,
-        "predict": lambda: answer(whole),
-        "one_process": lambda: answer(one_process),
+        "predict": partial(answer, Answering(engine, rule, device)),
+        "one_process": partial(answer, Answering(engine, rule, device, workers=0)),
     }
 
     rounds: dict[str, list[float]] = {}

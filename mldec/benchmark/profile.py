@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count, repeat
+from itertools import count, pairwise, repeat
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,7 +48,6 @@ PARTS = {
 SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices, by type of device
 ROUNDS = 10  # of the matrix product
 
-
 # Published peaks for dense matrix products in 10^12 operations per second, by the name that torch
 # gives the device, a longer name first: float16 and bfloat16, TF32, float32. The data sheets of
 # Hopper state tensor cores with sparsity, which is twice the dense figure.
@@ -65,8 +64,7 @@ PUBLISHED = {
 class Stopwatch:
     """Measure the parts of steps; every moment belongs to one part, so that they add up.
 
-    On a GPU a border is an event in its queue, and what is measured is the time between events: the
-    steps are not slowed by waiting for them. On a CPU it is the time of day.
+    On a GPU a border is an event in its queue: the steps are not slowed by waiting for them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,11 +96,9 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
 
         totals = dict.fromkeys(PARTS, 0.0)
-        for (_, start), (name, end) in zip(self._borders, self._borders[1:], strict=False):
-            if self.device.type == "cuda":
-                totals[name] += start.elapsed_time(end) / 1000
-            else:
-                totals[name] += end - start
+        for (_, start), (name, end) in pairwise(self._borders):
+            on_gpu = self.device.type == "cuda"
+            totals[name] += start.elapsed_time(end) / 1000 if on_gpu else end - start
         return totals
 
     def _mark(self) -> None:
@@ -134,22 +130,22 @@ def watched(batch: Batch, stopwatch: Stopwatch) -> Batch:
 @contextmanager
 def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
     """Measure the parts of each step of a learner, from outside: the step is that of training."""
-    functions: list[tuple[str, Any, str]] = [
-        ("loss", learner.loss, "forward"),
-        ("backward", torch.autograd, "backward"),
-        ("optimizer", learner.optimizer, "step"),
-    ]
+    functions: dict[str, tuple[Any, str]] = {
+        "loss": (learner.loss, "forward"),
+        "backward": (torch.autograd, "backward"),
+        "optimizer": (learner.optimizer, "step"),
+    }
     # What is measured inside a compiled model would be compiled with it.
     if learner.config.train.compile:
-        functions.append(("model", learner.net, "forward"))
+        functions["model"] = learner.net, "forward"
     else:
-        functions.append(("backbone", learner.model.backbone, "forward"))
-        functions.append(("head", learner.model.head, "forward"))
+        functions["backbone"] = learner.model.backbone, "forward"
+        functions["head"] = learner.model.head, "forward"
     if learner.ema is not None:
-        functions.append(("ema", learner.ema, "update"))
+        functions["ema"] = learner.ema, "update"
 
     with ExitStack() as stack:
-        for name, owner, function in functions:
+        for name, (owner, function) in functions.items():
             measured = stopwatch.part(name)(getattr(owner, function))
             stack.enter_context(patch.object(owner, function, measured))
         yield
@@ -158,10 +154,9 @@ def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
 def profile(args: argparse.Namespace) -> dict[str, Any]:
     """Time the parts of a training step, and count its floating-point operations.
 
-    The step is `Learner.learn`, with the settings of the experiment; the weights are random. The
-    time of a part is its mean over the timed steps, so that the parts add up to the step. Of the
-    figures, `mfu_percent` is the share of the operations per second that a large matrix product
-    reaches in the same run, `published_percent` of the maker's figure for dense products.
+    The time of a part is its mean over the timed steps. Of the figures, `mfu_percent` is the share
+    of the operations per second that a large matrix product reaches in the same run,
+    `published_percent` of the maker's figure for dense products.
     """
     config = settings(args)
     data, source = _data_of(config)
@@ -192,24 +187,17 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
                 _write_trace(args.trace, step)
 
     # A compiled model is one part, any other is two.
-    absent = ("backbone", "head") if config.train.compile else ("model",)
-    parts = {name: spent for name, spent in parts.items() if name not in absent}
+    for name in ("backbone", "head") if config.train.compile else ("model",):
+        del parts[name]
     seconds = sum(parts.values())
     flops = step_flops / seconds
     limit = product_flops(device, precision)
 
-    figures: dict[str, Any] = {
-        "experiment": args.experiment,
-        "settings": args.settings,
+    figures = tried.facts(args) | {
         "data": source,
-        "precision": precision.value,
-        "compile": config.train.compile,
-        "channels_last": config.train.channels_last,
         "batch_size": images,
         "accumulate": config.train.accumulate,
         "workers": config.train.workers,
-        "image_size": tried.image_size,
-        "classes": len(tried.classes),
         "steps": args.repeats,
         "images_per_second": images / seconds,
         "step_ms": 1000 * seconds,
@@ -248,10 +236,7 @@ def _data_of(config: Config) -> tuple[DataModule | None, str]:
 def _learner(
     tried: Trial, data: DataModule | None, folder: Path
 ) -> tuple[Learner, Iterator[list[Batch]], int]:
-    """Return a learner, the micro-batches of its steps without end, and the images of a step.
-
-    Without data they are random images. The trainer writes nothing before a checkpoint.
-    """
+    """Return a learner, the micro-batches of its steps without end, and the images of a step."""
     if data is None:
         return tried.learner(), repeat(tried.random_batches()), tried.config.train.batch_size
 
@@ -296,26 +281,26 @@ def _write_trace(target: str, step: Callable[[], None]) -> None:
 
 def product_flops(device: torch.device, precision: Precision) -> float:
     """Measure the operations per second of a large matrix product; float32 is TF32 with tf32."""
-    precision = precision.on(device)
-    side = SIDE[device.type]
-    matrices = torch.randn(2, side, side, device=device, dtype=precision.half)
-
+    side, half = SIDE[device.type], precision.on(device).half
+    matrices = torch.randn(2, side, side, device=device, dtype=half)
     product = {"product": lambda: matrices[0] @ matrices[1]}
-    times = in_turns(product, device=device, rounds=ROUNDS, warmup=2)
 
     # The fastest round: what the hardware can do when nothing disturbs it.
+    times = in_turns(product, device=device, rounds=ROUNDS, warmup=2)
     return 2 * side**3 / min(times["product"])
 
 
 def published(device_name: str, precision: Precision) -> tuple[float, str] | None:
     """Return the published operations per second of a GPU and their source; None if unknown."""
-    for name, (half, tf32, single) in PUBLISHED.items():
-        if name in device_name:
-            value = tf32 if torch.backends.cudnn.allow_tf32 else single
-            if precision.half:
-                value = half
-            return value * 1e12, f"NVIDIA {name.split()[0]} data sheet"
-    return None
+    name = next((name for name in PUBLISHED if name in device_name), None)
+    if name is None:
+        return None
+
+    half, tf32, single = PUBLISHED[name]
+    value = tf32 if torch.backends.cudnn.allow_tf32 else single
+    if precision.half:
+        value = half
+    return value * 1e12, f"NVIDIA {name.split()[0]} data sheet"
 
 
 def table(figures: dict[str, Any]) -> str:

@@ -29,10 +29,7 @@ STEPS = 10_000  # of a run on random images, for its schedule
 
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
-    """Time training and inference of an experiment, with random images on the device.
-
-    A training step includes the optimiser and the moving average.
-    """
+    """Time training steps and inference of an experiment, with random images on the device."""
     config = settings(args)
     tried = prepare(config, args.classes)
     device, batch_size = tried.device, config.train.batch_size
@@ -61,15 +58,8 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
             net(images, learner.queries)
 
     infer = seconds(answer)
-    return {
-        "experiment": args.experiment,
-        "settings": args.settings,
-        "precision": config.train.precision.on(device).value,
-        "compile": config.train.compile,
-        "channels_last": config.train.channels_last,
+    return tried.facts(args) | {
         "batch_size": batch_size,
-        "image_size": tried.image_size,
-        "classes": len(tried.classes),
         "train_images_per_second": batch_size / train,
         "infer_images_per_second": batch_size / infer,
         "peak_gib": peak_gib(device),
@@ -81,10 +71,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Trial:
-    """An experiment without its data, for one process: its parts, and a model with random weights.
-
-    Neither weights nor images change the time of a step.
-    """
+    """An experiment without its data, for one process, and a model with random weights."""
 
     config: Config
     parts: build.Parts
@@ -104,6 +91,19 @@ class Trial:
             return TokenClassifier(self.model.backbone, self.model.head)
         return self.model
 
+    def facts(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Return the figures that say what is measured."""
+        train = self.config.train
+        return {
+            "experiment": args.experiment,
+            "settings": args.settings,
+            "precision": train.precision.on(self.device).value,
+            "compile": train.compile,
+            "channels_last": train.channels_last,
+            "image_size": self.image_size,
+            "classes": len(self.classes),
+        }
+
     def learner(self) -> Learner:
         """Return a learner for steps on random images."""
         # Some losses count the training labels.
@@ -121,8 +121,7 @@ class Trial:
     def random_batches(self) -> list[Batch]:
         """Return the micro-batches of a step, of random images on the CPU, as a loader would.
 
-        They are mixed if the experiment mixes images, and tokens if the experiment trains on tokens
-        that are computed once.
+        They are mixed, or tokens, if those of the experiment are.
         """
         config, count = self.config, self.config.train.batch_size
         images = self.random_images(count)
@@ -130,10 +129,8 @@ class Trial:
             with torch.no_grad(), autocast(self.device, config.train.precision):
                 images = self.model.backbone(images).float()
 
-        mixing = None
-        if config.mix.on or config.mix.soft:
-            mixing = Mixing(config.mix, self.classes)
-
+        is_mixed = config.mix.on or config.mix.soft
+        mixing = Mixing(config.mix, self.classes) if is_mixed else None
         keys = [(0, index, 0) for index in range(count)]
         samples = list(zip(images.cpu(), self._targets(count), keys, strict=True))
         batches = []
@@ -189,9 +186,8 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Time several jobs in turns, so that all of them meet the same load of the machine.
 
-    One thread on a CPU is measured in processor time, which other processes hardly change; several
-    threads, and a GPU, in time that passes until the work is finished. The rounds of `warmup`
-    allocate memory and choose kernels; the seconds of each job in each later round are returned.
+    One thread on a CPU is measured in processor time, which other processes hardly change. Returns
+    the seconds of each job in each round after those of `warmup`.
     """
     on_cpu = device.type == "cpu"
     clock = time.process_time if on_cpu and torch.get_num_threads() == 1 else time.perf_counter

@@ -12,10 +12,12 @@ out.
 
 import argparse
 
+from mldec import build
+from mldec.check_data import label_errors
+from mldec.check_data.examine import check
 from mldec.errors import ConfigError, DataError, say
-from mldec.figures import require_matplotlib
-from mldec.files.results import check_targets, to_json, write_result
-from mldec.runtime.cli import command, run_command
+from mldec.files.results import check_targets, write_json
+from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
 
 # Rows of --errors: more than a person looks at.
 ROWS = 10_000
@@ -25,9 +27,7 @@ OF_CHECKPOINT = ("split", "errors", "rows", "weights", "plugin")
 
 def number_or_all(word: str) -> int | None:
     """Read a whole number, or `all`, which is returned as None."""
-    if word != "all" and not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word} is neither all nor a whole number")
-    return None if word == "all" else int(word)
+    return None if word == "all" else whole(word)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,10 +68,7 @@ def parser() -> argparse.ArgumentParser:
         default=ROWS,
         help=f"pairs in that file: all or N; default: {ROWS:,}",
     )
-    errors.add_argument("--weights", choices=("ema", "raw"), help="default: those that scored best")
-    errors.add_argument(
-        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
-    )
+    add_weights_options(errors)
     # What a checkpoint can be evaluated with, and is not judged with.
     arguments.set_defaults(image_size=None, class_names=None)
     return arguments
@@ -84,36 +81,29 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check a dataset, or look for its wrong labels, as the command line says."""
+    without_effect = ("decode",) if args.checkpoint else OF_CHECKPOINT
+    for name in without_effect:
+        if getattr(args, name) != parser().get_default(name):
+            where = "with" if args.checkpoint else "without"
+            raise ConfigError(f"--{name} has no effect {where} --checkpoint FILE: leave it out")
+
+    # What cannot be written is refused now, not after hours of reading.
+    check_targets(args.json, args.errors)
     if args.checkpoint:
-        if args.decode is not None:
-            raise ConfigError("--decode has no effect with --checkpoint: leave it out")
-
-        # It imports torch, which --help does without.
-        from mldec.check_data import label_errors
-
         label_errors.run(args)
         return
 
-    for name in OF_CHECKPOINT:
-        if getattr(args, name) != parser().get_default(name):
-            raise ConfigError(f"--{name} needs a model: pass --checkpoint FILE, or leave it out")
-    # What cannot be written is refused now, not after hours of reading.
-    check_targets(args.json)
     if args.out:
-        require_matplotlib("--out")
-
-    from mldec import build
-    from mldec.check_data.examine import check
-
+        require("--out: a chart", "plot", "matplotlib")
     config, data = build.chosen_data(args.settings)
 
     # The last choice on the command line counts.
-    options = [setting for setting in args.settings if setting.startswith("data=")]
+    options = [word for word in args.settings if word.startswith("data=")]
     option = options[-1].removeprefix("data=")
 
     report = check(data, option, config, decode=args.decode, folder=args.out)
     if args.json:
-        write_result(args.json, to_json(report, indent=1) + "\n")
+        write_json(args.json, report)
     if report["faults"]:
         raise DataError(f"data={option} is not as it should be: {'; '.join(report['faults'])}")
     say("nothing is wrong")

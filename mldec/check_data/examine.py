@@ -2,19 +2,20 @@
 
 import hashlib
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from mldec.config.schema import Config
 from mldec.data.images import read_image
-from mldec.data.loader import labels_of, start_worker, unwrap
+from mldec.data.loader import labels_of
 from mldec.data.readers.shards import TarShards
 from mldec.data.table import Labels, listed
 from mldec.data.tasks import neighbours
@@ -26,7 +27,7 @@ from mldec.runtime.cli import on_terminal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BATCH_SIZE = 16  # images that a process reads at a time
+BLOCK = 256  # images that the threads read before the progress bar moves
 MAX_PRINTED = 10  # cases of a fault that are printed
 SAMPLES = 12  # images on the sample sheet
 SAMPLES_PER_ROW = 6
@@ -61,61 +62,40 @@ class ImageCheck:
     errors: list[str]  # one message per image that cannot be decoded
 
 
-class HashDataset(Dataset[Any]):
-    """Read, hash and decode images without augmenting them."""
-
-    def __init__(self, dataset: ImageDataset, indices: np.ndarray) -> None:
-        self.dataset, self.indices = dataset, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, position: int) -> tuple[int, str]:
-        """Return the 64-bit hash of an image's bytes, and why it cannot be decoded, or ""."""
-        index = int(self.indices[position])
-        content = b""
-        try:
-            if isinstance(self.dataset, StoredImages):
-                content = self.dataset.storage.content(index)
-                read_image(self.dataset.name(index), content)
-            else:
-                # A generated image has no file: hash its pixels.
-                content = fixed_sample(self.dataset, index)[0].numpy().tobytes()
-        except DataError as error:
-            # Unreadable files must not count as copies of each other.
-            return _hash(content or f"unreadable {index}".encode()), str(error)
-        return _hash(content), ""
-
-
-def _hash(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+def read_image_file(dataset: ImageDataset, index: int) -> tuple[int, str]:
+    """Read, hash and decode an image: return the hash, and why it cannot be decoded, or ""."""
+    content, error = b"", ""
+    try:
+        if isinstance(dataset, StoredImages):
+            content = dataset.storage.content(index)
+            read_image(dataset.name(index), content)
+        else:
+            # A generated image has no file: hash its pixels.
+            content = fixed_sample(dataset, index)[0].numpy().tobytes()
+    except DataError as fault:
+        # Unreadable files must not count as copies of each other.
+        content, error = content or f"unreadable {index}".encode(), str(fault)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"), error
 
 
 def read_images(dataset: ImageDataset, count: int, workers: int, title: str) -> ImageCheck:
-    """Read images evenly spread over a dataset, in several processes; the title is of the bar."""
+    """Read images evenly spread over a dataset, in several threads; the title is of the bar."""
     count = min(count, len(dataset))
     indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(np.int64))
 
-    # For a single batch, processes take longer to start than to work.
-    loader: Any = DataLoader(
-        HashDataset(dataset, indices),
-        BATCH_SIZE,
-        num_workers=workers if len(indices) > BATCH_SIZE else 0,
-        collate_fn=list,
-        worker_init_fn=start_worker,
-    )
-
-    hashes: list[int] = []
-    errors: list[str] = []
-    with tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal()) as bar:
-        batch: Any  # a list of the items of HashDataset
-        for batch in unwrap(loader):
-            for hash_value, error in batch:
-                hashes.append(hash_value)
-                if error:
-                    errors.append(error)
-            bar.update(len(batch))
-    return ImageCheck(indices, np.array(hashes, np.uint64), errors)
+    # Threads help: Pillow decodes without the interpreter's lock. Block by block, because millions
+    # of images that wait for their turn take memory.
+    hashes, errors = np.zeros(len(indices), np.uint64), []
+    bar = tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal())
+    with ThreadPoolExecutor(max(1, workers)) as threads, bar:
+        for start in range(0, len(indices), BLOCK):
+            block = indices[start : start + BLOCK].tolist()
+            read = threads.map(partial(read_image_file, dataset), block)
+            for position, (number, error) in enumerate(read, start):
+                hashes[position] = number
+                errors += [error] if error else []
+            bar.update(len(block))
+    return ImageCheck(indices, hashes, errors)
 
 
 def repetition_faults(
@@ -132,10 +112,10 @@ def repetition_faults(
         name, original = dataset.name(index), dataset.name(original_index)
         if name != original:
             copies.append(f"{name} is a copy of {original}")
-        elif torch.equal(labels.row(index), labels.row(original_index)):
-            listed_twice.append(f"{name} is listed twice, with the same labels")
         else:
-            listed_twice.append(f"{name} is listed twice, with different labels")
+            is_same = torch.equal(labels.row(index), labels.row(original_index))
+            kind = "the same" if is_same else "different"
+            listed_twice.append(f"{name} is listed twice, with {kind} labels")
     return copies, listed_twice
 
 
@@ -143,13 +123,11 @@ def images_in_both(data: DataModule, train: ImageCheck, val: ImageCheck) -> list
     """Return one phrase per image that is in both splits."""
     _, in_train, in_val = np.intersect1d(train.hashes, val.hashes, return_indices=True)
     phrases = []
-    for train_index, val_index in zip(train.indices[in_train], val.indices[in_val], strict=True):
-        train_name = data.train.dataset.name(int(train_index))
-        val_name = data.val.dataset.name(int(val_index))
-        if train_name == val_name:
-            phrases.append(f"{train_name} is listed in both")
-        else:
-            phrases.append(f"{train_name} is also {val_name}")
+    for index, other in zip(train.indices[in_train], val.indices[in_val], strict=True):
+        name = data.train.dataset.name(int(index))
+        other_name = data.val.dataset.name(int(other))
+        where = "listed in both" if name == other_name else f"also {other_name}"
+        phrases.append(f"{name} is {where}")
     return phrases
 
 
@@ -185,78 +163,62 @@ def label_faults(split: Split, labels: Labels, *, several: bool = False) -> list
     With `several` an image may have more than one label although the classes are exclusive, as
     ImageNet's ReaL labels have.
     """
-    faults = []
-    wrong_class = (labels.classes < 0) | (labels.classes >= labels.num_classes)
-    out_of_range = wrong_class | ~np.isin(labels.values, (-1, 0, 1))
-    if out_of_range.any():
+    wrong = (labels.classes < 0) | (labels.classes >= labels.num_classes)
+    wrong |= ~np.isin(labels.values, (-1, 0, 1))
+    if wrong.any():
         # The image whose entries of the sparse labels include the first wrong one.
-        entry = np.flatnonzero(out_of_range)[0]
-        first = int(np.searchsorted(labels.starts, entry, "right")) - 1
-        name = split.dataset.name(first)
-        faults.append(f"{out_of_range.sum():,} labels out of range, the first of {name}")
-    elif split.classes.exclusive and not several:
-        not_single = np.flatnonzero(labels.counts_per_image() != 1)
-        if len(not_single):
-            name = split.dataset.name(int(not_single[0]))
-            faults.append(
-                f"{len(not_single):,} images without exactly one label, the first is {name}"
-            )
-    return faults
+        first = int(np.searchsorted(labels.starts, wrong.argmax(), "right")) - 1
+        return [f"{wrong.sum():,} labels out of range, the first of {split.dataset.name(first)}"]
+
+    others = np.flatnonzero(labels.counts_per_image() != 1)
+    if split.classes.exclusive and not several and len(others):
+        name = split.dataset.name(int(others[0]))
+        return [f"{len(others):,} images without exactly one label, the first is {name}"]
+    return []
 
 
-def compared(number: int, published: Iterable[int] | None) -> str:
+def compared(number: int, published: set[int]) -> str:
     """Return a count as text, with the published counts beside it where they are known."""
-    known = sorted(published or ())
-    if not known:
-        return f"{number:,}"
-    if number in known:
+    if number in published:
         return f"{number:,} (as published)"
-
-    alternatives = " or ".join(f"{count:,}" for count in known)
+    if not published:
+        return f"{number:,}"
+    alternatives = " or ".join(f"{count:,}" for count in sorted(published))
     return f"{number:,} (published: {alternatives})"
 
 
 def print_statistics(
-    part: str,
-    statistics: dict[str, Any],
-    published_images: set[int] | None,
-    published_classes: set[int] | None,
+    part: str, statistics: dict[str, Any], images: set[int], classes: set[int]
 ) -> None:
-    """Print the counts of a split."""
-    images = compared(statistics["images"], published_images)
-    classes = compared(statistics["classes"], published_classes)
-    say(f"{part}: {images} images, {classes} classes")
-
-    frequency = statistics["images_per_class"]
-    extremes = f"{frequency['min']:,} to {frequency['max']:,}"
-    say(f"  images per class  {extremes}, median {frequency['median']:,.0f}")
-
-    per_image = statistics["labels_per_image"]
+    """Print the counts of a split, beside the published numbers of images and of classes."""
     say(
-        f"  labels per image  {per_image['min']} to {per_image['max']}, "
-        f"mean {per_image['mean']:.2f}; "
-        f"{statistics['images_without_label']:,} images without one"
+        f"{part}: {compared(statistics['images'], images)} images, "
+        f"{compared(statistics['classes'], classes)} classes"
+    )
+    frequency, per_image = statistics["images_per_class"], statistics["labels_per_image"]
+    empty_images = statistics["images_without_label"]
+    say(
+        "  images per class  {min:,} to {max:,}, median {median:,.0f}".format(**frequency),
+        "  labels per image  {min} to {max}, mean {mean:.2f}; ".format(**per_image)
+        + f"{empty_images:,} images without one",
     )
 
-    negatives, positives = statistics["negatives_stated"], statistics["positives"]
+    negatives, empty = statistics["negatives_stated"], statistics["classes_without_positive"]
     if negatives:
-        say(f"  negatives stated  {negatives:,} beside {positives:,} positives")
-
-    empty = statistics["classes_without_positive"]
+        say(f"  negatives stated  {negatives:,} beside {statistics['positives']:,} positives")
     if empty:
         say(f"  without positives {len(empty):,} classes: {listed(empty)}")
 
 
-def write_charts(folder: Path, data: DataModule, labels: Sequence[Labels]) -> None:
+def write_charts(folder: Path, data: DataModule, labels: dict[str, Labels]) -> None:
     """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
     views = {"": data.train.viewed(data.transform), "as in training": data.train}
     save(sample_sheet(views), folder / "samples.png")
-
-    splits = {"train": data.train, "val": data.val}
-    for (part, split), own in zip(splits.items(), labels, strict=True):
+    for part, split in {"train": data.train, "val": data.val}.items():
         title = f"{part}: images per class (log scale)"
-        save(bar_chart(own.counts(), split.classes.names, title), folder / f"{part}_classes.png")
+        chart = bar_chart(labels[part].counts(), split.classes.names, title)
+        save(chart, folder / f"{part}_classes.png")
 
 
 def sample_sheet(views: Mapping[str, Split]) -> "Figure":
@@ -309,7 +271,7 @@ def bar_chart(counts: np.ndarray, names: Sequence[str], title: str) -> "Figure":
         axes.stairs(counts[order], edges, orientation="horizontal", fill=True)
         axes.set_ylabel("classes, the most frequent first")
 
-    # Linear below 1, so that a class without images has a place; the room is for the counts.
+    # Linear below 1: a class without images has a place; the room is for the counts.
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(0, 3 * max(1, counts.max(initial=0)))
     axes.margins(y=0)
@@ -329,7 +291,7 @@ def check(
     """
     report: dict[str, Any] = {"data": option}
     faults: list[str] = []
-    *published_images, published_classes = OFFICIAL.get(option, (None, None, None))
+    *published_images, published_classes = OFFICIAL.get(option, (set(), set(), set()))
 
     # 1. The labels of each split; impossible ones cannot be counted.
     splits = {"train": data.train, "val": data.val}
@@ -346,9 +308,8 @@ def check(
         several = part == "val" and bool(config.data.get("real_labels"))
         impossible = label_faults(split, labels[part], several=several)
         if impossible:
-            impossible = [f"{part}: {fault}" for fault in impossible]
-            say(*impossible)
-            faults += impossible
+            faults += [f"{part}: {fault}" for fault in impossible]
+            say(faults[-1])
             continue
 
         statistics = split_statistics(split, labels[part])
@@ -375,12 +336,10 @@ def check(
             cosines = ", ".join(f"{seen} {cosine:.2f}" for seen, cosine in nearest)
             say(f"  unseen {unseen}: nearest {cosines}")
 
-        shared = images_in_both(data, images["train"], images["val"])
-        report["in_both_splits"] = shared
-        faults += print_cases("images are in train and in val", shared)
-
+        report["in_both_splits"] = images_in_both(data, images["train"], images["val"])
+        faults += print_cases("images are in train and in val", report["in_both_splits"])
         if folder:
-            write_charts(Path(folder), data, list(labels.values()))
+            write_charts(Path(folder), data, labels)
 
     report["faults"] = faults
     return report
@@ -392,9 +351,7 @@ def print_cases(fault: str, cases: list[str]) -> list[str]:
         return []
 
     summary = f"{len(cases):,} {fault}"
-    say(f"  {summary}:")
-    for case in cases[:MAX_PRINTED]:
-        say(f"    {case}")
+    say(f"  {summary}:", *(f"    {case}" for case in cases[:MAX_PRINTED]))
     if len(cases) > MAX_PRINTED:
         say(f"    and {len(cases) - MAX_PRINTED:,} more (all with --json)")
     return [summary]

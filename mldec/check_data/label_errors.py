@@ -1,13 +1,10 @@
 """Find labels that are probably wrong: the work of `mldec.check_data --checkpoint`."""
 
 import argparse
-import base64
 import csv
-import io
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +13,11 @@ from PIL import Image
 from mldec.checkpoint import Loaded, load_model, scoring
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.types import DataModule, Split, picture
-from mldec.errors import ConfigError, say, visible, writing
-from mldec.evaluation import Scores, all_scores, open_for_evaluation
+from mldec.errors import ConfigError, say, writing
+from mldec.evaluation import Scores, open_for_evaluation
 from mldec.evaluators.label_errors import Ranking, rank
-from mldec.files.results import ResultFile, check_targets, to_json, write_result
+from mldec.files.pages import data_url, template
+from mldec.files.results import ResultFile, check_targets, write_json, write_result
 
 log = logging.getLogger("mldec")
 
@@ -30,16 +28,6 @@ MAX_PRINTED = 10  # pairs, and unreadable images, that are printed
 MAX_CLASSES = 20  # that are printed
 THUMBNAIL = 240  # pixels of the longer side of a picture
 QUALITY = 80  # of the JPEG files
-
-_STYLE = """
-body { margin: 1rem; font: 16px/1.4 system-ui, sans-serif; color: #222; background: #fff; }
-ol { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1rem;
-     margin: 0; padding: 0; list-style: none; }
-img { display: block; width: 100%; height: 10rem; object-fit: contain; background: #eee; }
-p { margin: 0.2rem 0; overflow-wrap: anywhere; }
-small { color: #555; }
-.suspected b { color: #a40000; }
-"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,6 @@ class Judged:
 
 def run(args: argparse.Namespace) -> None:
     """Rank the labels of a dataset, print the first ones, and write the files."""
-    check_targets(args.json, args.errors)
     loaded = load_model(args.checkpoint, weights=args.weights, plugins=args.plugin)
 
     # A folder that cannot be made is found now, not after all images were scored.
@@ -92,20 +79,18 @@ def run(args: argparse.Namespace) -> None:
             "suspected": int(ranking.suspected.sum()),
             "per_class": counts,
         }
-        write_result(args.json, to_json(content, indent=1) + "\n")
+        write_json(args.json, content)
 
 
 def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
     """Score the images of a split; with data.fold the validation images are those of the fold."""
-    # The fold that was left out, and the size of the images, stay where data=NAME replaces the
-    # node of the data.
+    # The fold and the size of the images stay where data=NAME replaces the node of the data.
     for name in ("fold", "image_size"):
         value = loaded.config.data.get(name)
         is_chosen = any(setting.startswith(f"data.{name}=") for setting in args.settings)
         if value is not None and not is_chosen:
             args.settings.append(f"data.{name}={value}")
 
-    path = args.checkpoint
     subject = open_for_evaluation(loaded, args, calibrated=False)
     data = subject.data
     split = data.val if args.split == "val" else data.train
@@ -114,13 +99,13 @@ def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
             "--checkpoint: wrong labels are looked for where an image may have several, "
             "this data has one label per image; leave it out"
         )
-    warn_of_training(path, loaded, data, args.split)
+    warn_of_training(args.checkpoint, loaded, data, args.split)
 
     # The training transform changes images at random.
     split = split.viewed(loaded.transform)
     data = replace(data, load_val=lambda: split, bad_images="skip")
-    network = scoring(loaded.model, subject.loaded.classes, split.classes, path)
-    scores = all_scores(network, data, subject.config, device=subject.device, path=path)
+    network = scoring(loaded.model, subject.loaded.classes, split.classes, subject.path)
+    scores = replace(subject, data=data, network=network).scores()
     return Judged(split, scores, rank(scores.logits, scores.labels))
 
 
@@ -168,11 +153,7 @@ def suspects(judged: Judged, positions: Iterable[int]) -> Iterator[tuple[int, Su
 
 
 def sections(judged: Judged) -> dict[str, Iterator[tuple[Suspect, Image.Image]]]:
-    """Return the first pairs of either label with their pictures, by the heading of the page.
-
-    Apart, because the first pairs of all may have the same label: a class that is rare makes every
-    label `present` a surprise.
-    """
+    """Return the first pairs of either label with their pictures, by the heading of the page."""
 
     def first(chosen: np.ndarray) -> Iterator[tuple[Suspect, Image.Image]]:
         positions = np.flatnonzero(chosen)[:MAX_PICTURES].tolist()
@@ -195,14 +176,12 @@ def class_counts(judged: Judged) -> dict[str, dict[str, int]]:
         "suspected_present": ranking.present & ranking.suspected,
         "suspected_absent": ~ranking.present & ranking.suspected,
     }
-    columns = {
-        key: np.bincount(ranking.classes[pairs], minlength=len(names)).tolist()
-        for key, pairs in chosen.items()
-    }
-    return {
-        name: {key: column[index] for key, column in columns.items()}
-        for index, name in enumerate(names)
-    }
+    counts: dict[str, dict[str, int]] = {name: {} for name in names}
+    for key, pairs in chosen.items():
+        of_classes = np.bincount(ranking.classes[pairs], minlength=len(names)).tolist()
+        for name, count in zip(names, of_classes, strict=True):
+            counts[name][key] = count
+    return counts
 
 
 def tell(judged: Judged, counts: dict[str, dict[str, int]]) -> None:
@@ -244,49 +223,13 @@ def write_pairs(target: str, judged: Judged, count: int | None) -> None:
 
 def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Image]]]) -> str:
     """Return the page: a sentence, and under each heading pairs with their pictures."""
-    lists = []
-    for heading, pairs in sections.items():
-        items = "\n".join(_item(pair, image) for pair, image in pairs)
-        lists.append(f"<h2>{_text(heading)}</h2>\n<ol>\n{items}\n</ol>")
-
-    body = "\n".join(lists)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Labels that may be wrong</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>Labels that may be wrong</h1>
-<p>{_text(summary)}</p>
-{body}
-</body>
-</html>
-"""
-
-
-def _item(suspect: Suspect, image: Image.Image) -> str:
-    """Return the list item of a pair, with a small copy of the picture."""
-    small = image.copy()
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=QUALITY)
-    source = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-    label = "present" if suspect.present else "absent"
-    mark = ' class="suspected"' if suspect.suspected else ""
-    return (
-        f"<li{mark}>"
-        f'<img src="{source}" alt="{_text(suspect.image)}">'
-        f"<p>{suspect.rank}. <b>{_text(suspect.class_name)}</b> is labelled {label}; present with "
-        f"probability {suspect.probability:.3f}</p>"
-        f"<p><small>{_text(suspect.image)}</small></p>"
-        f"</li>"
+    return template("mldec.check_data", "page.html.j2", small=_small).render(
+        summary=summary, sections=sections
     )
 
 
-def _text(text: str) -> str:
-    """Return text for HTML: escaped, with `?` for control characters and what is not Unicode."""
-    return escape(visible(text))
+def _small(image: Image.Image) -> str:
+    """Return a small copy of a picture as an address."""
+    small = image.copy()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return data_url(small, quality=QUALITY)

@@ -185,6 +185,10 @@ def load_newest(path: Path) -> tuple[Path, Checkpoint]:
 
 def to_store(loaded: Loaded) -> Checkpoint:
     """Return the checkpoint of a loaded model; that of a file of others has no training state."""
+    if not loaded.classes.names:
+        raise CheckpointError(
+            f"{loaded.path} names no classes and holds no word vectors: it cannot be stored"
+        )
     if loaded.of_run:
         return load(loaded.path)
 

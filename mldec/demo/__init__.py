@@ -10,17 +10,21 @@ stay in memory; nothing is written, and the page asks no other host for anything
 """
 
 import argparse
-import importlib.util
 import logging
 import os
 import socket
 from ipaddress import ip_address
 
-from mldec.errors import ConfigError, Stopped, complain, say
-from mldec.runtime.cli import add_model_options, add_precision_option, command, run_command
+from mldec.errors import ConfigError, Stopped, brief, complain, say
+from mldec.runtime.cli import (
+    add_model_options,
+    add_precision_option,
+    command,
+    require,
+    run_command,
+)
 
 HOST, PORT = "127.0.0.1", 7860
-NEEDED = ("fastapi", "uvicorn", "jinja2", "python_multipart")  # the extra `demo`
 GRACE = 3  # seconds for requests that are being answered after a signal
 
 
@@ -36,10 +40,7 @@ def parser() -> argparse.ArgumentParser:
         "a text encoder; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
     arguments.add_argument(
-        "--port",
-        type=port,
-        default=PORT,
-        help=f"of the page; 0 takes a free one; default: {PORT}",
+        "--port", type=port, default=PORT, help=f"of the page; 0 takes a free one; default: {PORT}"
     )
     arguments.add_argument(
         "--host",
@@ -76,12 +77,7 @@ def token(text: str) -> str:
 
 def serve(args: argparse.Namespace) -> None:
     """Serve the page of the command line until a signal comes."""
-    for package in NEEDED:
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"the web page needs {package}, which is not installed; "
-                f"run pip install 'mldec[demo]'"
-            )
+    require("the web page", "demo", "fastapi", "uvicorn", "python_multipart")
     os.environ["OTEL_SDK_DISABLED"] = "true"  # FastAPI would send its measurements elsewhere
 
     # Imported late: --help and a wrong argument need not wait for torch.
@@ -119,10 +115,9 @@ def listener(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
         raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there ({reason}); pass another --port, or "
-            f"an address of this machine"
+            f"--host {host} --port {port}: cannot listen there ({brief(error)}); pass another "
+            f"--port, or an address of this machine"
         ) from error
 
 

@@ -3,18 +3,15 @@
 import argparse
 import asyncio
 import base64
-import io
 import secrets
 import socket
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 from urllib.parse import urlsplit
 
-import jinja2
 import torch
 from fastapi import FastAPI, Form, HTTPException, Request, UploadFile
 from fastapi.concurrency import run_in_threadpool
@@ -33,6 +30,7 @@ from mldec.data.images import read_image
 from mldec.data.types import Classes
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
+from mldec.files.pages import data_url, template
 from mldec.predict.engine import (
     DEFAULT_THRESHOLD,
     Engine,
@@ -64,6 +62,10 @@ PICTURE, HEAT_PICTURE = 480, 240  # longer sides in pixels of what the page show
 QUALITY = 85  # of JPEG
 DIGITS, HEAT_DIGITS = 6, 4  # after the point, of a score and of a heat map
 NAME_LENGTH = 100  # letters of a photo's name that are kept
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def open_engine(args: argparse.Namespace) -> Engine:
@@ -76,18 +78,16 @@ def open_engine(args: argparse.Namespace) -> Engine:
         if metadata.word_dim is not None:
             if args.vectors is None:
                 raise CheckpointError(f"{path} asks for word vectors: pass --vectors FILE")
-            names = tuple(metadata.classes)
-            classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
+            queries = word_vectors(args.vectors, metadata.classes).queries
+            classes = Classes(tuple(metadata.classes), queries=queries)
         engine = ExportedEngine(path, classes)
     else:
         device = distributed.pick_device(args.device)
         loaded = load_model(**chosen_model(args), device=device)
         distributed.prepare_device(device, tf32=loaded.config.train.tf32)
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
-        is_zero_shot = loaded.classes.queries is not None
-        can_score = is_zero_shot and (args.vectors is not None or can_make(loaded.classes))
-        if not loaded.classes.names and not can_score:
-            option = "--vectors" if is_zero_shot else "--class-names"
+        if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
+            option = "--class-names" if loaded.classes.queries is None else "--vectors"
             raise CheckpointError(f"{args.checkpoint} names no classes: pass {option} FILE")
 
     if args.vectors is not None and not engine.zero_shot:
@@ -179,16 +179,13 @@ class Model(BaseModel):
 
 
 class Answerer:
-    """Score photos, and say where the model looked; one call at a time.
-
-    The word vectors of typed classes are those of `vectors`; see `read_classes`.
-    """
+    """Score photos, and say where the model looked; one call at a time."""
 
     def __init__(self, engine: Engine, vectors: str | None = None) -> None:
         self.engine = engine
         self._vectors = vectors
         self._engine_of = lru_cache(CLASS_LISTS)(self._make_engine)
-        self._explainer_of = lru_cache(1)(explainer_of)
+        self._explainer_of = lru_cache(1)(_explainer_of)
 
     @property
     def model(self) -> Model:
@@ -196,6 +193,7 @@ class Answerer:
         engine, calibrated = self.engine, None
         if isinstance(engine, TorchEngine):
             calibrated = engine.loaded.calibration is not None
+        has_vectors = self._vectors is not None or can_make(engine.classes)
         return Model(
             name=engine.path.name,
             classes=[*engine.classes.names],
@@ -204,8 +202,7 @@ class Answerer:
             heat_maps=isinstance(engine, TorchEngine),
             calibrated=calibrated,
             zero_shot=engine.zero_shot,
-            typed_classes=engine.zero_shot
-            and (self._vectors is not None or can_make(engine.classes)),
+            typed_classes=engine.zero_shot and has_vectors,
         )
 
     def answer(self, photos: Sequence[tuple[str, bytes]], settings: Settings) -> list[Row]:
@@ -249,7 +246,7 @@ class Answerer:
         picture = image.crop(seen)
         picture.thumbnail((PICTURE, PICTURE), Image.Resampling.LANCZOS)
         if settings.pictures:
-            row.picture = _data_url(picture)
+            row.picture = data_url(picture, quality=QUALITY)
 
         if settings.heat_maps and isinstance(engine, TorchEngine):
             shown = [item for item in predictions if item.present][:HEAT_MAPS] or predictions[:1]
@@ -262,17 +259,16 @@ class Answerer:
             for item, heat in zip(shown, maps.numpy(), strict=True):
                 item.heat = heat.round(HEAT_DIGITS).tolist()
                 if settings.pictures:
-                    item.heat_picture = _data_url(heated(picture, heat))
+                    item.heat_picture = data_url(heated(picture, heat), quality=QUALITY)
             row.seen, row.heat_method = [*seen], explainer.method
         row.predictions = predictions
 
     def _make_engine(self, classes: str) -> Engine:
         """Return the engine for typed classes."""
-        if not self.engine.zero_shot:
-            raise ConfigError("this model knows its own classes only: it is no zero-shot model")
         if not self.model.typed_classes:
             raise ConfigError(
-                "other classes need word vectors: start mldec.demo with --vectors FILE"
+                "this server scores the classes of its model only: it is no zero-shot model, or "
+                "mldec.demo was started without --vectors FILE"
             )
         count = len(class_names(classes))
         if count > MAX_CLASSES:
@@ -282,8 +278,7 @@ class Answerer:
         return self.engine.for_classes(named)
 
 
-def explainer_of(engine: TorchEngine) -> Explainer:
-    """Return what makes the heat maps of a model."""
+def _explainer_of(engine: TorchEngine) -> Explainer:
     return Explainer(engine.loaded.model, engine.image_size, engine.loaded.classes.queries)
 
 
@@ -300,22 +295,15 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
     )
     app.add_middleware(RequestGuard, names=names, token=token)
     one_at_a_time = asyncio.Lock()
-    template = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(resources.files("mldec.demo").joinpath("page.html").read_text(encoding="utf-8"))
+    html_page = template("mldec.demo", "page.html")
 
     @app.get("/", include_in_schema=False)
     def page() -> HTMLResponse:
         nonce = secrets.token_urlsafe(16)
-        html = template.render(model=answerer.model, default=DEFAULT_THRESHOLD, nonce=nonce)
+        html = html_page.render(model=answerer.model, default=DEFAULT_THRESHOLD, nonce=nonce)
         # The browser loads nothing but the answers of this server.
-        policy = (
-            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-            "frame-ancestors 'none'"
-        )
-        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
-        return HTMLResponse(html, headers=headers)
+        headers = {"content-security-policy": POLICY.format(nonce=nonce)}
+        return HTMLResponse(html, headers=headers | {"referrer-policy": "no-referrer"})
 
     @app.get("/api/model")
     def model() -> Model:
@@ -327,9 +315,8 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
         question: Annotated[Question, Form(media_type="multipart/form-data")],
     ) -> list[Row]:
         """Name what photos show, each in a row of its own, in the order of the photos."""
-        if len(question.photos) > MAX_PHOTOS:
-            fault = f"{len(question.photos)} photos: pass at most {MAX_PHOTOS} in a request"
-            raise HTTPException(413, fault)
+        if (count := len(question.photos)) > MAX_PHOTOS:
+            raise HTTPException(413, f"{count} photos: pass at most {MAX_PHOTOS} in a request")
         files = [(photo.filename or "", await photo.read()) for photo in question.photos]
         async with one_at_a_time:
             return await run_in_threadpool(answerer.answer, files, question)
@@ -349,8 +336,7 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
 class RequestGuard:
     """Refuse requests of strangers and of other sites' pages, too many at a time, and slow ones.
 
-    This machine is called by `names`, its addresses, "localhost" and its own name. Each request
-    must bring the token, if there is one.
+    This machine is called by `names`, its addresses, "localhost" and its own name.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str], token: str | None) -> None:
@@ -365,8 +351,7 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
 
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
-        if refusal is not None:
+        if refusal := self._refusal(scope["method"], Headers(scope=scope)):
             await refusal(scope, receive, send)
             return
 
@@ -421,18 +406,18 @@ def _brings(authorization: str, token: str) -> bool:
 
 def _in_time(receive: Receive) -> Receive:
     """Limit the seconds until the whole request has come."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    is_complete = False
+    deadline: float | None = asyncio.get_running_loop().time() + PATIENCE
 
     async def receive_in_time() -> Message:
-        nonlocal is_complete
+        nonlocal deadline
         try:
-            async with asyncio.timeout_at(None if is_complete else deadline):
+            async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError as error:
             fault = f"the request took more than {PATIENCE:g} seconds to come"
             raise HTTPException(408, fault) from error
-        is_complete = not message.get("more_body", False)
+        if not message.get("more_body", False):
+            deadline = None
         return message
 
     return receive_in_time
@@ -456,9 +441,3 @@ def _ranked(engine: Engine, scores: Tensor, threshold: float | None) -> list[Pre
         )
         for index, score in zip(order.tolist(), values.tolist(), strict=True)
     ]
-
-
-def _data_url(image: Image.Image) -> str:
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

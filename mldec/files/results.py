@@ -18,12 +18,15 @@ from mldec.errors import ConfigError, DataError, writing
 STANDARD_OUTPUT = "-"
 
 
-def check_targets(*targets: str | None) -> None:
+def check_targets(*targets: str | None, out: str | None = None) -> None:
     """Raise a `ConfigError` unless result files can be written, before the work that fills them.
 
-    A target is the path of a file, "-" for standard output, or None for a result nobody wants.
+    A target is the path of a file, "-" for standard output, or None for a result nobody wants; what
+    `--out` names, `out`, must be a file.
     """
-    chosen = [target for target in targets if target is not None]
+    if out == STANDARD_OUTPUT:
+        raise ConfigError("--out -: this is written to a file; pass its name")
+    chosen = [target for target in (*targets, out) if target is not None]
     for target in chosen:
         if target != STANDARD_OUTPUT:
             _check_file(Path(target))
@@ -188,3 +191,8 @@ def write_result(target: str, text: str) -> None:
     file = ResultFile(target)
     file.write(text)
     file.commit()
+
+
+def write_json(target: str, content: Any) -> None:
+    """Write a whole result file of JSON; see `to_json`."""
+    write_result(target, to_json(content, indent=1) + "\n")

@@ -8,29 +8,22 @@ pip install 'mldec[report]'.
 """
 
 import argparse
-import importlib.util
 
-from mldec.errors import ConfigError
 from mldec.runtime.cli import (
+    add_data_options,
     add_model_options,
-    add_precision_option,
     command,
     fraction,
+    require,
     run_command,
 )
-
-LIBRARIES = ("plotly", "jinja2")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.report`."""
     arguments = command("report", str(__doc__))
     add_model_options(arguments)
-
-    arguments.add_argument(
-        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
-    )
-    add_precision_option(arguments, "that of the training; fp32 on a CPU")
+    add_data_options(arguments)
     arguments.add_argument(
         "--threshold",
         type=fraction,
@@ -52,12 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 def report(args: argparse.Namespace) -> None:
     """Write the report that the command line asks for."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"a report needs {' and '.join(missing)}, not installed here; "
-            f"run pip install 'mldec[report]'"
-        )
+    require("a report", "report", "plotly")
 
     # Imported late: --help and a wrong argument need not wait for torch.
     from mldec.report.make import run

@@ -57,17 +57,8 @@ def compare(
             metrics[name] = (value, others[name], gap)
 
     p_value, test = significance(next(iter(own.metrics)), gaps)
-    changed, fixed, broken = changes(own_answers, answers)
-    return Comparison(
-        other=other_path,
-        metrics=metrics,
-        p_value=p_value,
-        test=test,
-        per_class=per_class(own, numbers),
-        changed=changed,
-        fixed=fixed,
-        broken=broken,
-    )
+    found = changes(own_answers, answers)
+    return Comparison(other_path, metrics, p_value, test, per_class(own, numbers), *found)
 
 
 def p_value(gaps: np.ndarray) -> float:
@@ -104,13 +95,10 @@ def per_class(first: Numbers, second: Numbers) -> list[Interval]:
 
 
 def changes(first: Answers, second: Answers) -> tuple[list[Change], int, int]:
-    """Find the pairs of an image and a class that one model decides right and the other one wrong.
+    """Find the pairs of an image and a class that only one of two models decides right.
 
-    If an image has one label, only its own class is such a pair, and right means top-1.
-
-    Returns:
-        Those whose two scores differ most, the number of pairs that only the first model decides
-        right, and the number of those that only the second one does.
+    Returns those whose two scores differ most, and the number of pairs that only the first model
+    decides right, and that only the second one does.
     """
     counts = {True: 0, False: 0}
     surest: dict[bool, list[Change]] = {True: [], False: []}
@@ -127,16 +115,9 @@ def changes(first: Answers, second: Answers) -> tuple[list[Change], int, int]:
             gaps = np.abs(scores[lines, rows] - other_scores[lines, rows])
             for place in np.argsort(-gaps, kind="stable")[: MOST_CHANGED // 2]:
                 pair = lines[place], rows[place]
-                surest[fixed].append(
-                    Change(
-                        int(classes[pair]),
-                        int(rows[place]),
-                        bool(present[place]),
-                        float(scores[pair]),
-                        float(other_scores[pair]),
-                        fixed,
-                    )
-                )
+                image = int(rows[place]), bool(present[place])
+                both = float(scores[pair]), float(other_scores[pair])
+                surest[fixed].append(Change(int(classes[pair]), *image, *both, fixed))
             surest[fixed] = sorted(surest[fixed], key=_gap)[: MOST_CHANGED // 2]
 
     return sorted(surest[True] + surest[False], key=_gap), counts[True], counts[False]
@@ -155,7 +136,7 @@ def _decisions(answers: Answers) -> Iterator[tuple[np.ndarray, np.ndarray, np.nd
     for columns in answers.slices():
         logits, labels = answers.block(columns)
         right = answers.decided(columns, logits) == (labels == 1)
-        classes = np.broadcast_to(np.arange(columns.start, columns.stop)[:, None], right.shape)
+        classes = np.broadcast_to(columns.start + np.arange(len(right))[:, None], right.shape)
         yield classes, answers.probabilities(logits), right
 
 

@@ -99,15 +99,10 @@ def suspected_labels(answers: Answers, classes: np.ndarray) -> list[Suspect]:
     for present in (True, False):
         chosen = ranking.suspected & (ranking.present == present)
         halves.append(np.flatnonzero(chosen)[: MOST_SUSPECTS // 2])
-    return [
-        Suspect(
-            int(classes[ranking.classes[place]]),
-            int(ranking.images[place]),
-            bool(ranking.present[place]),
-            float(ranking.probabilities[place]),
-        )
-        for place in np.sort(np.concatenate(halves))
-    ]
+    chosen = np.sort(np.concatenate(halves))
+    columns = classes[ranking.classes], ranking.images, ranking.present, ranking.probabilities
+    rows = zip(*(column[chosen].tolist() for column in columns), strict=True)
+    return [Suspect(*values) for values in rows]
 
 
 @dataclass(frozen=True)
@@ -122,10 +117,9 @@ class Picture:
 def album(
     split: Split, indices: np.ndarray, labels: np.ndarray, rows: list[int], budget: int = BUDGET
 ) -> dict[int, Picture]:
-    """Return the pictures of a report by their rows, the first ones until the budget is spent.
+    """Return the pictures of a report by their rows, until the budget of bytes is spent.
 
-    The budget is in bytes. Of each scored image, `indices` [N] has its place in the split, and
-    `labels` int8 [N, K] what it shows.
+    Of each scored image, `indices` [N] has its place in the split, `labels` [N, K] what it shows.
     """
     pictures: dict[int, Picture] = {}
     for row in dict.fromkeys(rows):
@@ -166,8 +160,7 @@ def with_heat(
 ) -> tuple[list[Example], str]:
     """Return the examples with heat maps, and how these were made, one sentence.
 
-    The index [N] of each scored image leads to what the model sees of it. A `ConfigError` says that
-    there are no heat maps of this model.
+    A `ConfigError` says that there are none of this model. The scored images have `indices` [N].
     """
     # A zero-shot model is asked for the classes of the data, another one has its own order.
     classes = data.val.classes

@@ -27,7 +27,7 @@ from mldec.evaluation import (
 )
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
-from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.files.results import check_targets, write_json, write_result
 from mldec.report import comparison, examples, statistics
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
@@ -40,9 +40,7 @@ log = logging.getLogger("mldec")
 def run(args: argparse.Namespace) -> None:
     """Do the work of `mldec.report`: score, compute, and write the page."""
     started = time.monotonic()
-    if args.out == STANDARD_OUTPUT:
-        raise ConfigError("--out -: a report is written to a file; pass its name")
-    check_targets(args.out, args.json)
+    check_targets(args.json, out=args.out)
 
     # The other model too is refused before the first image is scored.
     subject = prepare(args)
@@ -51,8 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
     write_result(args.out, page(content))
     if args.json:
-        numbers = to_dict(content, subject.path, subject.loaded.weights)
-        write_result(args.json, to_json(numbers, indent=1) + "\n")
+        write_json(args.json, to_dict(content, subject.path, subject.loaded.weights))
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
@@ -99,7 +96,8 @@ def threshold_notes(subject: EvaluationSetup) -> list[str]:
     if classes.exclusive:
         return [
             "A class is predicted if its score is the highest; precision, recall and F1 are of "
-            "these predictions, average precision is of the scores."
+            "these predictions, average precision is of the scores.",
+            "Suspected labels are looked for only if images have several labels.",
         ]
     if thresholds is None:
         return [
@@ -107,18 +105,17 @@ def threshold_notes(subject: EvaluationSetup) -> list[str]:
             "one per class."
         ]
 
-    calibration = loaded.calibration
-    if calibration is None or thresholds != calibration.thresholds_of(
-        loaded.classes.names, classes.names
-    ):
+    calibration, names = loaded.calibration, (loaded.classes.names, classes.names)
+    if calibration is None or thresholds != calibration.thresholds_of(*names):
         return [f"The threshold is {thresholds[0]:g}, as the command line says."]
-    sentences = [f"The thresholds are those of the checkpoint, for {calibration.objective}."]
-    if calibration.fingerprint == fingerprint(subject.data.val):
-        sentences.append(
-            "They were fitted on these very images, so that precision, recall and F1 are too good; "
-            "mldec.calibrate prints those of images outside the fit."
-        )
-    return sentences
+    sentence = f"The thresholds are those of the checkpoint, for {calibration.objective}."
+    if calibration.fingerprint != fingerprint(subject.data.val):
+        return [sentence]
+    return [
+        sentence,
+        "They were fitted on these very images, so that precision, recall and F1 are too good; "
+        "mldec.calibrate prints those of images outside the fit.",
+    ]
 
 
 # ------------------------------------------------------------------------------------- the contents
@@ -140,35 +137,31 @@ def gather(subject: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     pairs = statistics.pairs_of_classes(answers)
 
     indices, labels, unreadable = scores.indices, scores.labels, scores.bad
-    compared, changed = None, []
+    compared = None
     if other is not None:
         theirs = examine_other(other, indices, weights)
         compared = comparison.compare(other.path, answers, numbers, *theirs)
-        changed = compared.changed
         del theirs
     del scores, answers
 
     # What finds no room in the file is left out.
-    rows = [change.row for change in changed] + [suspect.row for suspect in suspects]
-    rows += [example.row for example in chosen]
-    pictures = examples.album(subject.data.val, indices, labels, rows)
+    changed = [] if compared is None else compared.changed
+    items: list[Any] = [*changed, *suspects, *chosen]
+    pictures = examples.album(subject.data.val, indices, labels, [item.row for item in items])
     suspects = [suspect for suspect in suspects if suspect.row in pictures]
     pictured = [example for example in chosen if example.row in pictures]
     if compared is not None:
-        changed = [change for change in changed if change.row in pictures]
-        compared = replace(compared, changed=changed)
+        compared = replace(compared, changed=[one for one in changed if one.row in pictures])
 
     notes = notes_on(subject, statistics.count(weights), len(shown))
-    if len(pictured) < len(chosen):
-        left_out = len(chosen) - len(pictured)
+    if left_out := len(chosen) - len(pictured):
         notes.append(f"{left_out:,} more images are left out, to keep the file small.")
 
     log.info(f"{subject.path}: {len(pictured):,} heat maps")
     heat_method = None
+    asked = indices, subject.loaded, subject.data, subject.device
     try:
-        pictured, heat_method = examples.with_heat(
-            pictured, indices, subject.loaded, subject.data, subject.device
-        )
+        pictured, heat_method = examples.with_heat(pictured, *asked)
     except ConfigError as error:
         notes.append(f"There are no heat maps: {error}.")
 
@@ -197,10 +190,7 @@ def gather(subject: EvaluationSetup, other: EvaluationSetup | None) -> Content:
 def examine(
     subject: EvaluationSetup, scores: Scores, weights: np.ndarray
 ) -> tuple[Answers, Numbers]:
-    """Compute the numbers of a model and their resamples, which have these weights.
-
-    The scores are changed in place if an image has one label.
-    """
+    """Compute the numbers of a model and their resamples, which have these weights."""
     # It holds on to the scores, and is dropped with the end of this function.
     evaluator = subject.evaluator()
     values = statistics.metrics(evaluator, scores.logits, scores.labels)
@@ -208,12 +198,8 @@ def examine(
     exclusive = subject.data.val.classes.exclusive
     if exclusive:
         statistics.normalise(scores.logits)
-    answers = Answers(
-        logits=scores.logits,
-        labels=scores.labels,
-        exclusive=exclusive,
-        lowest=evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None,
-    )
+    lowest = evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None
+    answers = Answers(scores.logits, scores.labels, exclusive=exclusive, lowest=lowest)
     log.info(f"{subject.path}: {statistics.count(weights):,} resamples of the images")
     return answers, statistics.resample(values, answers, weights)
 
@@ -232,27 +218,15 @@ def examine_other(
 
 
 def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
-    """Return what `mldec.evaluate` writes as JSON, with 95 % intervals.
-
-    These are "intervals", [low, high] by the name of the metric, and "AP_low" and "AP_high" in the
-    entry of each class.
-    """
+    """Return what `mldec.evaluate` writes as JSON, with 95 % intervals [low, high]."""
     table = content.table
     per_class = {"f1" if name == "F1" else name: column for name, column in table.columns.items()}
     per_class["AP_low"], per_class["AP_high"] = table.intervals
 
-    results = Results(
-        metrics={name: interval.value for name, interval in content.metrics.items()},
-        per_class=per_class,
-        images=content.images,
-        bad=content.unreadable,
-        confusions=None,
-    )
-    intervals = {
-        name: [interval.low, interval.high]
-        for name, interval in content.metrics.items()
-        if np.isfinite(interval.low)
-    }
+    metrics = {name: interval.value for name, interval in content.metrics.items()}
+    results = Results(metrics, per_class, content.images, content.unreadable, confusions=None)
+    bounds = {name: [interval.low, interval.high] for name, interval in content.metrics.items()}
+    intervals = {name: both for name, both in bounds.items() if np.isfinite(both[0])}
     return {**report_dict(results, weights, path, table.names), "intervals": intervals}
 
 
@@ -289,20 +263,15 @@ def notes_on(subject: EvaluationSetup, resamples: int, classes_with_images: int)
         f"Intervals are 95 % percentile intervals of {resamples:,} resamples of the images by the "
         f"Bayesian bootstrap (Rubin 1981): random weights of the images, always the same."
     ]
-    if calibration is None:
-        sentences.append("The scores are those of the model: the checkpoint is not calibrated.")
-    else:
-        sentences.append(
-            f"The scores are calibrated, fitted to {calibration.images:,} images on "
-            f"{calibration.date}."
-        )
-    sentences += threshold_notes(subject)
+    scores = "The scores are those of the model: the checkpoint is not calibrated."
+    if calibration is not None:
+        fitted = f"fitted to {calibration.images:,} images on {calibration.date}"
+        scores = f"The scores are calibrated, {fitted}."
+    sentences += [scores, *threshold_notes(subject)]
 
     if classes_with_images < len(classes):
         sentences.append(
             f"Images and suspected labels are of {classes_with_images:,} of the {len(classes):,} "
             f"classes, spread evenly over their ranking by average precision."
         )
-    if classes.exclusive:
-        sentences.append("Suspected labels are looked for only if images have several labels.")
     return sentences

@@ -1,13 +1,11 @@
 """The report as one HTML file: it works without a network and without any other file.
 
-Texts come from a Jinja2 template, which escapes them. Charts are Plotly figures; they go with the
-columns of the table into a block of JSON, which the script `page.js` shows. A content security
-policy allows the page no request.
+Texts come from a template. Charts are Plotly figures; they go with the columns of the table into a
+block of JSON, which the script `page.js` shows. A content security policy allows no request.
 """
 
 import base64
 import html
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
 from mldec.errors import visible
+from mldec.files.pages import data_url, template
 from mldec.report.comparison import Comparison
 from mldec.report.examples import Example, Picture, Suspect
 from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs, is_count, meaning
@@ -69,21 +67,12 @@ class Content:
 
 
 def page(content: Content) -> str:
-    """Return the page as HTML; write it as UTF-8.
-
-    Control characters and halves of surrogate pairs in names are shown as `?`.
-    """
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,
-    )
-    environment.filters |= {"number": _number, "meaning": meaning, "bounds": _bounds, "png": _png}
-    environment.policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
-    environment.policies["json.dumps_kwargs"] = {}  # which would sort columns by name
-    template = environment.from_string(_read("page.html.j2"))
+    """Return the page as HTML; write it as UTF-8."""
+    filters = {"number": _number, "meaning": meaning, "bounds": _bounds, "png": _png}
+    html_page = template("mldec.report", "page.html.j2", **filters)
+    policies = html_page.environment.policies
+    policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
+    policies["json.dumps_kwargs"] = {}  # which would sort columns by name
 
     examples: dict[int, dict[str, list[Example]]] = {}
     for example in content.examples:
@@ -103,9 +92,12 @@ def page(content: Content) -> str:
         "positives": content.histograms.positives,
         "negatives": content.histograms.negatives,
         "figures": figures,
-        "pictures": {row: _base64(picture.jpeg) for row, picture in content.pictures.items()},
+        "pictures": {
+            row: base64.b64encode(picture.jpeg).decode()
+            for row, picture in content.pictures.items()
+        },
     }
-    return template.render(
+    return html_page.render(
         report=content,
         names=names,
         examples=examples,
@@ -121,10 +113,6 @@ def page(content: Content) -> str:
 def _read(name: str) -> str:
     """Return a text file that lies beside this module."""
     return resources.files("mldec.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
 
 
 # ------------------------------------------------------------------------------------------ numbers
@@ -148,26 +136,20 @@ def _bounds(interval: Interval, name: str) -> str:
 def _columns(content: Content) -> list[dict[str, Any]]:
     """Return the columns of the table of classes, as the script shows them."""
     columns: list[dict[str, Any]] = []
+    decimals = {"positives": 0, "threshold": 3}  # of what is no percentage
     for name, values in content.table.columns.items():
-        heading, decimals = f"{name[0].upper()}{name[1:]} (%)", 1
-        if name in ("positives", "threshold"):
-            heading, decimals = name.capitalize(), 0 if name == "positives" else 3
-        columns.append({"heading": heading, "values": values, "decimals": decimals})
+        unit = "" if name in decimals else " (%)"
+        heading = f"{name[0].upper()}{name[1:]}{unit}"
+        columns.append({"heading": heading, "values": values, "decimals": decimals.get(name, 1)})
         if name == "AP":
             columns[-1]["low"], columns[-1]["high"] = content.table.intervals
 
     if content.comparison:
         gaps = content.comparison.per_class
-        columns.append(
-            {
-                "heading": "AP of A \N{MINUS SIGN} B (points)",
-                "values": [gap.value for gap in gaps],
-                "low": [gap.low for gap in gaps],
-                "high": [gap.high for gap in gaps],
-                "decimals": 1,
-                "signed": True,
-            }
-        )
+        heading = "AP of A \N{MINUS SIGN} B (points)"
+        column = {"heading": heading, "values": [gap.value for gap in gaps]}
+        bounds = {"low": [gap.low for gap in gaps], "high": [gap.high for gap in gaps]}
+        columns.append(column | bounds | {"decimals": 1, "signed": True})
     return columns
 
 
@@ -176,20 +158,14 @@ def _png(heat: np.ndarray) -> str:
     pixels = np.empty((*heat.shape, 4), np.uint8)
     pixels[..., :3] = ORANGE
     pixels[..., 3] = HEAT_OPACITY * heat
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels, "RGBA").save(buffer, "PNG", optimize=True)
-    return f"data:image/png;base64,{_base64(buffer.getvalue())}"
+    return data_url(Image.fromarray(pixels, "RGBA"), "PNG", optimize=True)
 
 
 # ------------------------------------------------------------------------------------------- charts
 
 
 def _figures(content: Content, names: list[str]) -> dict[str, go.Figure]:
-    """Return the charts of the page by the ids of their elements.
-
-    Those of one class are empty: the script fills them.
-    """
+    """Return the charts by the ids of their elements; the script fills those of one class."""
     figures = {"metrics-chart": _intervals(content.metrics, "percent")}
     losses = {name: points for name, points in content.curves.items() if "loss" in name}
     metrics = {name: points for name, points in content.curves.items() if name not in losses}
@@ -200,10 +176,8 @@ def _figures(content: Content, names: list[str]) -> dict[str, go.Figure]:
 
     if content.comparison:
         gaps = zip(names, content.comparison.per_class, strict=True)
-        ranked = sorted(
-            (entry for entry in gaps if math.isfinite(entry[1].value)),
-            key=lambda entry: -entry[1].value,
-        )
+        known = [(name, gap) for name, gap in gaps if math.isfinite(gap.value)]
+        ranked = sorted(known, key=lambda entry: -entry[1].value)
         if len(ranked) > MOST_DIFFERENCES:
             ranked = ranked[: MOST_DIFFERENCES // 2] + ranked[-MOST_DIFFERENCES // 2 :]
         figures["differences-chart"] = _intervals(dict(ranked), "difference of AP (points)")
@@ -237,35 +211,28 @@ def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
         name for name, entry in entries.items() if math.isfinite(entry.value) and not is_count(name)
     ]
     shown = [entries[name] for name in names]
-    error = {
-        "array": [entry.high - entry.value for entry in shown],
-        "arrayminus": [entry.value - entry.low for entry in shown],
-        "thickness": 1.5,
-        "width": 4,
-    }
+    above = [entry.high - entry.value for entry in shown]
+    below = [entry.value - entry.low for entry in shown]
     rows = list(range(len(names)))
     marks = go.Scatter(
         x=[entry.value for entry in shown],
         y=rows,
         mode="markers",
         marker={"color": BLUE, "size": 9},
-        error_x=error,
+        error_x={"array": above, "arrayminus": below, "thickness": 1.5, "width": 4},
         customdata=[html.escape(name) for name in names],
         hovertemplate="%{customdata}: %{x:.2f}<extra></extra>",
     )
     labels = [_label(name) for name in names]
-    return _figure(
-        [marks],
-        24 * len(names) + 90,
-        xaxis={"title": unit, "showgrid": True, "zeroline": True, "zerolinecolor": GREY},
-        yaxis={"tickvals": rows, "ticktext": labels, "range": [len(names) - 0.5, -0.5]},
-    )
+    xaxis = {"title": unit, "showgrid": True, "zeroline": True, "zerolinecolor": GREY}
+    yaxis = {"tickvals": rows, "ticktext": labels, "range": [len(names) - 0.5, -0.5]}
+    return _figure([marks], 24 * len(names) + 90, xaxis=xaxis, yaxis=yaxis)
 
 
 def _curves(curves: dict[str, Points], unit: str) -> go.Figure:
     """Draw learning curves."""
     traces = []
-    # There are at most two: of the moving average and of the raw weights, or train and validation.
+    # There are at most two: average and raw weights, or training and validation.
     for (name, points), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
         steps, values = zip(*points, strict=True)
         marks = {"mode": "lines+markers", "line": {"color": color}}
@@ -307,14 +274,10 @@ def _pairs(pairs: Pairs, names: list[str], *, exclusive: bool) -> go.Figure:
     cells = (52 if len(names) <= 12 else 28) * len(names)
     longest = 8 * max(map(len, labels)) + 40
     ticks = {"tickvals": list(range(len(names))), "ticktext": labels}
-    return _figure(
-        [heatmap],
-        longest + cells + 70,
-        width=longest + cells + 130,
-        margin={"l": longest, "r": 16, "t": 28, "b": longest},
-        xaxis={**ticks, "tickangle": -60},
-        yaxis={**ticks, "autorange": "reversed"},
-    )
+    axes = {"xaxis": {**ticks, "tickangle": -60}, "yaxis": {**ticks, "autorange": "reversed"}}
+    margin = {"l": longest, "r": 16, "t": 28, "b": longest}
+    size = longest + cells
+    return _figure([heatmap], size + 70, width=size + 130, margin=margin, **axes)
 
 
 def _calibration(histograms: Histograms) -> go.Figure:
@@ -333,12 +296,9 @@ def _calibration(histograms: Histograms) -> go.Figure:
         customdata=images[used].tolist(),
         hovertemplate="mean score %{x:.3f}: %{y:.1f} % of %{customdata:,} decisions<extra></extra>",
     )
-    return _figure(
-        [perfect, observed],
-        400,
-        xaxis={"title": "score", "range": [-0.02, 1.02]},
-        yaxis={"title": "show the class (%)", "range": [-4, 104], "showgrid": True},
-    )
+    xaxis = {"title": "score", "range": [-0.02, 1.02]}
+    yaxis = {"title": "show the class (%)", "range": [-4, 104], "showgrid": True}
+    return _figure([perfect, observed], 400, xaxis=xaxis, yaxis=yaxis)
 
 
 def _precision_recall(exclusive: bool) -> go.Figure:
@@ -353,13 +313,9 @@ def _precision_recall(exclusive: bool) -> go.Figure:
             go.Scatter(name="report", mode="markers", marker=circle),
             go.Scatter(name="slider", mode="markers", marker=diamond),
         ]
-    return _figure(
-        traces,
-        400,
-        xaxis={"title": "recall (%)", "range": [-2, 102]},
-        yaxis={"title": "precision (%)", "range": [-2, 104], "showgrid": True},
-        showlegend=True,
-    )
+    xaxis = {"title": "recall (%)", "range": [-2, 102]}
+    yaxis = {"title": "precision (%)", "range": [-2, 104], "showgrid": True}
+    return _figure(traces, 400, xaxis=xaxis, yaxis=yaxis, showlegend=True)
 
 
 def _scores() -> go.Figure:
@@ -368,11 +324,10 @@ def _scores() -> go.Figure:
     stripes = {"shape": "/", "size": 5, "fgcolor": "#ffffff", "fgopacity": 0.5}
     bars = {"x": centres, "hovertemplate": "score about %{x:.2f}: %{y:,} images<extra></extra>"}
     negatives = {"color": VERMILLION, "pattern": stripes}
+    positive_bars = go.Bar(name="positives", marker={"color": BLUE}, **bars)
+    negative_bars = go.Bar(name="negatives", marker=negatives, yaxis="y2", **bars)
     return _figure(
-        [
-            go.Bar(name="positives", marker={"color": BLUE}, **bars),
-            go.Bar(name="negatives", marker=negatives, yaxis="y2", **bars),
-        ],
+        [positive_bars, negative_bars],
         400,
         xaxis={"title": "score", "range": [-0.02, 1.02], "anchor": "y2"},
         yaxis={"title": "positives", "type": "log", "domain": [0.54, 1], "dtick": 1},

@@ -1,10 +1,8 @@
 """The numbers of a report: scores and decisions, metrics with intervals, the table of classes.
 
 Intervals come from the Bayesian bootstrap (Rubin 1981): a resample gives each image a random weight
-from the exponential distribution with mean 1, where the usual bootstrap gives it a whole number,
-how often it was drawn. With that one, more than a third of the classes with a single positive have
-none in a resample, so that their average precision, and mAP with it, would be undefined or 0.
-Weights are never 0.
+from the exponential distribution with mean 1. With the usual bootstrap, which gives it a whole
+number, more than a third of the classes with a single positive would have none in a resample.
 """
 
 from collections.abc import Callable
@@ -86,7 +84,7 @@ class Interval:
     high: float = np.nan
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Answers:
     """The scores of N images and K classes, beside their labels."""
 
@@ -130,23 +128,17 @@ class Answers:
 
     def slices(self) -> list[slice]:
         """Return the classes in blocks."""
-        num_classes = self.logits.shape[1]
-        starts = range(0, num_classes, COLUMNS)
-        return [slice(start, min(start + COLUMNS, num_classes)) for start in starts]
+        return [slice(k, k + COLUMNS) for k in range(0, self.logits.shape[1], COLUMNS)]
 
     def block(self, columns: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the logits and the labels of some classes, both [k, N]."""
-        blocks = (self.logits[:, columns].T, self.labels[:, columns].T)
-        logits, labels = map(np.ascontiguousarray, blocks)
-        return logits, labels
+        own = self.logits[:, columns].T, self.labels[:, columns].T
+        return np.ascontiguousarray(own[0]), np.ascontiguousarray(own[1])
 
     def each_block(self, work: Callable[[slice, np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return what some work makes of each of `slices`, [..., k] joined to [..., K].
-
-        There are as many threads as torch has: numpy and scipy sort and add without the
-        interpreter's lock.
-        """
+        """Return what some work makes of each of `slices`, [..., k] joined to [..., K]."""
         slices = self.slices()
+        # Threads help: numpy and scipy sort and add without the interpreter's lock.
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             done = threads.map(lambda columns: work(columns, *self.block(columns)), slices)
             bar = tqdm(done, "classes", len(slices), leave=False, disable=not on_terminal())
@@ -154,21 +146,16 @@ class Answers:
 
 
 def normalise(logits: np.ndarray) -> None:
-    """Turn logits [N, K] into the logarithms of their softmax, in place: memory is short.
-
-    The order of the classes of an image and its softmax stay as they are, and the scores of a class
-    become comparable between images.
-    """
-    for first in range(0, len(logits), ROWS):
-        rows = logits[first : first + ROWS]
+    """Turn logits [N, K] into the logarithms of their softmax, in place: memory is short."""
+    for rows in np.split(logits, range(ROWS, len(logits), ROWS)):
         rows -= logsumexp(rows, axis=1, keepdims=True)
 
 
 def metrics(evaluator: Evaluator, logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """Return the metrics of a new evaluator, as `mldec.evaluate` would print them."""
-    for first in range(0, len(logits), ROWS):
-        rows = slice(first, first + ROWS)
-        evaluator.update(torch.from_numpy(logits[rows]), torch.from_numpy(targets[rows]))
+    blocks = (torch.from_numpy(array).split(ROWS) for array in (logits, targets))
+    for block in zip(*blocks, strict=True):
+        evaluator.update(*block)
     return evaluator.compute()
 
 
@@ -224,15 +211,9 @@ def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def average_precision(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Compute the average precision of one class in each resample.
 
-    It is that of `mldec.evaluators.average_precision`, where an image counts as much as its weight.
-
-    Args:
-        scores: [N].
-        labels: 1 (present), 0 (absent) or -1 (left out), [N].
-        weights: [R / STEP, N, STEP].
-
-    Returns:
-        float32 [R] in [0, 1]; NaN without a positive.
+    It is that of `mldec.evaluators.average_precision`, where an image counts as much as its weight:
+    from scores [N], labels [N] of 1, 0 or -1 (left out) and weights [R / STEP, N, STEP] to float32
+    [R] in [0, 1], or NaN without a positive.
     """
     positives = np.flatnonzero(labels == 1)
     cuts = np.unique(scores[positives])
@@ -242,10 +223,8 @@ def average_precision(scores: np.ndarray, labels: np.ndarray, weights: np.ndarra
     # The precision at a positive counts what scores at least as high: each image begins to count
     # at one of the cuts, the highest cut being number 0, or at none of them.
     images = np.flatnonzero((labels >= 0) & (scores >= cuts[0]))
-    sums = _summation(len(cuts) - np.searchsorted(cuts, scores[images], "right"), images, labels)
-    positive_sums = _summation(
-        len(cuts) - np.searchsorted(cuts, scores[positives], "right"), positives, labels
-    )
+    sums = _summation(cuts, scores, images)
+    positive_sums = _summation(cuts, scores, positives)
 
     values = []
     for step in weights:
@@ -256,11 +235,12 @@ def average_precision(scores: np.ndarray, labels: np.ndarray, weights: np.ndarra
     return np.concatenate(values)
 
 
-def _summation(groups: np.ndarray, images: np.ndarray, labels: np.ndarray) -> csr_matrix:
-    """Return the matrix [G, N] that sums the weights of images [n] in groups, numbers [n]."""
+def _summation(cuts: np.ndarray, scores: np.ndarray, images: np.ndarray) -> csr_matrix:
+    """Return the matrix [cuts, N] that sums the weights of the images that begin at each cut."""
+    groups = len(cuts) - np.searchsorted(cuts, scores[images], "right")
     order = np.argsort(groups, kind="stable")
     starts = np.concatenate([[0], np.bincount(groups).cumsum()])
-    shape = len(starts) - 1, len(labels)
+    shape = len(starts) - 1, len(scores)
     return csr_matrix((np.ones(len(images), np.float32), images[order], starts), shape)
 
 
@@ -301,8 +281,7 @@ class Numbers:
 def resample(values: dict[str, float], answers: Answers, weights: np.ndarray) -> Numbers:
     """Compute mAP, CF1, OF1, top-1 and the average precision of the classes in each resample.
 
-    A metric among `values`, of the data's evaluator, that has a name of these but another value is
-    defined otherwise, and gets no interval.
+    Of the metrics of the data's evaluator, `values`, those that these formulas meet get intervals.
     """
     logits, labels = torch.from_numpy(answers.logits), torch.from_numpy(answers.labels)
     precision = exact_average_precision(logits, labels)["none"].numpy()
@@ -337,9 +316,9 @@ def _formulas(
         return values | {"top1": 100 * np.concatenate(shares).astype(np.float64)}
 
     summaries = [counts.summary() for counts in counts_of_classes(answers, weights)]
-    return values | {
-        name: np.array([summary[name] for summary in summaries]) for name in ("CF1", "OF1")
-    }
+    for name in ("CF1", "OF1"):
+        values[name] = np.array([summary[name] for summary in summaries])
+    return values
 
 
 # ------------------------------------------------------------------------------ scores and classes
@@ -358,19 +337,16 @@ class Histograms:
     score_sums: np.ndarray  # sum of the scores of both, float64 [K, T]
 
     def calibration_bins(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return images, positives and sum of the scores in `BINS` bins of equal width, [K, BINS].
-
-        The edges of these bins are among those counted.
-        """
+        """Return images, positives and sums of scores in `BINS` bins of equal width, [K, BINS]."""
         bins = np.eye(BINS)[(self.edges[:-1] * BINS + 1e-9).astype(int)]
         images = (self.positives + self.negatives) @ bins
         return images, self.positives @ bins, self.score_sums @ bins
 
 
 def bin_edges(num_classes: int, thresholds: np.ndarray | None) -> np.ndarray:
-    """Return the edges of the bins of scores, ascending from 0 to 1, [T + 1].
+    """Return the edges of the bins of scores [T + 1]; of many classes they are wider.
 
-    With many classes the bins are wider. The thresholds of the classes are edges if they are few.
+    The edges of the `BINS`, and the thresholds of the classes if they are few, are among them.
     """
     bins = FINE if num_classes <= MOST_FINE else COARSE
     edges = [np.linspace(0, 1, bins + 1), np.linspace(0, 1, BINS + 1), TAILS, 1 - TAILS]
@@ -418,26 +394,17 @@ class ClassTable:
 def class_table(
     names: tuple[str, ...], answers: Answers, counted: Histograms, numbers: Numbers
 ) -> ClassTable:
-    """Return the columns of the table of classes.
-
-    Its calibration error is the mean over the annotated images of |share of positives - mean score|
-    of their bin.
-    """
+    """Return the columns of the table of classes."""
     # Every image counts once.
     [counts] = counts_of_classes(answers, np.ones((1, len(answers.labels), 1), np.float32))
-    decisions = {name: 100 * column.numpy() for name, column in counts.per_class().items()}
-
-    columns: dict[str, np.ndarray] = {
-        "positives": counts.positives.numpy(),
-        "AP": 100 * numbers.precision,
-        "precision": decisions["precision"],
-        "recall": decisions["recall"],
-        "F1": decisions["f1"],
-    }
+    columns = {"positives": counts.positives.numpy(), "AP": 100 * numbers.precision}
+    for name, column in counts.per_class().items():
+        columns["F1" if name == "f1" else name] = 100 * column.numpy()
     thresholds = answers.thresholds()
     if thresholds is not None:
         columns["threshold"] = thresholds
 
+    # The mean over the annotated images of |share of positives - mean score| of their bin.
     images, positives, score_sums = counted.calibration_bins()
     gaps, totals = np.abs(positives - score_sums).sum(1), images.sum(1)
     columns["calibration error"] = np.where(totals > 0, 100 * gaps / np.maximum(totals, 1), np.nan)
@@ -454,9 +421,7 @@ def class_table(
 class Pairs:
     """Labels against predictions of C classes.
 
-    If an image has one label, `predictions` is the confusion matrix: images labelled with the
-    class of the row whose prediction is the class of the column. `labels` has the images of each
-    class on its diagonal then, and zeros elsewhere.
+    If an image has one label, `predictions` is the confusion matrix: rows are labels.
     """
 
     classes: list[int]  # their indices
@@ -467,7 +432,7 @@ class Pairs:
 def pairs_of_classes(answers: Answers) -> Pairs:
     """Return the matrix of the most frequent classes; of one label, of the most confused ones.
 
-    They are at most `MOST_PAIRED`, in the order of the data, so that related classes stay together.
+    They are in the order of the data, so that related classes stay together.
     """
     if answers.exclusive:
         return _confusions(answers)
@@ -478,11 +443,8 @@ def pairs_of_classes(answers: Answers) -> Pairs:
     logits = np.ascontiguousarray(answers.logits[:, classes].T)
     decided = answers.decided(classes, logits).astype(np.float32)
     present = (answers.labels[:, classes].T == 1).astype(np.float32)
-    return Pairs(
-        classes.tolist(),
-        (present @ present.T).astype(np.int64),
-        (decided @ decided.T).astype(np.int64),
-    )
+    both = [(chosen @ chosen.T).astype(np.int64) for chosen in (present, decided)]
+    return Pairs(classes.tolist(), both[0], both[1])
 
 
 def _confusions(answers: Answers) -> Pairs:

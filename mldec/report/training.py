@@ -23,11 +23,7 @@ def folder_of_run(checkpoint: Path) -> Path | None:
 
 
 def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[str]]:
-    """Return the cost of a run as headings and texts, its learning curves, and notes.
-
-    The notes say what is not known. A file that cannot be read is named there too: a report does
-    not need it.
-    """
+    """Return the cost of a run by headings, its learning curves, and what is not known."""
     folder = folder_of_run(checkpoint)
     if folder is None:
         unknown = f"Neither {LOG_FILE} nor {RUN_FILE} lies beside the checkpoint"
@@ -35,26 +31,18 @@ def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[st
 
     cost: dict[str, str] = {}
     curves: dict[str, Points] = {}
-    notes = []
+    missing = [name for name in (RUN_FILE, LOG_FILE) if not (folder / name).is_file()]
+    notes = [f"There is no {name} beside the checkpoint." for name in missing]
     try:
-        facts = read_facts(folder)
-        if facts is None:
-            notes.append(f"There is no {RUN_FILE} beside the checkpoint: its cost is not known.")
-        else:
-            macs = "not known"
-            if facts.multiply_accumulates is not None:
-                macs = f"{facts.multiply_accumulates / 1e9:,.3f} billion per image"
+        if facts := read_facts(folder):
+            count, commit = facts.multiply_accumulates, facts.commit or "not known"
+            macs = "not known" if count is None else f"{count / 1e9:,.3f} billion per image"
             versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-            commit = facts.commit or "not known"
             cost["Trainable parameters"] = f"{facts.parameters:,}"
             cost["Multiply-accumulates"] = f"{macs} at {facts.image_size} pixels"
             cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
-
-        curves = learning_curves(read_log(folder / LOG_FILE))
-        if curves:
+        if curves := learning_curves(read_log(folder / LOG_FILE)):
             cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
-        else:
-            notes.append(f"There is no {LOG_FILE} beside the checkpoint: no learning curves.")
     except CheckpointError as error:
         notes.append(f"Cost and learning curves are not all known: {error}.")
     return cost, curves, notes
@@ -65,10 +53,8 @@ def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Points]:
 
     Of a curve with more than `MOST_POINTS` points, every n-th one and the last are returned.
     """
-    metric = next(
-        (key.removeprefix("val/") for line in lines for key in line if key.startswith("val/")), None
-    )
-    wanted = {"train/loss", "val/loss", f"val/{metric}", f"val_raw/{metric}"}
+    main = next((key for line in lines for key in line if key.startswith("val/")), "val/loss")
+    wanted = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
 
     curves: dict[str, Points] = defaultdict(list)
     for line in lines:

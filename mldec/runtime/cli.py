@@ -1,6 +1,7 @@
 """What the commands share: the console, options that choose a model, checks of values."""
 
 import argparse
+import importlib.util
 import logging
 import math
 import os
@@ -12,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 import mldec
-from mldec.errors import one_line, printable, writing
+from mldec.errors import ConfigError, one_line, printable, writing
 from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
 
 log = logging.getLogger("mldec")
@@ -88,9 +89,7 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
         "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md), or clip:MODEL[:WEIGHTS], a model "
         f"of open_clip (see docs/zero_shot.md){files}",
     )
-    arguments.add_argument(
-        "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
-    )
+    add_weights_options(arguments)
     arguments.add_argument(
         "--image-size",
         type=image_side,
@@ -102,9 +101,24 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
         metavar="FILE",
         help="other names of its classes, one per line, in the checkpoint's order",
     )
+
+
+def add_weights_options(arguments: argparse._ActionsContainer) -> None:
+    """Add the options that choose the weights of a checkpoint, and allow packages of its parts."""
+    arguments.add_argument(
+        "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
+    )
     arguments.add_argument(
         "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
     )
+
+
+def add_data_options(arguments: argparse.ArgumentParser) -> None:
+    """Add settings and --precision, for a command that scores the data of a checkpoint."""
+    arguments.add_argument(
+        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
+    )
+    add_precision_option(arguments, "that of the training; fp32 on a CPU")
 
 
 def add_class_options(arguments: argparse._ActionsContainer) -> None:
@@ -156,6 +170,15 @@ def run_command(
         args = parse()
         to_console()
         sys.exit(work(args))
+
+
+def require(what: str, extra: str, *packages: str) -> None:
+    """Refuse what needs packages of one of our extras, if they are missing, before its work."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{what} needs {package}, not installed here; run pip install 'mldec[{extra}]'"
+            )
 
 
 def whole(text: str, *, smallest: int = 0) -> int:

@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).parents[2] / "mldec"
 
 
 @pytest.mark.parametrize("group", ["data", "loss"])
-def test_options_and_arguments_exist(group: str) -> None:
+def test_options_and_arguments_exist(group):
     options = {path.stem: read_option(path) for path in Path(config_dir(), group).glob("*.yaml")}
     named = set(re.findall(rf"\b{group}=(\w+)", TEXT))
     assert named <= set(options)
@@ -42,7 +42,7 @@ def test_options_and_arguments_exist(group: str) -> None:
     assert arguments - {"csv", "jpg"} <= known
 
 
-def test_messages_name_sections_that_are_there() -> None:
+def test_messages_name_sections_that_are_there():
     sections = {
         name
         for path in PACKAGE.rglob("*.py")
@@ -54,7 +54,7 @@ def test_messages_name_sections_that_are_there() -> None:
     } == set()
 
 
-def test_the_contents_lead_to_every_section() -> None:
+def test_the_contents_lead_to_every_section():
     anchors = re.findall(r"\]\(#([^)]*)\)", TEXT)
     assert anchors == [
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADINGS

@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ SHORT = [
 ]
 
 
-def train(folder: Path, *words: str) -> Path:
+def train(folder, *words):
     """Train in a process of its own and return the folder of the run."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "mldec.train", *words]
@@ -41,14 +40,14 @@ def train(folder: Path, *words: str) -> Path:
     return folder / "outputs" / "digits"
 
 
-def losses(run: Path) -> list[float]:
+def losses(run):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["train/loss"] for line in lines if "train/loss" in line]
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_every_precision_trains(tmp_path: Path, precision: str, compiled: str) -> None:
+def test_every_precision_trains(tmp_path, precision, compiled):
     run = train(
         tmp_path,
         *SHORT,
@@ -62,7 +61,7 @@ def test_every_precision_trains(tmp_path: Path, precision: str, compiled: str) -
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
-def test_tresnet_trains_in_channels_last(tmp_path: Path) -> None:
+def test_tresnet_trains_in_channels_last(tmp_path):
     words = ["+experiment=coco_tresnet_m_224", f"data.root={tmp_path / 'coco'}", "init=null"]
     words += ["backbone.pretrained=false", "data.image_size=64", "train.batch_size=8"]
     words += ["train.epochs=1", "train.log_every=1", "train.workers=2", "name=digits"]
@@ -75,7 +74,7 @@ def test_tresnet_trains_in_channels_last(tmp_path: Path) -> None:
     assert all(math.isfinite(loss) for loss in losses(run))
 
 
-def test_a_compiled_run_goes_on_after_a_ragged_last_batch(tmp_path: Path) -> None:
+def test_a_compiled_run_goes_on_after_a_ragged_last_batch(tmp_path):
     words = ["data.train_images=40", "train.batch_size=16", "train.log_every=1"]
     words += ["head.dropout=0.0", "optim.name=adamw", "train.precision=fp32"]
     runs = []
@@ -88,7 +87,7 @@ def test_a_compiled_run_goes_on_after_a_ragged_last_batch(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A run on the device, and in its folder some photos."""
     run = train(tmp_path_factory.mktemp("trained"), *SHORT)
     for seed in range(5):
@@ -96,7 +95,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def answers(run: Path, name: str, *words: str) -> list[dict[str, float]]:
+def answers(run, name, *words):
     """Return the scores of `predict` for the photos of a run, by class."""
     command = [sys.executable, "-m", "mldec.predict", str(run), str(run), "--content", "scores"]
     file = run / f"{name}.jsonl"
@@ -107,7 +106,7 @@ def answers(run: Path, name: str, *words: str) -> list[dict[str, float]]:
     return [row["scores"] for row in rows]
 
 
-def metrics(run: Path, name: str, *words: str) -> dict[str, float]:
+def metrics(run, name, *words):
     """Return the metrics of `evaluate`."""
     file = run / f"{name}.json"
     command = [sys.executable, "-m", "mldec.evaluate", str(run), "--json", str(file), *words]
@@ -118,9 +117,7 @@ def metrics(run: Path, name: str, *words: str) -> dict[str, float]:
 
 # float32 is that of a CPU: TF32 is off. Half precision has 10 and 7 bits of mantissa.
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 2e-2), ("bf16", 1e-1)])
-def test_predict_and_evaluate_answer_as_on_a_cpu(
-    trained: Path, precision: str, near: float
-) -> None:
+def test_predict_and_evaluate_answer_as_on_a_cpu(trained, precision, near):
     expected = answers(trained, f"cpu-{precision}", "--device", "cpu")
     found = answers(trained, precision, "--device", "cuda", "--precision", precision)
     for row, other in zip(found, expected, strict=True):
@@ -131,7 +128,7 @@ def test_predict_and_evaluate_answer_as_on_a_cpu(
     assert on_gpu["mAP"] == pytest.approx(on_cpu["mAP"], abs=100 * near)
 
 
-def test_the_device_does_not_change_the_numbers(tmp_path: Path) -> None:
+def test_the_device_does_not_change_the_numbers(tmp_path):
     run = train(tmp_path, *QUICK[:-1], "device=cuda")
     best = run / "checkpoints" / "best.pt"
     images = torch.randint(256, (8, 3, 64, 64), dtype=torch.uint8)
@@ -144,7 +141,7 @@ def test_the_device_does_not_change_the_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", [80, 9605])
-def test_the_head_gives_the_same_logits_and_gradients_on_the_device(classes: int) -> None:
+def test_the_head_gives_the_same_logits_and_gradients_on_the_device(classes):
     torch.manual_seed(0)
     head = MLDecoder(256, classes, num_groups=200, dropout=0.0)
     tokens = torch.randn(2, 49, 256)
@@ -157,7 +154,7 @@ def test_the_head_gives_the_same_logits_and_gradients_on_the_device(classes: int
     torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=2e-3)
 
 
-def test_logits_of_a_half_precision_run_do_not_tie() -> None:
+def test_logits_of_a_half_precision_run_do_not_tie():
     torch.manual_seed(0)
     head = MLDecoder(256, 80).cuda().eval()
     with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):

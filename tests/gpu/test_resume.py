@@ -8,7 +8,6 @@ is a process of its own, as users start them.
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ CUDA_MARKS = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 CASES = [
-    pytest.param("cpu", "fp32", marks=pytest.mark.slow),
+    ("cpu", "fp32"),
     *[pytest.param("cuda", precision, marks=CUDA_MARKS) for precision in ("fp32", "fp16", "bf16")],
 ]
 
@@ -42,7 +41,7 @@ WORDS = [
 ]
 
 
-def train(folder: Path, *words: str, stop_at_forward: int = 0) -> int:
+def train(folder, *words, stop_at_forward=0):
     """Run `mldec.train` in a process, stop it by SIGTERM in a forward pass; return its status."""
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PATCHES_SIGNAL": f"SIGTERM:{stop_at_forward}"}
@@ -52,7 +51,7 @@ def train(folder: Path, *words: str, stop_at_forward: int = 0) -> int:
     return done.returncode
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(one, other):
     """Compare checkpoints and metrics.jsonl of two runs to the last bit, but for times."""
     for name in ("last.pt", "best.pt"):
         assert_equal(
@@ -62,9 +61,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(("device", "precision"), CASES)
-def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
-    tmp_path: Path, device: str, precision: str
-) -> None:
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tmp_path, device, precision):
     words = [f"device={device}", f"train.precision={precision}"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
 
@@ -79,7 +76,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_two_runs_of_one_seed_are_the_same_on_the_device(tmp_path: Path, precision: str) -> None:
+def test_two_runs_of_one_seed_are_the_same_on_the_device(tmp_path, precision):
     words = ["device=cuda", f"train.precision={precision}"]
     for name in ("one", "other"):
         assert train(tmp_path / name, *words) == 0

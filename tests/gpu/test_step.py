@@ -3,13 +3,11 @@
 The cases on CUDA need `pytest -m gpu`.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from patches import Patches
 from support import assert_equal
-from torch import Tensor, nn
+from torch import nn
 
 from mldec.config.compose import compose
 from mldec.data.loader import Batch
@@ -22,19 +20,21 @@ CUDA_MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-CUDA = torch.device("cuda:0")
-DEVICES = [torch.device("cpu"), pytest.param(CUDA, marks=CUDA_MARKS, id="cuda")]
+DEVICES = [
+    torch.device("cpu"),
+    pytest.param(torch.device("cuda:0"), marks=CUDA_MARKS, id="cuda"),
+]
 
 
 class Network(nn.Module):
     """Patches and a batch norm, whose statistics a bad step would spoil."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.patches, self.norm = Patches(), nn.BatchNorm1d(48)
         self.num_features = 48
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         return self.norm(self.patches(images).transpose(1, 2)).transpose(1, 2)
 
 
@@ -43,7 +43,7 @@ class InfiniteLoss(nn.Module):
 
     reduction = "sum"
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits, targets):
         return logits.sum() * torch.inf
 
 
@@ -52,7 +52,7 @@ class InfiniteGradients(nn.Module):
 
     reduction = "sum"
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits, targets):
         return (logits - logits.detach()).sqrt().sum()
 
 
@@ -61,11 +61,11 @@ class Steep(nn.Module):
 
     reduction = "sum"
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, logits, targets):
         return 1e35 * logits.sum()
 
 
-def learner(device: torch.device, loss: nn.Module, *settings: str) -> Learner:
+def learner(device, loss, *settings):
     torch.manual_seed(0)
     config = compose(["+experiment=digits", f"device={device}", *settings])
     head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=0.0)
@@ -75,23 +75,21 @@ def learner(device: torch.device, loss: nn.Module, *settings: str) -> Learner:
     return ours
 
 
-def batch() -> Batch:
+def batch():
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (6, 3, 16, 16), dtype=torch.uint8, generator=generator)
     targets = torch.randint(2, (6, 4), dtype=torch.int8, generator=generator)
     return Batch(images, targets, torch.arange(6))
 
 
-def weights(learner: Learner) -> dict[str, Tensor]:
+def weights(learner):
     return {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("loss", [InfiniteLoss, InfiniteGradients])
-def test_a_step_that_is_not_finite_changes_nothing(
-    device: torch.device, precision: str, loss: type[nn.Module]
-) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(device, precision, loss):
     settings = ["train.nonfinite=skip", f"train.precision={precision}"]
     ours = learner(device, loss(), *settings)
     before = weights(ours)
@@ -106,12 +104,12 @@ def test_a_step_that_is_not_finite_changes_nothing(
     assert not torch.equal(after["head.pool_weight"], before["head.pool_weight"])
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_a_step_never_waits_for_the_device(precision: str, name: str) -> None:
+def test_a_step_never_waits_for_the_device(device, precision, name):
     settings = [f"train.precision={precision}", f"optim.name={name}", "train.clip_grad=1"]
-    ours = learner(CUDA, AsymmetricLoss(), *settings)
+    ours = learner(device, AsymmetricLoss(), *settings)
     pinned = Batch(*(tensor.pin_memory() for tensor in batch()[:3]))
     # The first step builds the state of the optimiser.
     ours.learn([pinned], 6)
@@ -127,7 +125,7 @@ def test_a_step_never_waits_for_the_device(precision: str, name: str) -> None:
 
 @pytest.mark.usefixtures("fp16_on_a_cpu")
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device: torch.device) -> None:
+def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device):
     ours = learner(device, Steep(), "train.precision=fp16")
     before = [value.detach().clone() for value in ours.model.parameters()]
     scale = ours.scaler.get_scale()
@@ -136,7 +134,7 @@ def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device: torch.devic
     assert ours.scaler.get_scale() == scale / 2
 
 
-def logits_and_gradients(model: nn.Module, images: Tensor) -> list[Tensor]:
+def logits_and_gradients(model, images):
     model.zero_grad()
     logits = model(images)
     logits.square().sum().backward()
@@ -144,19 +142,15 @@ def logits_and_gradients(model: nn.Module, images: Tensor) -> list[Tensor]:
     return [logits.detach(), *(gradient.clone() for gradient in gradients)]
 
 
-@pytest.mark.parametrize(
-    "device", [pytest.param(torch.device("cpu"), marks=pytest.mark.slow), DEVICES[1]]
-)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_compiled_model_is_one_graph_and_computes_the_same(
-    device: torch.device, memory_format: torch.memory_format
-) -> None:
+def test_a_compiled_model_is_one_graph_and_computes_the_same(device, memory_format):
     ours = learner(device, AsymmetricLoss())
     ours.model.to(memory_format=memory_format)
     images = batch().images.to(device).contiguous(memory_format=memory_format)
 
     # On a CPU the graph alone is tried: to compile it takes a minute.
-    backend: Any = "inductor" if device.type == "cuda" else "eager"
+    backend = "inductor" if device.type == "cuda" else "eager"
     expected = logits_and_gradients(ours.model, images)
     compiled = torch.compile(ours.model, fullgraph=True, dynamic=False, backend=backend)
     found = logits_and_gradients(compiled, images)

@@ -5,7 +5,6 @@ from pathlib import Path
 import fill
 import numpy as np
 import official
-import pytest
 import torch
 
 from mldec import build
@@ -17,12 +16,8 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.training.trainer import Trainer
 
 
-@pytest.mark.parametrize("steps", [5, pytest.param(20, marks=pytest.mark.slow)])
-def test_twenty_steps(tmp_path: Path, steps: int) -> None:
-    """Loss and rates of each step, and after the last one both sets of weights.
-
-    The loss of a step depends on the weights after the one before: five steps show a wrong update.
-    """
+def test_twenty_steps(tmp_path: Path) -> None:
+    """Loss and rates of each step, and after the last one both sets of weights."""
     facts = official.read("trajectory_tresnet_m")
     images, labels = (torch.from_numpy(array) for array in fill.training_set())
     words = [
@@ -51,7 +46,7 @@ def test_twenty_steps(tmp_path: Path, steps: int) -> None:
     job.learner.net.train()
 
     size = facts["batch_size"]
-    for expected in facts["steps"][:steps]:
+    for expected in facts["steps"]:
         group = job.learner.optimizer.param_groups[0]
         np.testing.assert_allclose(group["lr"], expected["lr"], rtol=1e-6)
         np.testing.assert_allclose(group["betas"][0], expected["beta1"], rtol=1e-6)
@@ -61,8 +56,6 @@ def test_twenty_steps(tmp_path: Path, steps: int) -> None:
         [numbers] = job.learner.read()
         np.testing.assert_allclose(numbers.loss, expected["loss"], rtol=1e-6)
 
-    if steps < len(facts["steps"]):
-        return
     assert job.learner.ema is not None
     for net, key in (
         (job.learner.model, "final_logits"),

@@ -3,15 +3,18 @@
 import importlib
 import inspect
 import json
+import logging
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed
 import yaml
@@ -40,6 +43,49 @@ QUICK = [
     "head.mlp_dim=32",
     "device=cpu",
 ]
+
+
+class Outcome(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Cli:
+    """Runs commands in this process, as their console scripts would."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def __call__(self, command: str, *words: str | Path) -> Outcome:
+        """Run a command; return what a user sees."""
+        self.monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
+        self.capsys.readouterr()
+        random_state, log = torch.get_rng_state(), logging.getLogger("mldec")
+        handlers, level = list(log.handlers), log.level
+        try:
+            importlib.import_module(f"mldec.{command}").main()
+            status = 0
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        torch.set_rng_state(random_state)
+        log.handlers[:] = handlers
+        log.setLevel(level)
+        return Outcome(status, *self.capsys.readouterr())
+
+    def out(self, command: str, *words: str | Path) -> str:
+        """Run a command that must succeed; return what it prints."""
+        status, out, err = self(command, *words)
+        assert status == 0, err
+        return out
+
+    def fault(self, command: str, *words: str | Path) -> str:
+        """Run a command that must be refused; return what it says."""
+        status, _, err = self(command, *words)
+        assert status == 1, err
+        return err
 
 
 def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:

@@ -1,11 +1,9 @@
 """The list of commands, help, version and shell completion, which need no torch."""
 
-import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import cpu_seconds
@@ -17,11 +15,11 @@ from mldec.runtime.cli import VERSION
 ROOT = Path(mldec.__file__).parents[1]
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words):
     return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
 
 
-def test_the_list_has_every_command() -> None:
+def test_the_list_has_every_command():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts.pop("mldec") == "mldec.__main__:main"
     assert {
@@ -33,7 +31,6 @@ def test_the_list_has_every_command() -> None:
 @pytest.mark.parametrize(
     ("words", "status", "answer"),
     [
-        ([], 0, "python -m mldec.train"),
         (["-h"], 0, "python -m mldec.evaluate"),
         (["--version"], 0, VERSION),
         (
@@ -44,14 +41,14 @@ def test_the_list_has_every_command() -> None:
         (["predcit"], 2, "there is no command 'predcit'; did you mean 'predict'?"),
     ],
 )
-def test_without_a_command(words: list[str], status: int, answer: str) -> None:
+def test_without_a_command(words, status, answer):
     done = run("mldec", *words)
     assert done.returncode == status
     assert answer in (done.stderr if status else done.stdout)
 
 
 @pytest.mark.parametrize("command", ["train", "predict", "evaluate"])
-def test_help_is_instant_and_needs_no_torch(command: str) -> None:
+def test_help_is_instant_and_needs_no_torch(command):
     # 0.2 to 0.8; with torch 5 to 7
     assert cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2
     script = (
@@ -62,26 +59,5 @@ def test_help_is_instant_and_needs_no_torch(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_our_version(command: str, cli: Any) -> None:
+def test_every_command_says_our_version(command, cli):
     assert cli(command, "--version")[:2] == (0, VERSION + "\n")
-
-
-def test_a_bash_completes_after_the_installation(tmp_path: Path) -> None:
-    script = tmp_path / "mldec-train"
-    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m mldec.train \"$@\"\n")
-    script.chmod(0o755)
-    lines = [
-        'eval "$(mldec-train -sc install=bash)"',
-        "complete -p mldec-train",
-        'COMP_LINE="mldec-train +experiment=digits_z" COMP_CWORD=1 COMP_POINT=32',
-        "hydra_bash_completion",
-        'echo "${COMPREPLY[0]}"',
-    ]
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path},
-    )
-    assert done.stdout.splitlines()[-1] == "+experiment=digits_zsl", done.stderr

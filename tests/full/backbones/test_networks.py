@@ -4,22 +4,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
 import torch
 import yaml
 from safetensors.torch import save_file
-from support import one_line
-from torch import Tensor
 from torch.nn import functional as F
 
-from mldec.backbones import HFBackbone, TimmBackbone
+from mldec.backbones import TimmBackbone
 from mldec.checkpoint import load_model
-from mldec.errors import CheckpointError
 
 FOLDER = Path(__file__).parents[3] / "configs" / "backbone"
 # All of timm but the one whose network the user chooses.
@@ -52,15 +47,13 @@ NETWORKS = [
 ]
 
 
-def photos(size: int, count: int = 2) -> Tensor:
+def photos(size, count=2):
     generator = torch.Generator().manual_seed(1)
     return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
 @pytest.mark.parametrize(("name", "settings", "size", "count"), NETWORKS)
-def test_their_tokens_and_their_weights_fit(
-    tmp_path: Path, name: str, settings: dict[str, Any], size: int, count: int
-) -> None:
+def test_their_tokens_and_their_weights_fit(tmp_path, name, settings, size, count):
     torch.manual_seed(0)
     backbone, images = TimmBackbone(name, **settings).eval(), photos(size)
     with torch.no_grad():
@@ -98,9 +91,7 @@ ENCODERS = [
 
 @pytest.mark.parametrize(("name", "prefix", "patch"), ENCODERS)
 @torch.no_grad()
-def test_weights_of_encoders_serve_other_image_sizes(
-    name: str, prefix: int, patch: int, tmp_path: Path
-) -> None:
+def test_weights_of_encoders_serve_other_image_sizes(name, prefix, patch, tmp_path):
     shallow = {"embed_dim": 32, "depth": 1, "num_heads": 2}
     state = timm.create_model(name, num_classes=0, **shallow).state_dict()
     save_file(state, tmp_path / "weights.safetensors")
@@ -126,7 +117,7 @@ def test_weights_of_encoders_serve_other_image_sizes(
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.stem)
-def test_an_option_gives_tokens_and_says_its_size(path: Path) -> None:
+def test_an_option_gives_tokens_and_says_its_size(path):
     node = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert node.pop("_target_") == "mldec.backbones.TimmBackbone"
     settings = {key: 224 if value == "${data.image_size}" else value for key, value in node.items()}
@@ -149,21 +140,7 @@ def test_an_option_gives_tokens_and_says_its_size(path: Path) -> None:
         assert backbone.num_features == 2048
 
 
-def test_the_option_of_cvt_is_that_of_the_paper() -> None:
-    pytest.importorskip("transformers", reason="needs the extra hf")
-    node = yaml.safe_load((FOLDER / "cvt_w24.yaml").read_text())
-    assert node.pop("_target_") == "mldec.backbones.HFBackbone"
-    sizes = {"embed_dim": [192, 768, 1024], "num_heads": [3, 12, 16], "depth": [2, 2, 20]}
-    config = {"model_type": "cvt", **sizes}
-    with torch.device("meta"):
-        backbone = HFBackbone(**{**node, "pretrained": False}, config=config, mean=MEAN, std=STD)
-    millions = sum(parameter.numel() for parameter in backbone.network.parameters()) / 1e6
-    assert millions == pytest.approx(276, abs=0.5)
-    tokens = backbone(torch.empty(1, 3, 384, 384, dtype=torch.uint8, device="meta"))
-    assert tokens.shape == (1, 24 * 24, 1024)
-
-
-def save_cvt(folder: Path) -> None:
+def save_cvt(folder):
     """Save a small CvT as transformers does."""
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     config = transformers.CvtConfig(**CVT)
@@ -172,35 +149,17 @@ def save_cvt(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(text)
 
 
-def test_a_run_is_trained_and_loaded_without_the_folder_of_its_network(
-    cli: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_run_is_trained_and_loaded_without_the_folder_of_its_network(cli, tmp_path):
     model = tmp_path / "model"
     save_cvt(model)
     sizes = ["data.train_images=64", "data.val_images=32", "train.batch_size=32", "train.epochs=1"]
     words = ["+experiment=digits", "backbone=hf", f"backbone.name={model}", *sizes]
     run = ["train.workers=0", "device=cpu", f"hydra.run.dir={tmp_path / 'run'}"]
-    status, _, err = cli("train", *words, *run)
-    assert status == 0, err
+    cli.out("train", *words, *run)
     model.rename(tmp_path / "gone")
     loaded = load_model(tmp_path / "run")
     assert loaded.config.backbone["config"]["embed_dim"] == [16, 32, 64]
     assert loaded.model.backbone.mean.flatten().tolist() == pytest.approx(MEAN)
-
-    # A stranger's file cannot make us read a folder or ask the hub, or build what it cannot fill.
-    path = tmp_path / "run" / "checkpoints" / "last.pt"
-    state = torch.load(path, weights_only=True)
-    path.with_name("last.pt.sha256").unlink()
-    for change, part in [
-        ({"config": None, "name": str(tmp_path / "gone")}, "backbone.config=null"),
-        ({"config": {"model_type": "vit", "hidden_size": 2**30}}, "does not fit the model"),
-        ({"config": {"model_type": "vit", "auto_map": {}}}, "no such setting"),
-    ]:
-        backbone = {**state["config"]["backbone"], **change}
-        torch.save({**state, "config": {**state["config"], "backbone": backbone}}, path)
-        with pytest.raises(CheckpointError) as caught:
-            load_model(path)
-        one_line(f"mldec: {caught.value}\n", part)
 
 
 HUB = """
@@ -224,8 +183,8 @@ for attempt in (
 
 
 def test_without_a_network_the_cache_is_used_and_all_else_is_one_line_at_once(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     cached = [tmp_path / f"models--{name}" for name in ("timm--resnet10t.c3_in1k", "owner--cached")]
     for folder in cached:
         (folder / "refs").mkdir(parents=True)

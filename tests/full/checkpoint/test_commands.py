@@ -1,9 +1,6 @@
 """Commands with a published folder, and with names of classes in files."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support import QUICK, one_line
@@ -12,21 +9,12 @@ from mldec import checkpoint
 from mldec.checkpoint import load_model, published
 from mldec.files.torch_files import read_torch, save
 
-Cli = Callable[..., Any]
 ORDER = [3, 1, 4, 9, 5, 2, 6, 8, 7, 0]  # of the ten classes in the reordered checkpoint
 FEW = ["--plugin", "patches", "data.val_images=20", "device=cpu"]
 
 
-@pytest.fixture
-def best(digits_run: Path) -> Path:
-    return digits_run / "checkpoints" / "best.pt"
-
-
-def test_every_command_takes_a_published_folder(
-    cli: Cli, best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    saved, folder = checkpoint.load(best), tmp_path / "mine"
+def test_every_command_takes_a_published_folder(cli, best, here):
+    saved, folder = checkpoint.load(best), here / "mine"
     published.write(folder, published.with_weights(saved, saved.best.weights, best))
     weights = folder / published.WEIGHTS
     outcomes = [cli("evaluate", path, *FEW) for path in (best, folder, weights)]
@@ -35,19 +23,17 @@ def test_every_command_takes_a_published_folder(
     assert len(tables[0]) > 5
 
     # A calibrated copy is a file of the other kind, beside it.
-    status, _, err = cli("calibrate", folder, *FEW)
-    assert status == 0, err
+    cli.out("calibrate", folder, *FEW)
     copy = load_model(folder / "model.calibrated.pt", plugins=["patches"])
     assert copy.calibration is not None
 
     assert " of " in checkpoint.initialise(copy.model, folder)
     for name in (str(weights), "hf:me/mine"):
-        status, _, err = cli("train", *QUICK, f"resume={name}", "name=again")
-        assert status == 1
+        err = cli.fault("train", *QUICK, f"resume={name}", "name=again")
         one_line(err, "a published checkpoint holds no training state", f"pass init={name}")
 
 
-def changed(best: Path, path: Path, names: list[str] | None) -> Path:
+def changed(best, path, names):
     """Copy a checkpoint with its classes in `ORDER`, or with other names in the old order."""
     state = read_torch(best)
     if names is not None:
@@ -61,10 +47,9 @@ def changed(best: Path, path: Path, names: list[str] | None) -> Path:
     return path
 
 
-def test_names_and_order_of_the_data_are_followed(cli: Cli, best: Path, tmp_path: Path) -> None:
-    def evaluated(path: Path, *words: str | Path) -> dict[str, Any]:
-        status, _, err = cli("evaluate", path, *FEW, "--json", tmp_path / "r.json", *words)
-        assert status == 0, err
+def test_names_and_order_of_the_data_are_followed(cli, best, tmp_path):
+    def evaluated(path, *words):
+        cli.out("evaluate", path, *FEW, "--json", tmp_path / "r.json", *words)
         return json.loads((tmp_path / "r.json").read_text())
 
     expected = evaluated(best)
@@ -75,30 +60,19 @@ def test_names_and_order_of_the_data_are_followed(cli: Cli, best: Path, tmp_path
         assert report["per_class"][name] == pytest.approx(values)
 
     names = tmp_path / "names.txt"
-    status, out, err = cli("evaluate", best, "--plugin", "patches", "--write-classes", names)
-    assert status == 0, err
+    out = cli.out("evaluate", best, "--plugin", "patches", "--write-classes", names)
     assert out == f"{names}: the names of the 10 classes of {best}\n"
 
     # The file gives the names back to a checkpoint that lost them.
     path = changed(best, tmp_path / "numbered.pt", [f"class {index}" for index in range(10)])
-    status, _, err = cli("evaluate", path, *FEW)
-    assert status == 1
+    err = cli.fault("evaluate", path, *FEW)
     one_line(err, "the data has no 'class 0' (10 of 10)", "--class-names FILE")
     assert evaluated(path, "--class-names", names)["per_class"] == expected["per_class"]
 
 
-def test_bad_names_end_in_one_line(cli: Cli, best: Path, tmp_path: Path) -> None:
+def test_bad_names_end_in_one_line(cli, best, tmp_path):
     # The file is read first: there is no checkpoint yet.
-    status, _, err = cli("evaluate", "no.pt", "--class-names", tmp_path / "none.txt")
-    assert status == 1
+    err = cli.fault("evaluate", "no.pt", "--class-names", tmp_path / "none.txt")
     one_line(err, "none.txt cannot be read (No such file or directory)")
-    for words in (["--json", "r.json"], ["data.root=x"]):
-        status, _, err = cli("evaluate", "no.pt", "--write-classes", "names.txt", *words)
-        assert status == 1
-        one_line(err, "--write-classes evaluates nothing: leave out the settings, --json, --csv")
-
-    (tmp_path / "names.txt").write_text("a\nb\n")
-    words = ["--plugin", "patches", "--class-names", tmp_path / "names.txt"]
-    status, _, err = cli("evaluate", best, *words)
-    assert status == 1
-    one_line(err, "best.pt", "it has 10 classes, the file names 2; write one class name per line")
+    err = cli.fault("evaluate", "no.pt", "--write-classes", "names.txt", "data.root=x")
+    one_line(err, "--write-classes evaluates nothing: leave out the settings, --json, --csv")

@@ -2,16 +2,13 @@
 
 import logging
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import fake_hub
 import hostile
 import huggingface_hub
 import pytest
-import torch
 
-from mldec import checkpoint
 from mldec.checkpoint import Checkpoint, load_model, local, published
 from mldec.checkpoint.published import CONFIG, WEIGHTS
 from mldec.checkpoint.sources import require_token, upload
@@ -21,7 +18,7 @@ NAME = "me/mine"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """The files of a repository; tests must not change them."""
     folder = tmp_path_factory.mktemp("published")
     saved = Checkpoint.from_state(hostile.good(), folder)
@@ -31,14 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def commit(hub: fake_hub.Hub, folder: Path) -> str:
+def commit(hub, folder):
     """The commit of a published checkpoint."""
     hub.repositories[NAME] = fake_hub.Repository()
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     return hub.repositories[NAME].commit(files)
 
 
-def refused(address: str, *parts: str) -> str:
+def refused(address, *parts):
     with pytest.raises(UserError) as caught:
         load_model(f"hf:{address}")
     message = str(caught.value)
@@ -49,9 +46,7 @@ def refused(address: str, *parts: str) -> str:
     return message
 
 
-def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
-    hub: fake_hub.Hub, commit: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(hub, commit, folder, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         path = local(f"hf:{NAME}")
     assert f"hf:{NAME} is commit {commit}" in caplog.text
@@ -63,7 +58,7 @@ def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
         f"GET /{NAME}/resolve/{commit}/{WEIGHTS}",
     ]
 
-    # A branch is asked for once more, a commit never again.
+    # A branch is asked for once more, a commit never again; a tag stays where the branch moves on.
     hub.asked.clear()
     assert local(f"hf:{NAME}@main") == path
     assert [line for line in hub.asked if line.startswith("GET")] == []
@@ -71,32 +66,13 @@ def test_a_checkpoint_is_downloaded_once_and_its_commit_is_said(
     hub.asked.clear()
     assert local(f"hf:{NAME}@{commit}") == path
     assert hub.asked == []
-
-
-def test_a_branch_moves_and_a_tag_and_a_commit_stay(
-    hub: fake_hub.Hub, commit: str, folder: Path, tmp_path: Path
-) -> None:
-    repository = hub.repositories[NAME]
-    repository.refs["v1"] = commit
-    before = load_model(f"hf:{NAME}")
-
-    saved = checkpoint.load(folder / WEIGHTS)
-    changed = replace(saved, model={name: tensor + 1 for name, tensor in saved.model.items()})
-    published.write(tmp_path, published.with_weights(changed, "raw", tmp_path))
-    newer = repository.commit({path.name: path.read_bytes() for path in tmp_path.glob("*.*s*n*")})
-
+    hub.repositories[NAME].refs["v1"] = commit
+    newer = hub.repositories[NAME].commit({"README.md": b"newer"})
     assert local(f"hf:{NAME}").parent.name == newer
-    for revision in ("v1", commit):
-        again = load_model(f"hf:{NAME}@{revision}")
-        same = zip(before.model.parameters(), again.model.parameters(), strict=True)
-        assert all(torch.equal(first, second) for first, second in same)
+    assert local(f"hf:{NAME}@v1") == path
 
 
-def test_without_a_network_the_cache_serves(
-    hub: fake_hub.Hub,
-    commit: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_network_the_cache_serves(hub, commit, monkeypatch):
     path = local(f"hf:{NAME}")
 
     # A server that fails, one that is not there, and one that must not be asked.
@@ -110,9 +86,7 @@ def test_without_a_network_the_cache_serves(
     refused("me/other", "check the network")
 
 
-def test_what_the_hub_refuses_is_one_line(
-    hub: fake_hub.Hub, commit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_hub_refuses_is_one_line(hub, commit, monkeypatch):
     refused("me/none", "Repository Not Found", "make sure you are authenticated")
     refused(f"{NAME}@v9", "Revision Not Found")
     hub.status = 500
@@ -135,9 +109,7 @@ def test_what_the_hub_refuses_is_one_line(
         ({CONFIG: b"[" * 9999, WEIGHTS: b""}, "RecursionError"),
     ],
 )
-def test_a_repository_of_something_else_is_refused_before_its_weights(
-    hub: fake_hub.Hub, files: dict[str, bytes], fault: str
-) -> None:
+def test_a_repository_of_something_else_is_refused_before_its_weights(hub, files, fault):
     hub.repositories["me/else"] = fake_hub.Repository()
     hub.repositories["me/else"].commit(files)
     with pytest.raises(CheckpointError, match=fault):
@@ -145,9 +117,7 @@ def test_a_repository_of_something_else_is_refused_before_its_weights(
     assert not [line for line in hub.asked if line.endswith((WEIGHTS, ".pth", ".bin", ".pt"))]
 
 
-def test_damaged_weights_are_refused_with_a_remedy_that_helps(
-    hub: fake_hub.Hub, commit: str, folder: Path
-) -> None:
+def test_damaged_weights_are_refused_with_a_remedy_that_helps(hub, commit, folder):
     repository = hub.repositories[NAME]
     good = (folder / WEIGHTS).read_bytes()
     repository.commit({WEIGHTS: good[:-1] + bytes([good[-1] ^ 1])})
@@ -164,9 +134,7 @@ def test_damaged_weights_are_refused_with_a_remedy_that_helps(
     assert load_model(f"hf:{NAME}").weights == "raw"
 
 
-def test_an_upload_is_one_commit_that_can_be_loaded(
-    hub: fake_hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_is_one_commit_that_can_be_loaded(hub, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
     commit = upload(folder, NAME, private=False)
     repository = hub.repositories[NAME]
@@ -184,9 +152,7 @@ def test_an_upload_is_one_commit_that_can_be_loaded(
     assert len(repository.commits) == 2
 
 
-def test_an_upload_that_is_not_allowed_is_one_line(
-    hub: fake_hub.Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_is_not_allowed_is_one_line(hub, folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no token .* hf auth login, or set HF_TOKEN"):
         require_token()
     monkeypatch.setenv("HF_TOKEN", fake_hub.READER)
@@ -201,6 +167,3 @@ def test_an_upload_that_is_not_allowed_is_one_line(
     (wrong / "README.md").write_text("---\nlicense: nonsense\n---\n")
     with pytest.raises(CheckpointError, match=r"hf:me/mine.*license"):
         upload(wrong, NAME, private=False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(CheckpointError, match=r"\(ConnectError.* check the network"):
-        upload(folder, NAME, private=False)

@@ -19,7 +19,7 @@ IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
 GIB = 2**30
 
 
-def made_up() -> Table:
+def made_up():
     random = np.random.default_rng(0)
     owners = random.integers(IMAGES, size=STATEMENTS, dtype=np.int32)
     classes = (
@@ -35,19 +35,19 @@ def made_up() -> Table:
     return Table(names, labels, tuple(f"class {number}" for number in range(CLASSES)))
 
 
-def proportional(pid: int) -> float:
+def proportional(pid):
     """Return the proportional set size of a process in GiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / GIB
 
 
-def load(root: str, pipe) -> None:
+def load(root, pipe):
     start = time.process_time()
     split = made(openimages, root=root, absent="unchecked", cache_dir=f"{root}/cache").load_val()
     seconds = time.process_time() - start
     labels = split.dataset.labels
 
-    def read(barrier, first: int) -> None:
+    def read(barrier, first):
         for image in range(
             first, len(labels), 50 * WORKERS
         ):  # touches every page that a worker would
@@ -69,7 +69,7 @@ def load(root: str, pipe) -> None:
     pipe.send((seconds, total, len(labels), len(labels.values)))
 
 
-def test_nine_million_images_load_from_the_cache(tmp_path: Path) -> None:
+def test_nine_million_images_load_from_the_cache(tmp_path):
     root = tmp_path / "openimages"
     (root / "annotations").mkdir(parents=True)
     names = [

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +19,6 @@ import pytest
 import torch
 from browser import opened
 from pictures import png
-from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from support import one_line, wait_until
@@ -29,15 +27,13 @@ import mldec
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calibrated(tmp_path_factory):
     """A checkpoint of three classes with thresholds."""
     return networks.save_calibrated(tmp_path_factory.mktemp("demo") / "calibrated.pt")
 
 
 @contextmanager
-def served(
-    home: Path, *words: str | Path, number: signal.Signals = signal.SIGTERM, status: int = 143
-) -> Iterator[str]:
+def served(home, *words, number=signal.SIGTERM, status=143):
     """Yield the address of a server; end it by a signal, and check that it wrote no file."""
     folders = {"HOME": home / "home", "TMPDIR": home / "tmp"}
     for folder in (*folders.values(), home / "work"):
@@ -54,7 +50,6 @@ def served(
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     match = re.match(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
     if match is None:
         pytest.fail(process.communicate()[1])
@@ -69,9 +64,7 @@ def served(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_server_asks_for_its_token_and_ends_in_order(
-    calibrated: Path, tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_a_server_asks_for_its_token_and_ends_in_order(calibrated, tmp_path, number, status):
     words = (calibrated, "--token", "secret")
     with served(tmp_path / "x", *words, number=number, status=status) as url:
         files = [("photos", ("../1.png", png(1, 1200, 900)))]
@@ -85,7 +78,7 @@ def test_a_server_asks_for_its_token_and_ends_in_order(
         connection.sendall(f"POST /api/predict HTTP/1.1\r\n{headers}\r\n".encode())
 
 
-def waited(driver: Chrome, condition: str) -> None:
+def waited(driver, condition):
     """Wait until an expression of the page is true."""
     wait_until(
         lambda: driver.execute_script(f"return {condition}"), lambda: driver.page_source[-3000:]
@@ -100,11 +93,11 @@ document.body.dispatchEvent(new DragEvent("drop", {dataTransfer, bubbles: true})
 """
 
 
-def count(selector: str) -> str:
+def count(selector):
     return f"document.querySelectorAll({selector!r}).length"
 
 
-def bars(driver: Chrome) -> list[tuple[str, str, bool]]:
+def bars(driver):
     """Return name, score and decision of each bar."""
     script = """return [...document.querySelectorAll('.bar')].map(bar => [
         bar.querySelector('.name').textContent.replace('✓ ', ''),
@@ -112,7 +105,7 @@ def bars(driver: Chrome) -> list[tuple[str, str, bool]]:
     return [(name, score, present) for name, score, present in driver.execute_script(script)]
 
 
-def check_quiet(driver: Chrome, url: str) -> None:
+def check_quiet(driver, url):
     """Check that the console is empty, and that no request left for another host."""
     assert driver.get_log("browser") == []
     requested = set()
@@ -125,9 +118,7 @@ def check_quiet(driver: Chrome, url: str) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_the_page_shows_the_answers_of_the_model(
-    calibrated: Path, tmp_path: Path, width: int
-) -> None:
+def test_the_page_shows_the_answers_of_the_model(calibrated, tmp_path, width):
     for seed in (1, 2):
         (tmp_path / f"{seed}.png").write_bytes(png(seed, 400, 300))
     (tmp_path / "text.jpg").write_text("text")
@@ -136,7 +127,7 @@ def test_the_page_shows_the_answers_of_the_model(
         files = [("photos", (tmp_path / f"{seed}.png").read_bytes()) for seed in (1, 2)]
         rows = httpx.post(f"{url}/api/predict", files=files).json()
 
-        def expected(threshold: float | None) -> list[tuple[str, str, bool]]:
+        def expected(threshold):
             """Return the bars for a threshold; None for those of the model."""
             named = []
             for item in itertools.chain(*[row["predictions"] for row in rows]):
@@ -175,8 +166,8 @@ def test_the_page_shows_the_answers_of_the_model(
 
 
 def test_classes_are_typed_into_the_page_of_a_zero_shot_model(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     checkpoint = tmp_path / "words.pt"
     words = [word for word in hostile.WORDS if not word.startswith("head.")]
     queries = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))

@@ -4,12 +4,10 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import hostile
 import pytest
@@ -29,20 +27,16 @@ ENGINE = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thread
 class Quiet(SimpleHTTPRequestHandler):
     """A web server that says nothing."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Drop the line of a request."""
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_the_javascript_of_the_page_runs_in_a_browser(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_javascript_of_the_page_runs_in_a_browser(cli, here):
     subprocess.run(["npm", "pack", "onnxruntime-web@1.30.0"], check=True, capture_output=True)
     with tarfile.open("onnxruntime-web-1.30.0.tgz") as archive:
         for name in ENGINE:
             member = archive.extractfile(f"package/dist/{name}")
-            assert member is not None
             Path(name).write_bytes(member.read())
 
     torch.save(hostile.good(), "best.pt")
@@ -52,7 +46,7 @@ def test_the_javascript_of_the_page_runs_in_a_browser(
     assert cli("export", "best.pt", "digits.onnx", "--any-size").status == 0
     assert cli("evaluate", "best.pt", "--write-classes", "classes.txt").status == 0
 
-    handler = partial(Quiet, directory=str(tmp_path))
+    handler = partial(Quiet, directory=str(here))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:

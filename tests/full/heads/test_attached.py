@@ -1,7 +1,5 @@
 """A head in a model, compiled and in DDP."""
 
-from pathlib import Path
-
 import timm
 import torch
 import torch.distributed as dist
@@ -14,7 +12,7 @@ SMALL = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
 
 
 @torch.no_grad()
-def test_it_is_compiled_in_one_graph() -> None:
+def test_it_is_compiled_in_one_graph():
     model = VisionTransformer(64, 16, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=16)
     attach(model, 5, **SMALL).eval()
     images = torch.randn(2, 3, 64, 64)
@@ -22,7 +20,7 @@ def test_it_is_compiled_in_one_graph() -> None:
     torch.testing.assert_close(compiled(images), model(images))
 
 
-def test_ddp_finds_a_gradient_for_every_parameter(tmp_path: Path) -> None:
+def test_ddp_finds_a_gradient_for_every_parameter(tmp_path):
     model = attach(timm.create_model("mobilenetv3_small_050"), 5, **SMALL)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:

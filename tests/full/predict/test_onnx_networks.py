@@ -2,14 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import networks
 import pytest
 import torch
 from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
-from torch import nn
 
 from mldec.backbones import HFBackbone, TimmBackbone
 from mldec.export import Program, open_axes, traced
@@ -17,13 +14,13 @@ from mldec.predict.engine import OnnxFile, content, translated
 
 pytest.importorskip("onnxruntime")
 
-SMALL: dict[str, dict[str, Any]] = {
+SMALL = {
     "test_resnet": {},
     "test_convnext": {"feature_norm": "pretrained"},
     "test_efficientnet": {"feature_norm": "new"},
     "test_vit": {"image_size": 64},
 }
-LARGE: list[tuple[str, dict[str, Any], str]] = [
+LARGE = [
     ("tresnet_m", {}, "groups"),
     ("resnet50", {}, "query2label"),
     ("vit_base_patch16_224", {"image_size": 224}, "full"),
@@ -31,24 +28,15 @@ LARGE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+SWIN = {"depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]}
 # Of transformers: type, settings, side of the image in pixels.
-OF_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
-    (
-        "swin",
-        {
-            "depths": [1, 1, 1, 1],
-            "embed_dim": 16,
-            "num_heads": [1, 2, 4, 8],
-            "image_size": 96,
-            "window_size": 3,
-        },
-        96,
-    ),
+OF_TRANSFORMERS = [
+    ("swin", {**SWIN, "embed_dim": 16, "image_size": 96, "window_size": 3}, 96),
     ("cvt", {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, 64),
 ]
 
 
-def agrees(backbone: nn.Module, head: str, size: int, path: Path) -> None:
+def agrees(backbone, head, size, path):
     """Export a model and compare its answers."""
     backbone.eval()
     loaded = networks.loaded(head, backbone, size=size, calibration=CALIBRATION)
@@ -65,27 +53,23 @@ def agrees(backbone: nn.Module, head: str, size: int, path: Path) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("head", HEADS)
-def test_each_head_on_each_kind_of_network(name: str, head: str, tmp_path: Path) -> None:
+def test_each_head_on_each_kind_of_network(name, head, tmp_path):
     agrees(TimmBackbone(name, **SMALL[name]), head, 64, tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize(("name", "arguments", "head"), LARGE)
-def test_the_networks_of_the_recipes(
-    name: str, arguments: dict[str, Any], head: str, tmp_path: Path
-) -> None:
+def test_the_networks_of_the_recipes(name, arguments, head, tmp_path):
     agrees(TimmBackbone(name, **arguments), head, 224, tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize(("kind", "settings", "size"), OF_TRANSFORMERS)
-def test_networks_of_transformers(
-    kind: str, settings: dict[str, Any], size: int, tmp_path: Path
-) -> None:
+def test_networks_of_transformers(kind, settings, size, tmp_path):
     config = {"model_type": kind, **settings}
     backbone = HFBackbone(name="x", config=config, mean=[0.5] * 3, std=[0.5] * 3, pretrained=False)
     agrees(backbone, "groups", size, tmp_path / "x.onnx")
 
 
-def test_telemetry_is_off_before_onnx_runtime_is_imported(tmp_path: Path) -> None:
+def test_telemetry_is_off_before_onnx_runtime_is_imported(tmp_path):
     stand_in = tmp_path / "onnxruntime.py"
     stand_in.write_text("import os; raise SystemExit(os.environ['ORT_DISABLE_TELEMETRY'])")
     code = f"""if True:

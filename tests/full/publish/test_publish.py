@@ -1,11 +1,8 @@
 """From a run to a repository on a hub and back, as a user does it."""
 
 import json
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import fake_hub
@@ -22,22 +19,19 @@ WORDS = ["--plugin", "patches"]
 
 
 def test_a_run_is_published_and_used_from_the_hub(
-    cli: Callable[..., tuple[int, str, str]],
-    hub: fake_hub.Hub,
-    digits_run: Path,
-    few_resamples: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
+    cli,
+    hub,
+    digits_run,
+    few_resamples,
+    here,
+    monkeypatch,
+):
     few = [*WORDS, "data.val_images=40"]
-    status, _, err = cli("report", digits_run, *few, "--out", "r.html", "--json", "r.json")
-    assert status == 0, err
+    cli.out("report", digits_run, *few, "--out", "r.html", "--json", "r.json")
     monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
-    status, out, err = cli(
+    out = cli.out(
         *("publish", digits_run, "me/digits", *WORDS, "--results", "r.json", "--license", "mit")
     )
-    assert status == 0, err
     address = re.fullmatch(r"published: (hf:me/digits@[0-9a-f]{40})\n", out)
     assert address is not None, out
 
@@ -45,7 +39,7 @@ def test_a_run_is_published_and_used_from_the_hub(
     files = hub.repositories["me/digits"].commits[address[1][-40:]]
     assert files.keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"}
     for name in ("README.md", "config.json"):
-        for folder in (tmp_path, digits_run.parent, Path(sys.executable).parent):
+        for folder in (here, digits_run.parent, Path(sys.executable).parent):
             assert str(folder).encode() not in files[name]
     card = ModelCard(files["README.md"].decode())
     report = json.loads(Path("r.json").read_text())
@@ -72,29 +66,3 @@ def test_a_run_is_published_and_used_from_the_hub(
     [example] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     Image.fromarray(image.permute(1, 2, 0).numpy()).save("photo.jpg")
     exec(compile(example, "README.md", "exec"), {})
-
-
-def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that must succeed, in a process."""
-    command = [sys.executable, "-m", *map(str, words)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_real_processes_publish_and_predict(
-    hub: fake_hub.Hub, digits_run: Path, tmp_path: Path
-) -> None:
-    done = run("mldec.publish", digits_run, "me/digits", *WORDS, HF_TOKEN=fake_hub.WRITER)
-    [_, commit] = hub.repositories["me/digits"].commits
-    assert f"published: hf:me/digits@{commit}\n" in done.stdout
-    assert done.stderr == ""
-
-    Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(tmp_path / "photo.png")
-    rows = []
-    for name in ("hf:me/digits", digits_run):
-        words = ["mldec.predict", name, tmp_path / "photo.png", *WORDS, "--json", "-"]
-        rows.append(json.loads(run(*words, HF_TOKEN=fake_hub.WRITER).stdout))
-    assert rows[0] == rows[1] != []

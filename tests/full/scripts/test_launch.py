@@ -9,11 +9,11 @@ LAUNCH = Path(__file__).parents[3] / "scripts" / "launch"
 
 
 @pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda path: path.name)
-def test_a_launcher_is_valid_shell(path: Path) -> None:
+def test_a_launcher_is_valid_shell(path):
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True).stderr == ""
 
 
-def test_one_node_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_node_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("PROCESSES", "2")
     command = [str(LAUNCH / "one_node.sh"), *QUICK, "train.epochs=1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -21,7 +21,7 @@ def test_one_node_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (tmp_path / "outputs" / "digits" / "checkpoints" / "best.pt").exists()
 
 
-def test_several_nodes_train(tmp_path: Path) -> None:
+def test_several_nodes_train(tmp_path):
     """Two launchers stand for two machines, each with its own working folder, as nodes have."""
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -1,30 +1,15 @@
 """The verdict of scripts/same_numbers.py on two results; its probes are run by hand."""
 
-import math
 import runpy
 from pathlib import Path
 
-import pytest
 import torch
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "same_numbers.py"))
 differences, plain, verdict = (SCRIPT[name] for name in ("differences", "plain", "verdict"))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "paths"),
-    [
-        ({"a": [1.0, math.nan]}, {"a": [1.0, math.nan]}, []),
-        ({"a": [1.0, 2.0]}, {"a": [1.0, 2.0000000000000004]}, ["/a/1"]),
-        ({"a": [1]}, {"a": [1, 2], "b": None}, ["/a/1", "/b"]),
-        ({"a": {"b": 1}}, {"a": 1}, ["/a"]),
-    ],
-)
-def test_differences_are_named_by_their_path(before: dict, after: dict, paths: list[str]) -> None:
-    assert [path for path, *_ in differences(before, after)] == paths
-
-
-def test_only_named_exceptions_have_a_tolerance() -> None:
+def test_only_named_exceptions_have_a_tolerance():
     before, after = {"temperature": 2.0}, {"temperature": 2.0001}
     assert verdict("calibrate_class", {"result": before}, {"result": before}) == "same"
     said = verdict("calibrate_class", {"result": before}, {"result": after})
@@ -37,7 +22,7 @@ def test_only_named_exceptions_have_a_tolerance() -> None:
     assert said == "failed after: no"
 
 
-def test_a_move_and_the_clock_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_and_the_clock_are_no_difference(monkeypatch):
     monkeypatch.setenv("SIDE", "/tmp/before")
     head = {"_target_": "mldec.heads.gap.GAP", "scale": 1.0}
     result = plain({"head": head, "time": 3, "path": "/tmp/before/a.pt", "x": torch.zeros(2)})

@@ -1,7 +1,5 @@
 """Each network is compiled whole with each head, once per batch size."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from squares import fit, settings, trainer
@@ -33,7 +31,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("head", {**CLOSED, **OF_WORDS})
 @pytest.mark.parametrize("network", NETWORKS)
-def test_each_network_is_compiled_whole_with_each_head(network: str, head: str) -> None:
+def test_each_network_is_compiled_whole_with_each_head(network, head):
     words, size = NETWORKS[network]
     words = ["+experiment=coco_tresnet_m", *words, *{**CLOSED, **OF_WORDS}[head]]
     parts = build.check(compose(words), build.MODEL_PARTS)
@@ -51,7 +49,7 @@ def test_each_network_is_compiled_whole_with_each_head(network: str, head: str) 
     assert counter.frame_count == 2
 
 
-def test_compiled_training_gives_the_same_weights(tmp_path: Path) -> None:
+def test_compiled_training_gives_the_same_weights(tmp_path):
     results = []
     for word in ("train.compile=false", "train.compile=true"):
         # adam would turn rounding noise into steps

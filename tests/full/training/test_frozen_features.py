@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,8 @@ WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw
 
 
 @pytest.fixture
-def train(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def train(cli, here):
     """Return a function that trains on 24 pictures; it returns the checkpoint."""
-    monkeypatch.chdir(tmp_path)
     Path("own").mkdir()
     rows = ["path,labels,split\n"]
     for number in range(24):
@@ -29,15 +27,14 @@ def train(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         rows.append(f"{number}.png,{labels},{'train' if number < 16 else 'val'}\n")
     Path("own/data.csv").write_text("".join(rows))
 
-    def run(name: str, *words: str) -> Any:
-        status, _, err = cli("train", *WORDS, f"name={name}", *words)
-        assert status == 0, err
+    def run(name, *words):
+        cli.out("train", *WORDS, f"name={name}", *words)
         return torch.load(Path("outputs", name, "checkpoints", "last.pt"), weights_only=True)
 
     return run
 
 
-def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Any) -> None:
+def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train, cli):
     with_cache, without = train("cached", *CACHED), train("frozen", CACHED[0])
     assert with_cache["model"].keys() == without["model"].keys()
     for key, value in without["model"].items():
@@ -46,12 +43,11 @@ def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train: Any, cli: Any) -
 
     # The checkpoint is that of the whole network: it needs no tokens.
     shutil.rmtree("cache")
-    status, out, err = cli("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
-    assert status == 0, err
+    out = cli.out("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
     assert f"{with_cache['metrics']['val/mAP']:.3f}" in out
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(train: Any) -> None:
+def test_a_stopped_run_goes_on_to_the_same_bits(train):
     whole = train("whole", *CACHED)
     train("parts", *CACHED, "train.stop_epoch=1")
     # The tokens are computed again, from the weights in the checkpoint.

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from support import assert_equal
 
 from mldec.checkpoint import load_model
 from mldec.config.compose import compose
-from mldec.config.schema import Config
 from mldec.data.types import Sampling
 from mldec.files.torch_files import read_torch
 from mldec.losses.cross_entropy import BinaryCrossEntropy
@@ -55,13 +52,13 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 )
 @pytest.mark.parametrize("step", [3, 6, 8])
 def test_a_resumed_run_equals_one_that_was_not_stopped(
-    words: list[str],
-    options: dict[str, Any],
-    step: int,
-    device: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words,
+    options,
+    step,
+    device,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     if options.get("loss"):
@@ -70,7 +67,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     check_resume(partial(trainer, config, **options), tmp_path, step=step)
 
 
-def zero_shot(*words: str) -> Config:
+def zero_shot(*words):
     small = ["data.train_images=32", "data.val_images=60", "data.image_size=32"]
     small += ["data.colours=2", "data.unseen=2", "train.batch_size=8", "train.workers=0"]
     narrow = ["head.embed_dim=16", "head.num_heads=2", "head.mlp_dim=16", "train.epochs=2"]
@@ -81,7 +78,7 @@ def zero_shot(*words: str) -> Config:
 @pytest.mark.parametrize(
     "head", ["ml_decoder_zsl_small", "ml_decoder_zsl_groups_small", "ml_decoder_zsl_single_small"]
 )
-def test_a_resumed_zero_shot_run_carries_its_vectors(head: str, tmp_path: Path) -> None:
+def test_a_resumed_zero_shot_run_carries_its_vectors(head, tmp_path):
     words = ["train.query_noise=0.3", "train.random_queries=1", "train.precision=bf16"]
     words += [f"head={head}", "train.keep_last=4"]
     run(zero_shot(*words), tmp_path / "whole")
@@ -99,6 +96,5 @@ def test_a_resumed_zero_shot_run_carries_its_vectors(head: str, tmp_path: Path) 
     assert next(iter(one["metrics"])) == "val/zsl_mAP"
 
     loaded = load_model(tmp_path / "whole" / "checkpoints" / "best.pt", plugins=["patches"])
-    assert loaded.classes.queries is not None
     logits = loaded.model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), loaded.classes.queries[:7])
     assert logits.shape == (1, 7)

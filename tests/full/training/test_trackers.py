@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support import QUICK
@@ -15,7 +14,7 @@ SECRET = "8d1f0000feed0000feed0000feed0000feed1c2b"
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_the_real_package_keeps_a_resumed_run_in_one_record(name: str, tmp_path: Path) -> None:
+def test_the_real_package_keeps_a_resumed_run_in_one_record(name, tmp_path):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
 

@@ -1,17 +1,12 @@
 """A training step, taken apart."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from mldec.benchmark import profile
-from mldec.benchmark.profile import PARTS, Stopwatch, Watched, product_flops, published, watched
-from mldec.data.loader import Batch
-from mldec.runtime.devices import Precision
+from mldec.benchmark.profile import PARTS, Stopwatch
 
 SMALL = [
     "data.image_size=32",
@@ -26,11 +21,11 @@ SMALL = [
 
 
 @pytest.fixture(autouse=True)
-def small_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_product(monkeypatch):
     monkeypatch.setitem(profile.SIDE, "cpu", 64)
 
 
-def test_every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_moment_belongs_to_one_part(monkeypatch):
     moments = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
     monkeypatch.setattr(profile.time, "perf_counter", lambda: next(moments))
     stopwatch = Stopwatch(torch.device("cpu"))
@@ -41,27 +36,12 @@ def test_every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert stopwatch.seconds() == {**dict.fromkeys(PARTS, 0.0), **expected}
 
 
-def test_the_way_of_a_batch_to_the_device_is_measured() -> None:
-    stopwatch = Stopwatch(torch.device("cpu"))
-    batch = Batch(torch.ones(2, 3, 4, 4), torch.zeros(2, 5), torch.arange(2))
-    images = watched(batch, stopwatch).images
-    stopwatch.restart()
-    assert type(images) is Watched
-    copied = images.to("cpu", memory_format=torch.channels_last)
-    assert type(copied) is torch.Tensor
-    assert copied.is_contiguous(memory_format=torch.channels_last)
-    assert stopwatch.seconds()["copy"] > 0
-
-
-def test_the_parts_add_up_to_the_step(
-    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_add_up_to_the_step(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "TRACED", 1)
     file, trace = tmp_path / "profile.json", tmp_path / "trace.json"
     trace.write_text("an older trace")
     words = ["--experiment", "digits", "--repeats", "2", "--json", file, "--trace", trace]
-    status, out, err = cli("benchmark", "profile", *words, *SMALL)
-    assert status == 0, err
+    out = cli.out("benchmark", "profile", *words, *SMALL)
 
     figures = json.loads(file.read_text())["figures"]
     parts = {name for name in PARTS if f"{name}_ms" in figures}
@@ -89,57 +69,11 @@ def test_the_parts_add_up_to_the_step(
     assert "aten::convolution" in names
 
 
-def test_without_its_data_an_experiment_has_random_images(
-    cli: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_without_its_data_an_experiment_has_random_images(cli, tmp_path):
     settings = ["backbone=tiny", "data.image_size=32", "train.batch_size=4", "device=cpu"]
     settings += ["head.embed_dim=16", "head.mlp_dim=16", f"data.root={tmp_path / 'absent'}"]
     words = ["--experiment", "nuswide_zsl_tresnet_m", "--repeats", "1", "--classes", "7"]
-    status, out, err = cli("benchmark", "profile", *words, *settings)
-    assert status == 0, err
+    out = cli.out("benchmark", "profile", *words, *settings)
     lines = out.splitlines()
     assert "7 classes" in lines[0]
     assert lines[1].startswith(f"data: random images: {tmp_path / 'absent'}")
-
-
-def test_a_product_is_measured_in_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    dtypes = []
-    matmul = torch.Tensor.__matmul__
-
-    def noted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        dtypes.append(a.dtype)
-        return matmul(a, b)
-
-    monkeypatch.setattr(torch.Tensor, "__matmul__", noted)
-    for precision in (Precision.auto, Precision.fp32, Precision.bf16):
-        assert 1e6 < product_flops(torch.device("cpu"), precision) < 1e15
-    assert list(dict.fromkeys(dtypes)) == [torch.float32, torch.bfloat16]
-
-    # Two operations per product, by the fastest round.
-    monkeypatch.setattr(profile, "in_turns", lambda *_, **__: {"product": [0.5, 0.1, 0.3]})
-    assert product_flops(torch.device("cpu"), Precision.fp32) == pytest.approx(2 * 64**3 / 0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "tf32", "teraflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", Precision.bf16, False, 989.5),
-        ("NVIDIA H100 PCIe", Precision.bf16, False, 756.5),
-        ("NVIDIA H200", Precision.bf16, False, 989.5),
-        ("NVIDIA A100-SXM4-80GB", Precision.bf16, False, 312),
-        ("NVIDIA A100-SXM4-80GB", Precision.fp32, True, 156),
-        ("NVIDIA A100-SXM4-80GB", Precision.fp32, False, 19.5),
-    ],
-)
-def test_published_peaks(
-    name: str,
-    precision: Precision,
-    tf32: bool,
-    teraflops: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    value, source = published(name, precision) or (0, "")
-    assert value == pytest.approx(teraflops * 1e12)
-    assert "data sheet" in source
-    assert published("Some GPU", precision) is None

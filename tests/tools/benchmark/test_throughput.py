@@ -1,17 +1,12 @@
 """Images per second of experiments of every kind; each can be timed, and how jobs are timed."""
 
 import argparse
-import itertools
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
-from mldec.benchmark.throughput import Trial, in_turns, prepare, settings, times_as_long
-from mldec.model import TokenClassifier
+from mldec.benchmark.throughput import in_turns, prepare, settings, times_as_long
 
 SMALL = ["data.image_size=32", "train.batch_size=4", "device=cpu"]
 HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
@@ -25,12 +20,9 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
         ("nuswide_zsl_tresnet_m", ["backbone=tiny", *HEAD]),  # word queries
     ],
 )
-def test_an_experiment_trains_and_infers(
-    cli: Callable[..., Any], experiment: str, changed: list[str]
-) -> None:
+def test_an_experiment_trains_and_infers(cli, experiment, changed):
     options = ["--experiment", experiment, "--classes", "7", "--repeats", "1"]
-    status, out, err = cli("benchmark", "throughput", *options, *SMALL, *changed)
-    assert status == 0, err
+    out = cli.out("benchmark", "throughput", *options, *SMALL, *changed)
     figures = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert (figures["classes"], figures["batch_size"], figures["image_size"]) == ("7", "4", "32")
     assert float(figures["train_images_per_second"].replace(",", "")) > 0
@@ -47,12 +39,12 @@ TINY = [
 ]
 
 
-def tried(experiment: str, *changed: str) -> Trial:
+def tried(experiment, *changed):
     args = argparse.Namespace(experiment=experiment, settings=[*TINY, *changed])
     return prepare(settings(args), 12)
 
 
-def test_random_batches_are_those_of_a_loader() -> None:
+def test_random_batches_are_those_of_a_loader():
     # Several labels per image.
     trial = tried("digits")
     batches = trial.random_batches()
@@ -69,19 +61,11 @@ def test_random_batches_are_those_of_a_loader() -> None:
     assert first.targets.dtype == torch.float32
 
 
-def test_stored_tokens_are_trained_on() -> None:
-    trial = tried("finetune_frozen", "train.freeze=[backbone]")
-    assert isinstance(trial.trained, TokenClassifier)
-    [first, _] = trial.random_batches()
-    assert first.images.shape[2] == trial.model.backbone.num_features
-    assert not first.images.requires_grad
-
-
 CPU = torch.device("cpu")
 
 
-def test_jobs_take_turns() -> None:
-    calls: list[str] = []
+def test_jobs_take_turns():
+    calls = []
     jobs = {name: partial(calls.append, name) for name in ("a", "b")}
     times = in_turns(jobs, device=CPU, rounds=2, warmup=1)
     assert calls == ["a", "b"] * 3
@@ -90,13 +74,3 @@ def test_jobs_take_turns() -> None:
     # The second round was disturbed on both sides: a ratio compares within rounds.
     times = {"a": [2.0, 20.0, 2.2], "b": [1.0, 10.0, 1.0]}
     assert times_as_long(times, "a", "b") == pytest.approx(2)
-
-
-@pytest.mark.parametrize(("threads", "clock"), [(1, "process_time"), (2, "perf_counter")])
-def test_one_thread_is_measured_in_processor_time(
-    threads: int, clock: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks = itertools.count()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(time, clock, lambda: next(ticks))
-    assert in_turns({"job": lambda: None}, device=CPU, rounds=2)["job"] == [1, 1]

@@ -19,7 +19,6 @@ from mldec.calibrate import (
     TEMPERATURES,
     Choice,
     Tally,
-    Threshold,
     cross_fitted,
     fit,
     fit_threshold,
@@ -28,7 +27,7 @@ from mldec.calibrate import (
     unscaled,
     with_one_label,
 )
-from mldec.errors import ConfigError, DataError
+from mldec.errors import DataError
 from mldec.evaluation import Scores
 from mldec.evaluators.label_errors import platt
 
@@ -44,7 +43,7 @@ F1 = Choice(parse_objective("f1"), "class", 5, platt=False)
 # ----------------------------------------------------------------------------------- one threshold
 
 
-def fitted_to(objective: str, *classes: Pairs) -> Threshold:
+def fitted_to(objective, *classes):
     columns = [
         (np.array([logit for logit, _ in pairs]), np.array([shown for _, shown in pairs], bool))
         for pairs in classes
@@ -52,24 +51,24 @@ def fitted_to(objective: str, *classes: Pairs) -> Threshold:
     return fit_threshold(parse_objective(objective), lambda: columns)
 
 
-def counted(pairs: Pairs, lowest: float) -> tuple[int, int, int]:
+def counted(pairs, lowest):
     """Return true positives, false positives and misses, if scores from `lowest` on are present."""
     hits = sum(present for score, present in pairs if score >= lowest)
     false_alarms = sum(not present for score, present in pairs if score >= lowest)
     return hits, false_alarms, sum(present for _, present in pairs) - hits
 
 
-def by_brute_force(objective: str, pairs: Pairs) -> tuple[int, int, int]:
+def by_brute_force(objective, pairs):
     """Return the counts at the best of all cut points, of equally good ones at the highest."""
     kind, _, numbers = objective.partition(":")
     values = [float(number) for number in numbers.split(",") if number]
     cuts = [math.inf, *sorted({logit for logit, _ in pairs}, reverse=True)]
     counts = [counted(pairs, cut) for cut in cuts]
 
-    def precision(count: tuple[int, int, int]) -> float:
+    def precision(count):
         return count[0] / (count[0] + count[1]) if count[0] else 0.0
 
-    def recall(count: tuple[int, int, int]) -> float:
+    def recall(count):
         return count[0] / (count[0] + count[2])
 
     if kind == "f1":
@@ -86,7 +85,7 @@ def by_brute_force(objective: str, pairs: Pairs) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(pairs=PAIRS)
-def test_a_threshold_is_the_best_of_all_cut_points(objective: str, pairs: Pairs) -> None:
+def test_a_threshold_is_the_best_of_all_cut_points(objective, pairs):
     pairs = [*pairs, (0.25, True)]
     threshold = fitted_to(objective, pairs)
     hits, false_alarms, misses = by_brute_force(objective, pairs)
@@ -102,7 +101,7 @@ def test_a_threshold_is_the_best_of_all_cut_points(objective: str, pairs: Pairs)
     assert fitted_to(objective, pairs[:-1], [], pairs[-1:]) == threshold
 
 
-def test_a_threshold_lies_halfway_to_the_next_score() -> None:
+def test_a_threshold_lies_halfway_to_the_next_score():
     threshold = fitted_to("f1", [(2.0, True), (0.0, False), (-1.0, False)])
     assert threshold.value == pytest.approx((expit(2.0) + 0.5) / 2)
     assert fitted_to("f1", [(0.0, True)]).value == 0.25
@@ -112,18 +111,10 @@ def test_a_threshold_lies_halfway_to_the_next_score() -> None:
     assert fitted_to("f1", [(90.0, True), (80.0, True), (70.0, False)]).value < 1
 
 
-@pytest.mark.parametrize("text", ["F1", "precision:1.1", "recall:nan", "cost:1,0", "cost:inf,1"])
-def test_other_objectives_are_refused(text: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--objective .*: it must be f1, precision:P or recall:R"
-    ):
-        parse_objective(text)
-
-
 # -------------------------------------------------------------------------------------- the scores
 
 
-def scores(*, images: int = 200, classes: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def scores(*, images=200, classes=6, seed=0):
     """Return logits [N, K] and labels [N, K]; each class has a scale and an offset of its own."""
     rng = np.random.default_rng(seed)
     labels = rng.random((images, classes)) < rng.uniform(0.05, 0.4, classes)
@@ -132,11 +123,11 @@ def scores(*, images: int = 200, classes: int = 6, seed: int = 0) -> tuple[np.nd
     return logits.astype(np.float32), labels.astype(np.int8)
 
 
-def of_all(logits: np.ndarray, labels: np.ndarray, *, exclusive: bool = False) -> float | None:
+def of_all(logits, labels, *, exclusive=False):
     return temperature(logits, labels, np.ones(len(logits), bool), exclusive=exclusive)
 
 
-def log_loss(logits: np.ndarray, labels: np.ndarray, value: float, *, exclusive: bool) -> float:
+def log_loss(logits, labels, value, *, exclusive):
     scaled, targets = torch.from_numpy(logits).double() / value, torch.from_numpy(labels)
     if exclusive:
         return cross_entropy(scaled, targets.argmax(1)).item()
@@ -145,7 +136,7 @@ def log_loss(logits: np.ndarray, labels: np.ndarray, value: float, *, exclusive:
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_the_temperature_is_the_best_of_a_fine_grid(exclusive: bool) -> None:
+def test_the_temperature_is_the_best_of_a_fine_grid(exclusive):
     logits, labels = scores()
     labels[::7] = -1
     if exclusive:
@@ -166,12 +157,12 @@ def test_the_temperature_is_the_best_of_a_fine_grid(exclusive: bool) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_separated_and_reversed_scores_have_no_temperature(sign: int) -> None:
+def test_separated_and_reversed_scores_have_no_temperature(sign):
     labels = np.array([[1], [1], [0], [0], [0]], np.int8)
     assert of_all(sign * (4.0 * labels - 2), labels) is None
 
 
-def test_a_temperature_needs_only_some_of_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temperature_needs_only_some_of_many_scores(monkeypatch):
     logits, labels = scores(images=4000, classes=5)
     whole = of_all(logits, labels)
     monkeypatch.setattr(module, "MOST_SCORES", 10_000)
@@ -180,7 +171,7 @@ def test_a_temperature_needs_only_some_of_many_scores(monkeypatch: pytest.Monkey
     assert some == pytest.approx(whole, rel=0.1)
 
 
-def test_platt_scaling_is_a_logistic_regression_with_soft_targets() -> None:
+def test_platt_scaling_is_a_logistic_regression_with_soft_targets():
     logits, labels = scores()
     separated = np.array([-9.0, -8, -7, 5, 6])
     cases = [(column, label == 1) for column, label in zip(logits.T, labels.T, strict=True)]
@@ -205,9 +196,7 @@ def test_platt_scaling_is_a_logistic_regression_with_soft_targets() -> None:
         ([], []),
     ],
 )
-def test_logits_that_say_nothing_leave_the_frequency(
-    logits: list[float], present: list[bool]
-) -> None:
+def test_logits_that_say_nothing_leave_the_frequency(logits, present):
     slope, offset = platt(np.array(logits), np.array(present, bool))
     assert slope == 0
     assert expit(offset) == pytest.approx((sum(present) + 1) / (len(logits) + 2))
@@ -216,7 +205,7 @@ def test_logits_that_say_nothing_leave_the_frequency(
 # ------------------------------------------------------------------------------------- all classes
 
 
-def data(classes: int = 70) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def data(classes=70):
     """Return logits, labels with some -1, and all images as bool [N]; there are two blocks."""
     rng = np.random.default_rng(0)
     present = rng.random((300, classes)) < np.linspace(0.005, 0.4, classes)
@@ -225,7 +214,7 @@ def data(classes: int = 70) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return logits.astype(np.float32), labels.astype(np.int8), np.ones(300, bool)
 
 
-def test_each_class_is_fitted_to_its_annotated_images() -> None:
+def test_each_class_is_fitted_to_its_annotated_images():
     logits, labels, every = data()
     images = every & (np.arange(300) % 3 > 0)
     few = (labels[images] == 1).sum(0) < 12
@@ -236,7 +225,7 @@ def test_each_class_is_fitted_to_its_annotated_images() -> None:
     assert not fitted.offsets.any()
     assert fitted.shares.tolist() == few.tolist()
 
-    def pairs(k: int) -> Pairs:
+    def pairs(k):
         known = images & (labels[:, k] >= 0)
         return list(zip(slope * logits[known, k].astype(float), labels[known, k] == 1, strict=True))
 
@@ -246,7 +235,7 @@ def test_each_class_is_fitted_to_its_annotated_images() -> None:
     assert fitted.thresholds[few] == pytest.approx(together.value)
 
 
-def test_too_few_positives_even_together_take_the_threshold_of_all_classes() -> None:
+def test_too_few_positives_even_together_take_the_threshold_of_all_classes():
     logits, labels, every = data(classes=6)
     labels[:, 0] = -1
     labels[:, 1] = np.minimum(labels[:, 1], 0)
@@ -258,7 +247,7 @@ def test_too_few_positives_even_together_take_the_threshold_of_all_classes() -> 
     assert not everything.shares.any()
 
 
-def test_a_precision_that_a_class_cannot_reach_is_known() -> None:
+def test_a_precision_that_a_class_cannot_reach_is_known():
     logits = np.array([[2.0, 2], [1, 1], [0, 0]])
     labels = np.array([[0, 1], [1, 1], [0, 0]], np.int8)
     choice = Choice(parse_objective("precision:0.9"), "class", 1, platt=False)
@@ -268,7 +257,7 @@ def test_a_precision_that_a_class_cannot_reach_is_known() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_platt_scaling_is_of_each_class_or_of_all(shared: bool) -> None:
+def test_platt_scaling_is_of_each_class_or_of_all(shared):
     logits, labels, every = data(classes=4)
     # Far above 0, as the logits of CLIP: a temperature could make no scores of them.
     logits = 20 + 2 * logits
@@ -280,7 +269,7 @@ def test_platt_scaling_is_of_each_class_or_of_all(shared: bool) -> None:
         assert (fitted.slopes[k], fitted.offsets[k]) == pytest.approx(expected)
 
 
-def test_a_tally_is_that_of_scikit_learn() -> None:
+def test_a_tally_is_that_of_scikit_learn():
     logits, labels, every = data(classes=5)
     fitted = fit(logits, labels, every, F1)
     tally = Tally(5)
@@ -300,16 +289,16 @@ def test_a_tally_is_that_of_scikit_learn() -> None:
     share, mean = calibration_curve(labels[known], scores[known], n_bins=BINS)
     images = np.histogram(scores[known], bins=BINS, range=(0, 1))[0]
     expected = 100 * np.abs(share - mean) @ images[images > 0] / images.sum()
-    assert tally.calibration_error() == pytest.approx(expected)
+    assert tally.summary()["ECE"] == pytest.approx(expected)
 
 
-def test_a_score_at_the_threshold_is_present() -> None:
+def test_a_score_at_the_threshold_is_present():
     tally = Tally(1)
-    tally.add(unscaled(1, 0.5), np.zeros((3, 1)), np.ones((3, 1), np.int8), np.ones(3, bool))
+    tally.add(unscaled(1), np.zeros((3, 1)), np.ones((3, 1), np.int8), np.ones(3, bool))
     assert tally.summary()["OR"] == 100
 
 
-def test_no_image_is_judged_by_a_fit_that_has_seen_it() -> None:
+def test_no_image_is_judged_by_a_fit_that_has_seen_it():
     """Labels that are noise: a threshold that has seen them is better than chance, another not."""
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(200, 40)), (rng.random((200, 40)) < 0.3).astype(np.int8)
@@ -328,7 +317,7 @@ def test_no_image_is_judged_by_a_fit_that_has_seen_it() -> None:
     assert own.summary()["CP"] > tally.summary()["CP"] + 1
 
 
-def test_without_a_positive_there_is_no_fit() -> None:
+def test_without_a_positive_there_is_no_fit():
     logits, labels, _ = data(classes=3)
     labels = np.zeros_like(labels)
     labels[0] = 1
@@ -336,7 +325,7 @@ def test_without_a_positive_there_is_no_fit() -> None:
         cross_fitted(logits, labels, np.arange(300) % 2, F1)
 
 
-def test_a_temperature_of_one_label_is_judged_by_cross_fitting() -> None:
+def test_a_temperature_of_one_label_is_judged_by_cross_fitting():
     rng = np.random.default_rng(0)
     labels = np.eye(4, dtype=np.int8)[rng.integers(4, size=400)]
     logits = (9 * labels + 6 * rng.normal(size=labels.shape)).astype(np.float32)

@@ -19,7 +19,7 @@ class Judge(NamedTuple):
     flipped: set[tuple[str, str]]  # file name and class of the labels that are wrong
 
 
-def write_squares(root: Path, *, images: int = 240, train: int = 200) -> set[tuple[str, str]]:
+def write_squares(root, *, images=240, train=200):
     """Write squares of mixed colours and a CSV file, 5 % of ."""
     rng = np.random.default_rng(0)
     shown = rng.random((images, 3)) < 0.4
@@ -38,7 +38,7 @@ def write_squares(root: Path, *, images: int = 240, train: int = 200) -> set[tup
 
 
 @pytest.fixture(scope="session")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
+def judge(tmp_path_factory):
     """A run, made by a real process; tests must not change it."""
     folder = tmp_path_factory.mktemp("judge")
     flipped = write_squares(folder / "mine")

@@ -5,13 +5,10 @@ import pickle
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 from support import one_line, write_coco
 
@@ -22,25 +19,24 @@ from mldec.check_data.examine import (
     split_statistics,
 )
 from mldec.config.compose import config_dir
-from mldec.data.table import COCO_NAMES, VOC, Labels, from_dense, from_single
+from mldec.data.table import COCO_NAMES, VOC, from_dense, from_single
 from mldec.data.types import Classes, Split
 from mldec.figures import NAME_LENGTH, save
 
-Cli = Callable[..., tuple[int, str, str]]
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)
 PUBLISHED = "82,081 or 82,783 or 117,266 or 118,287"
 
 
-def split_of(labels: Labels, *, exclusive: bool = False) -> Split:
+def split_of(labels, *, exclusive=False):
     class Named:
-        def __len__(self) -> int:
+        def __len__(self):
             return len(labels)
 
-        def name(self, index: int) -> str:
+        def name(self, index):
             return f"image {index}"
 
-    dataset: Any = Named()
+    dataset = Named()
     return Split(dataset, Classes(NAMES, exclusive))
 
 
@@ -63,14 +59,14 @@ def split_of(labels: Labels, *, exclusive: bool = False) -> Split:
         ),
     ],
 )
-def test_impossible_labels(labels: Labels, exclusive: bool, fault: str | None) -> None:
+def test_impossible_labels(labels, exclusive, fault):
     split = split_of(labels, exclusive=exclusive)
     assert label_faults(split, labels) == ([fault] if fault else [])
     if fault and "exactly one" in fault:
         assert label_faults(split, labels, several=True) == []
 
 
-def test_statistics_are_those_of_a_loop() -> None:
+def test_statistics_are_those_of_a_loop():
     labels = from_dense(DENSE)
     per_class = Counter(NAMES[k] for row in DENSE for k, value in enumerate(row) if value == 1)
     per_image = [sum(value == 1 for value in row) for row in DENSE]
@@ -89,7 +85,7 @@ def test_statistics_are_those_of_a_loop() -> None:
     assert stated["negatives_stated"] == int((DENSE == 0).sum())
 
 
-def test_published_counts_are_of_options_that_exist() -> None:
+def test_published_counts_are_of_options_that_exist():
     assert set(OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
     assert OFFICIAL["coco"][2] == {len(COCO_NAMES)}
     assert OFFICIAL["voc2007"][2] == OFFICIAL["voc2012"][2] == {len(VOC)}
@@ -98,14 +94,14 @@ def test_published_counts_are_of_options_that_exist() -> None:
 # -------------------------------------------------------------------------------------- the charts
 
 
-def written(figure: Figure, path: Path) -> np.ndarray:
+def written(figure, path):
     """Write a figure and return the pixels of the file: uint8 [H, W, 3]."""
     save(figure, path)
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
 
 
-def test_bars_have_names_and_counts_the_largest_on_top(tmp_path: Path) -> None:
+def test_bars_have_names_and_counts_the_largest_on_top(tmp_path):
     names = ["$x^2$", "two\nlines" * 30, "dog"]
     figure = bar_chart(np.array([3, 0, 1200]), names, r"train: $\frac{$")
     assert written(figure, tmp_path / "bars.png").shape[1] == 800
@@ -118,11 +114,6 @@ def test_bars_have_names_and_counts_the_largest_on_top(tmp_path: Path) -> None:
     assert len(labels[2].get_text()) <= NAME_LENGTH
     assert labels[2].get_text().isprintable()
 
-    # Further up on the page, and longer, but less than in proportion: the axis is logarithmic.
-    boxes = [bar.get_window_extent() for bar in axes.patches]
-    assert boxes[0].y0 > boxes[1].y1
-    assert boxes[1].width < boxes[0].width < 10 * boxes[1].width
-
     # Of many classes only the distribution is legible.
     many = bar_chart(np.arange(9_605), [str(index) for index in range(9_605)], "title")
     assert written(many, tmp_path / "bars.png").shape == (600, 800, 3)
@@ -134,7 +125,7 @@ def test_bars_have_names_and_counts_the_largest_on_top(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """Digits in the MS-COCO layout, of which every image is another one."""
     write_coco(tmp_path / "coco")
     rng = np.random.default_rng(0)
@@ -144,19 +135,19 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def check(cli: Cli, root: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
-    def check(*args: str | Path) -> tuple[int, str, str]:
+def check(cli, root, tmp_path):
+    def check(*args):
         words = ["data=coco", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0"]
         return cli("check_data", *words, *args)
 
     return check
 
 
-def image(root: Path, number: int, split: str = "train2014") -> Path:
+def image(root, number, split="train2014"):
     return root / split / f"COCO_{split}_{number:012}.jpg"
 
 
-def test_a_sound_tree_with_a_class_without_positives(check, root: Path, tmp_path: Path) -> None:
+def test_a_sound_tree_with_a_class_without_positives(check, root, tmp_path):
     for file in (root / "annotations").glob("instances_*.json"):
         content = json.loads(file.read_text())
         content["categories"].append({"id": 90, "name": "unicorn"})
@@ -181,16 +172,16 @@ def test_a_sound_tree_with_a_class_without_positives(check, root: Path, tmp_path
 
 
 def test_without_matplotlib_only_the_charts_are_refused_and_before_anything_is_read(
-    check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    check, monkeypatch, tmp_path
+):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = check("--out", tmp_path / "pictures")
     assert (status, out) == (1, "")
-    one_line(err, "--out: the charts need matplotlib", "pip install 'mldec[plot]'")
+    one_line(err, "--out: a chart needs matplotlib", "pip install 'mldec[plot]'")
     assert check("--json", tmp_path / "r.json")[0] == 0
 
 
-def test_images_that_do_not_decode_are_named_and_counted(check, root: Path, tmp_path: Path) -> None:
+def test_images_that_do_not_decode_are_named_and_counted(check, root, tmp_path):
     whole = image(root, 3).read_bytes()
     image(root, 3).write_bytes(whole[: len(whole) // 2])
     image(root, 5).write_bytes(b"")
@@ -205,7 +196,7 @@ def test_images_that_do_not_decode_are_named_and_counted(check, root: Path, tmp_
         assert check("--decode", count)[0] == 0
 
 
-def test_the_same_bytes_twice_and_in_both_splits(check, root: Path) -> None:
+def test_the_same_bytes_twice_and_in_both_splits(check, root):
     shutil.copy(image(root, 2), image(root, 9))
     shutil.copy(image(root, 4), image(root, 7, "val2014"))
     status, out, err = check()
@@ -216,9 +207,7 @@ def test_the_same_bytes_twice_and_in_both_splits(check, root: Path) -> None:
 
 
 @pytest.mark.parametrize(("category", "labels"), [(5, "the same"), (1, "different")])
-def test_a_file_that_is_listed_twice_is_called_that(
-    check, root: Path, category: int, labels: str
-) -> None:
+def test_a_file_that_is_listed_twice_is_called_that(check, root, category, labels):
     path = root / "annotations" / "instances_train2014.json"
     content = json.loads(path.read_text())
     content["images"].append({"id": 99, "file_name": image(root, 2).name})
@@ -231,9 +220,7 @@ def test_a_file_that_is_listed_twice_is_called_that(
     assert "a copy of" not in out
 
 
-def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(cli, tmp_path):
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3072), dtype=np.uint8)
@@ -241,35 +228,18 @@ def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(
         content = {"data": pixels[rows], "fine_labels": [0] * len(rows)}
         (folder / split).write_bytes(pickle.dumps(content, protocol=3))
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["apple"]}, protocol=3))
-    status, _, err = cli("check_data", "data=cifar100", f"data.root={tmp_path}", "train.workers=0")
-    assert status == 1
+    err = cli.fault("check_data", "data=cifar100", f"data.root={tmp_path}", "train.workers=0")
     one_line(err, "1 images of train are copies; 1 images are in train and in val")
-
-
-def test_the_last_choice_of_a_dataset_counts(cli: Cli, tmp_path: Path) -> None:
-    words = ["data=coco", "data=digits", "data.train_images=6", "data.val_images=5"]
-    report = tmp_path / "r.json"
-    status, out, err = cli("check_data", *words, "train.workers=0", "--json", report)
-    assert status == 0, err
-    assert "val: 5 images, 10 classes" in out
-    assert "published" not in out
-    assert json.loads(report.read_text())["train"]["images"] == 6
 
 
 @pytest.mark.parametrize(
     ("args", "part"),
     [
         ([], "no dataset is chosen: pass data=NAME"),
-        (["data=coco", "data.rot=/x"], "coco takes no such argument; did you mean 'root'?"),
-        (["data=coco", "head.num_grops=3"], "head.num_grops: MLDecoder takes no such argument"),
         (["data=digits", "--json", "/nowhere/r.json"], "cannot write /nowhere/r.json"),
-        (["data=digits", "--split", "train"], "--split needs a model: pass --checkpoint FILE"),
-        (["data=digits", "--rows", "3"], "--rows needs a model: pass --checkpoint FILE"),
+        (["data=digits", "--split", "train"], "--split has no effect without --checkpoint FILE"),
         (["--checkpoint", "x", "--decode", "3"], "--decode has no effect with --checkpoint"),
-        (["--checkpoint", "nowhere.pt"], "no file at nowhere.pt"),
     ],
 )
-def test_wrong_arguments_are_one_line(cli: Cli, args: list[str], part: str) -> None:
-    status, _, err = cli("check_data", *args)
-    assert status == 1
-    one_line(err, part)
+def test_wrong_arguments_are_one_line(cli, args, part):
+    one_line(cli.fault("check_data", *args), part)

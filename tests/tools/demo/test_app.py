@@ -3,15 +3,11 @@
 import asyncio
 import io
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import networks
 import numpy as np
 import pytest
 import torch
-from httpx import Response
 from pictures import picture, png
 from PIL import Image
 from starlette.testclient import TestClient
@@ -19,46 +15,46 @@ from starlette.testclient import TestClient
 from mldec.data.images import read_image
 from mldec.demo import app
 from mldec.demo.app import Answerer, application
-from mldec.predict.engine import Engine, ExportedEngine, TorchEngine, scores
+from mldec.predict.engine import ExportedEngine, TorchEngine, scores
 from mldec.predict.heat_maps import Explainer
 
 PREDICT = "/api/predict"
 
 
-def client_of(engine: Engine, vectors: str | None = None, **settings: Any) -> TestClient:
+def client_of(engine, vectors=None, **settings):
     return TestClient(
         application(Answerer(engine, vectors), **settings), base_url="http://127.0.0.1:7860"
     )
 
 
 @pytest.fixture(scope="module")
-def engine() -> TorchEngine:
+def engine():
     """An engine with thresholds of its own for 7 classes."""
     return TorchEngine(networks.loaded("full", calibration=networks.CALIBRATION))
 
 
 @pytest.fixture
-def client(engine: TorchEngine) -> TestClient:
+def client(engine):
     return client_of(engine)
 
 
-def ask(client: TestClient, *photos: bytes, **settings: Any) -> Response:
+def ask(client, *photos, **settings):
     """Send photos, named by their numbers."""
     files = [("photos", (f"{number}.png", photo)) for number, photo in enumerate(photos)]
     return client.post(PREDICT, files=files, data=settings)
 
 
-def rows_of(client: TestClient, *photos: bytes, **settings: Any) -> list[dict[str, Any]]:
+def rows_of(client, *photos, **settings):
     response = ask(client, *photos, **settings)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def by_name(names: Sequence[str], values: torch.Tensor) -> Any:
+def by_name(names, values):
     return pytest.approx(dict(zip(names, values.tolist(), strict=True)), abs=1e-5)
 
 
-def bad_files(good: bytes) -> dict[str, bytes]:
+def bad_files(good):
     """Return files that are no photos, and what is said of each."""
     bomb, too_large = io.BytesIO(), io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
@@ -76,9 +72,7 @@ def bad_files(good: bytes) -> dict[str, bytes]:
 # Answers
 
 
-def test_scores_are_those_of_the_model_whatever_is_between_the_photos(
-    client: TestClient, engine: TorchEngine
-) -> None:
+def test_scores_are_those_of_the_model_whatever_is_between_the_photos(client, engine):
     bad = bad_files(png(1))
     rows = rows_of(client, png(1), *bad.values(), png(2))
     assert [row["image"] for row in rows] == [f"{number}.png" for number in range(len(rows))]
@@ -94,14 +88,13 @@ def test_scores_are_those_of_the_model_whatever_is_between_the_photos(
         found = {item["name"]: item["score"] for item in predictions}
         assert found == by_name(engine.classes.names, known)
         assert [*found.values()] == sorted(found.values(), reverse=True)
-        assert engine.thresholds is not None
         lowest = {item["name"]: item["threshold"] for item in predictions}
         assert lowest == by_name(engine.classes.names, torch.tensor(engine.thresholds))
         for item in predictions:
             assert item["present"] == (item["score"] >= item["threshold"])
 
 
-def test_heat_maps_are_those_of_the_explainer_over_what_the_model_saw() -> None:
+def test_heat_maps_are_those_of_the_explainer_over_what_the_model_saw():
     loaded = networks.loaded("full", crop=0.8)
     content = png(3, 60, 30)
     client = client_of(TorchEngine(loaded))
@@ -124,7 +117,7 @@ def test_heat_maps_are_those_of_the_explainer_over_what_the_model_saw() -> None:
     assert "picture" not in row
 
 
-def test_a_zero_shot_model_scores_the_classes_that_are_typed(tmp_path: Path) -> None:
+def test_a_zero_shot_model_scores_the_classes_that_are_typed(tmp_path):
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\n")
     zero_shot = TorchEngine(networks.loaded("words"))
@@ -149,7 +142,7 @@ def test_a_zero_shot_model_scores_the_classes_that_are_typed(tmp_path: Path) -> 
         assert reason in response.json()["detail"]
 
 
-def test_an_exported_file_has_scores_but_no_heat_maps(tmp_path: Path) -> None:
+def test_an_exported_file_has_scores_but_no_heat_maps(tmp_path):
     client = client_of(ExportedEngine(networks.save_onnx(tmp_path / "x.onnx", "groups")))
     [row] = rows_of(client, png(1))
     loaded = networks.loaded("groups")
@@ -163,7 +156,7 @@ def test_an_exported_file_has_scores_but_no_heat_maps(tmp_path: Path) -> None:
     assert "An exported file has no heat maps" in client.get("/").text
 
 
-def test_the_model_and_the_routes_are_described(client: TestClient, engine: TorchEngine) -> None:
+def test_the_model_is_described(client, engine):
     model = client.get("/api/model").json()
     assert model["classes"] == [*engine.classes.names]
     assert model["thresholds"] == pytest.approx(engine.thresholds)
@@ -171,31 +164,16 @@ def test_the_model_and_the_routes_are_described(client: TestClient, engine: Torc
 
     # FastAPI's own pages would load scripts from another host.
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
-    api = client.get("/openapi.json").json()
-    assert set(api["paths"]) == {"/api/model", PREDICT}
-    [(kind, body)] = api["paths"][PREDICT]["post"]["requestBody"]["content"].items()
-    assert kind == "multipart/form-data"
-    settings = api["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]
-    assert set(settings) == {"photos", "threshold", "top", "classes", "heat_maps", "pictures"}
-    assert all(setting["description"] for setting in settings.values())
+    assert set(client.get("/openapi.json").json()["paths"]) == {"/api/model", PREDICT}
 
 
 # Limits
 
 
-def test_threshold_and_top(client: TestClient) -> None:
-    [row] = rows_of(client, png(1), threshold=0, top=2)
-    assert [(item["threshold"], item["present"]) for item in row["predictions"]] == [(0, True)] * 2
-    [row] = rows_of(client, png(1), threshold=1, top=100)
-    assert [item["present"] for item in row["predictions"]] == [False] * networks.CLASSES
-
-
-def test_wrong_parameters_are_told_in_one_sentence(client: TestClient) -> None:
+def test_wrong_parameters_are_told_in_one_sentence(client):
     for settings, status, reason in (
         ({"threshold": 2}, 422, "threshold: Input should be less than or equal to 1"),
-        ({"threshold": "nan"}, 422, "threshold: Input should be"),
-        ({"top": 0}, 422, "top: Input should be greater than or equal to 1"),
-        ({"classes": "zebra"}, 400, "it is no zero-shot model"),
+        ({"classes": "zebra"}, 400, "the classes of its model only: it is no zero-shot model"),
     ):
         response = ask(client, png(1), **settings)
         assert response.status_code == status
@@ -209,10 +187,8 @@ def test_wrong_parameters_are_told_in_one_sentence(client: TestClient) -> None:
     assert client.post(PREDICT, json={"photos": ["/etc/passwd"]}).status_code == 422
 
 
-def test_a_request_has_a_limit_of_bytes_and_a_large_one_stays_in_memory(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def to_disk(*_: object) -> None:
+def test_a_request_has_a_limit_of_bytes_and_a_large_one_stays_in_memory(client, monkeypatch):
+    def to_disk(*_):
         raise AssertionError("an upload is written to the disk")
 
     monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", to_disk)
@@ -222,14 +198,14 @@ def test_a_request_has_a_limit_of_bytes_and_a_large_one_stays_in_memory(
     assert ask(client, *[bytes(20 * 2**20)] * 6).status_code == 413
 
 
-def test_a_slow_request_is_ended(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_is_ended(engine, monkeypatch):
     monkeypatch.setattr(app, "PATIENCE", 0.05)
-    sent: list[Any] = []
+    sent = []
 
-    async def receive() -> Any:
+    async def receive():
         await asyncio.sleep(60)
 
-    async def send(message: Any) -> None:
+    async def send(message):
         sent.append(message)
 
     headers = [(b"host", b"localhost"), (b"content-type", b"multipart/form-data; boundary=edge")]
@@ -238,9 +214,7 @@ def test_a_slow_request_is_ended(engine: TorchEngine, monkeypatch: pytest.Monkey
     assert sent[0]["status"] == 408
 
 
-def test_too_many_requests_at_a_time_are_refused(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_requests_at_a_time_are_refused(client, monkeypatch):
     monkeypatch.setattr(app, "MAX_WAITING", 0)
     response = ask(client, png())
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
@@ -249,14 +223,14 @@ def test_too_many_requests_at_a_time_are_refused(
 # Who is answered, and what a stranger can name
 
 
-def test_a_name_is_a_text_and_no_path(engine: TorchEngine, tmp_path: Path) -> None:
+def test_a_name_is_a_text_and_no_path(engine, tmp_path):
     names = [str(tmp_path), "../../etc/passwd", "C:\\photos\\a\x1b[2J<b>.jpg", ""]
     rows = Answerer(engine).answer([(name, b"text") for name in names], app.Settings())
     assert [row.image for row in rows] == [tmp_path.name, "passwd", "a?[2J<b>.jpg", "photo"]
     assert all(str(row.error).startswith("not an image, or none of JPEG") for row in rows)
 
 
-def test_only_own_names_are_answered(engine: TorchEngine) -> None:
+def test_only_own_names_are_answered(engine):
     client = client_of(engine, names=["Photos.lan"])
     for host in ("127.0.0.1:7860", "localhost", "[::1]:7860", "192.168.1.5", "photos.lan:80"):
         assert client.get("/", headers={"host": host}).status_code == 200
@@ -264,32 +238,26 @@ def test_only_own_names_are_answered(engine: TorchEngine) -> None:
         assert client.get("/", headers={"host": host}).status_code == 403
 
 
-def test_pages_of_other_sites_cannot_ask(client: TestClient) -> None:
+def test_pages_of_other_sites_cannot_ask(client):
     for origin, status in (("same-origin", 200), ("cross-site", 403), ("same-site", 403)):
         files = [("photos", ("a.png", png()))]
         response = client.post(PREDICT, files=files, headers={"sec-fetch-site": origin})
         assert response.status_code == status
 
 
-def test_a_token_is_asked_for(engine: TorchEngine) -> None:
+def test_a_token_is_asked_for(engine):
     client = client_of(engine, token="a:secret")
     for path in ("/", "/api/model", "/openapi.json"):
         refused = client.get(path)
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Basic ")
         assert client.get(path, auth=("anyone", "a:secret")).status_code == 200
-    for given, status in (
-        ("Bearer a:secret", 200),
-        ("Bearer a:secre", 401),
-        ("Bearer", 401),
-        ("Basic !", 401),
-        ("Bearer \xe9", 401),
-    ):
+    for given, status in (("Bearer a:secret", 200), ("Bearer a:secre", 401), ("Basic \xe9", 401)):
         headers = {"authorization": given.encode("latin-1")}
         assert client.get("/api/model", headers=headers).status_code == status
 
 
-def test_the_page_names_no_other_host_and_escapes_the_model(engine: TorchEngine) -> None:
+def test_the_page_names_no_other_host_and_escapes_the_model(engine):
     loaded = networks.loaded("full")
     names = ("<script>alert(1)</script>", *loaded.classes.names[1:])
     strange = TorchEngine(loaded)

@@ -1,10 +1,5 @@
 """The command of the web page: its options, its address, and the model that it opens."""
 
-from argparse import Namespace
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import networks
 import pytest
 from support import one_line
@@ -14,28 +9,19 @@ from mldec.demo.app import open_engine
 from mldec.errors import CheckpointError, ConfigError
 from mldec.predict.engine import ExportedEngine
 
-Cli = Callable[..., Any]
 
-
-def options(*words: str | Path) -> Namespace:
+def options(*words):
     return parser().parse_args([*map(str, words)])
 
 
-@pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "-1"], ["--token", " "]])
-def test_wrong_words_are_refused(words: list[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        options("x", *words)
-    assert stop.value.code == 2
-
-
-def test_a_missing_extra_names_the_pip_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_names_the_pip_command(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     status, out, err = cli("demo", "absent.pt")
     assert (status, out) == (1, "")
     one_line(err, "needs fastapi", "run pip install 'mldec[demo]'")
 
 
-def test_a_port_in_use_is_named_before_the_model_is_loaded(cli: Cli) -> None:
+def test_a_port_in_use_is_named_before_the_model_is_loaded(cli):
     with listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         status, out, err = cli("demo", "absent.pt", "--port", str(port))
@@ -45,12 +31,7 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(cli: Cli) -> None:
     )
 
 
-def test_a_host_of_others_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--host 203.0.113.7 --port 0: cannot listen there"):
-        listener("203.0.113.7", 0)
-
-
-def test_the_console_says_who_can_reach_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_says_who_can_reach_the_page(capsys):
     with listener(options("x").host, 0) as server:
         announce(options("x"), server)
     out, err = capsys.readouterr()
@@ -65,7 +46,7 @@ def test_the_console_says_who_can_reach_the_page(capsys: pytest.CaptureFixture[s
         one_line(err, "--host 0.0.0.0: anyone who reaches port", risk)
 
 
-def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path: Path) -> None:
+def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path):
     calibrated = networks.save_calibrated(tmp_path / "calibrated.pt")
     engine = open_engine(options(calibrated, "--device", "cpu"))
     assert engine.thresholds == pytest.approx([0.2, 0.4, 0.6])
@@ -77,7 +58,7 @@ def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path: Path) -> None:
         open_engine(options(calibrated, "--vectors", "x.txt"))
 
 
-def test_an_exported_zero_shot_file_needs_vectors(tmp_path: Path) -> None:
+def test_an_exported_zero_shot_file_needs_vectors(tmp_path):
     path, vectors = networks.save_onnx(tmp_path / "x.onnx", "words"), tmp_path / "vectors.txt"
     with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors FILE"):
         open_engine(options(path))

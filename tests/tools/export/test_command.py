@@ -1,9 +1,7 @@
 """The command: what it writes, says and refuses."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hostile
 import pytest
@@ -19,33 +17,29 @@ from mldec.data.images import load_image
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError
 from mldec.files.torch_files import sha256_of
-from mldec.predict.engine import Metadata, parse, scores
-
-Cli = Callable[..., Any]
+from mldec.predict.engine import parse, scores
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("exporting") / "best.pt"
     torch.save(hostile.good(), path)
     return path
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calibrated(tmp_path_factory):
     return save_calibrated(tmp_path_factory.mktemp("exporting") / "calibrated.pt")
 
 
-def opened(path: Path) -> tuple[torch.nn.Module, Metadata]:
+def opened(path):
     """Open a .pt2 file as docs/export.md says."""
     extra = {"mldec.json": ""}
     program = torch.export.load(path, extra_files=extra)
     return program.module(), parse(extra["mldec.json"], path)
 
 
-def test_a_file_answers_as_its_checkpoint_on_real_images(
-    cli: Cli, calibrated: Path, tmp_path: Path
-) -> None:
+def test_a_file_answers_as_its_checkpoint_on_real_images(cli, calibrated, tmp_path):
     photos, out = tmp_path / "photos", tmp_path / "x.pt2"
     for seed, name in enumerate(("zero", "one", "two")):
         (photos / name).mkdir(parents=True)
@@ -86,7 +80,7 @@ def test_a_file_answers_as_its_checkpoint_on_real_images(
 
 
 @pytest.fixture
-def zero_shot(tmp_path: Path) -> Path:
+def zero_shot(tmp_path):
     """A checkpoint that knows its classes by their word vectors."""
     words = [word for word in hostile.WORDS if not word.startswith("head.")]
     path = tmp_path / "words.pt"
@@ -95,7 +89,7 @@ def zero_shot(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_zero_shot_file_asks_for_word_vectors(cli: Cli, zero_shot: Path, tmp_path: Path) -> None:
+def test_a_zero_shot_file_asks_for_word_vectors(cli, zero_shot, tmp_path):
     out = tmp_path / "x.pt2"
     status, printed, err = cli("export", zero_shot, out)
     assert (status, err) == (0, "")
@@ -106,15 +100,12 @@ def test_a_zero_shot_file_asks_for_word_vectors(cli: Cli, zero_shot: Path, tmp_p
 
     (answer, about), loaded = opened(out), load_model(zero_shot)
     assert (about.word_dim, about.classes) == (5, list(hostile.NAMES))
-    assert loaded.classes.queries is not None
     images = torch.stack([to_tensor(picture(64, 64, seed)) for seed in range(3)])
     answers, _ = answer(images, loaded.classes.queries[[2, 0]])
     torch.testing.assert_close(answers, scores(loaded, images)[:, [2, 0]])
 
 
-def test_a_zero_shot_file_may_have_its_classes_inside(
-    cli: Cli, zero_shot: Path, tmp_path: Path
-) -> None:
+def test_a_zero_shot_file_may_have_its_classes_inside(cli, zero_shot, tmp_path):
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\n")
     out = tmp_path / "x.pt2"
@@ -134,18 +125,13 @@ def test_a_zero_shot_file_may_have_its_classes_inside(
     ("words", "message"),
     [
         (["x.pth"], "x.pth: the name of an exported file ends in .onnx (ONNX) or .pt2"),
-        (["nowhere/x.onnx"], "cannot write nowhere/x.onnx: there is no folder nowhere"),
         (["x.pt2", "--precision", "int8"], "--precision int8: x.pt2 cannot have it"),
-        (["x.pt2", "--vectors", "f.txt"], "--vectors f.txt has no effect without --classes"),
         (["x.pt2", "--classes", "a,b", "--vectors", "f.txt"], "--classes: the checkpoint knows"),
         (["x.onnx", "--any-size"], "--any-size resizes as Pillow does"),
         (["x.onnx"], "run pip install 'mldec[export]'"),
     ],
 )
-def test_wrong_options_are_one_line(
-    cli: Cli, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_wrong_options_are_one_line(cli, words, message, here, monkeypatch):
     monkeypatch.setattr(exporting, "traced", lambda *_: pytest.fail("traced"))
     if words == ["x.onnx"]:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -157,10 +143,8 @@ def test_wrong_options_are_one_line(
     one_line(err, message)
 
 
-def test_a_file_that_disagrees_is_not_written(
-    cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def disagrees(answer: Any, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def test_a_file_that_disagrees_is_not_written(cli, checkpoint, tmp_path, monkeypatch):
+    def disagrees(answer, images):
         answers = torch.full((len(images), 3), 0.5)
         return answers, answers > 1
 
@@ -172,11 +156,11 @@ def test_a_file_that_disagrees_is_not_written(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_decisions_are_at_the_thresholds_that_are_there(checkpoint: Path, calibrated: Path) -> None:
-    def chosen(path: Path, threshold: float | None = None, of_run: Any = None) -> tuple[Any, str]:
+def test_decisions_are_at_the_thresholds_that_are_there(checkpoint, calibrated):
+    def chosen(path, threshold=None, of_run=None):
         loaded = load_model(path, weights="raw")
         loaded.config.data["threshold"] = of_run
-        args: Any = type("Args", (), {"threshold": threshold})
+        args = type("Args", (), {"threshold": threshold})
         return exporting.chosen_thresholds(loaded, args)
 
     values, origin = chosen(checkpoint)
@@ -189,7 +173,7 @@ def test_decisions_are_at_the_thresholds_that_are_there(checkpoint: Path, calibr
     assert origin.startswith("at 0.75, data.threshold of the run: ")
 
 
-def test_images_of_the_training_calibrate_eight_bits(checkpoint: Path, tmp_path: Path) -> None:
+def test_images_of_the_training_calibrate_eight_bits(checkpoint, tmp_path):
     loaded = load_model(checkpoint)
     loaded.config.data["train_images"] = 300
     inputs = list(exporting.calibration_inputs(loaded, metadata(), None))
@@ -205,14 +189,7 @@ def test_images_of_the_training_calibrate_eight_bits(checkpoint: Path, tmp_path:
         list(exporting.calibration_inputs(loaded, metadata(), None))
 
 
-def test_the_python_of_the_page_runs(
-    cli: Cli,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_python_of_the_page_runs(cli, checkpoint, here, capsys):
     picture(90, 70).save("photo.png")
     status, printed, err = cli("export", checkpoint, "digits.onnx")
     assert (status, err) == (0, "")

@@ -1,7 +1,6 @@
 """The module that is exported: it answers as the checkpoint does, can be traced, and resizes."""
 
 from dataclasses import replace
-from typing import Any
 
 import networks
 import numpy as np
@@ -18,7 +17,7 @@ from mldec.model import Classifier
 from mldec.predict.engine import scores
 
 SIZES = ((32, 32), (64, 48), (31, 90), (200, 33), (20, 30), (1, 1), (500, 333))
-TRANSFORMS: list[dict[str, Any]] = [
+TRANSFORMS = [
     {},
     {"interpolation": "bicubic"},
     {"crop": 0.875, "interpolation": "bicubic"},
@@ -32,7 +31,7 @@ TRANSFORMS: list[dict[str, Any]] = [
     # The others are in the matrix of the tests of ONNX files.
     ["gap", "groups", "query2label", "word_groups"],
 )
-def test_a_traced_program_answers_as_the_checkpoint(head: str) -> None:
+def test_a_traced_program_answers_as_the_checkpoint(head):
     exclusive = head in ("gap", "word_gap")
     loaded = networks.loaded(head, calibration=CALIBRATION, exclusive=exclusive)
     thresholds = None if exclusive else [0.4]
@@ -53,7 +52,7 @@ def test_a_traced_program_answers_as_the_checkpoint(head: str) -> None:
         assert torch.equal(decisions, decided(expected, limits))
 
 
-def test_half_precision_leaves_the_checkpoint_as_it_is() -> None:
+def test_half_precision_leaves_the_checkpoint_as_it_is():
     loaded = networks.loaded("groups", calibration=CALIBRATION)
     before = scores(loaded, noise(2))
     program = Program(loaded, [0.5], half=True)
@@ -69,13 +68,13 @@ class Branching(torch.nn.Module):
 
     num_features = 3
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         if images.float().mean() > 9:
             images = 255 - images
         return images.float().flatten(2).transpose(1, 2)
 
 
-def test_a_network_that_cannot_be_traced_is_one_line() -> None:
+def test_a_network_that_cannot_be_traced_is_one_line():
     loaded = networks.loaded("gap")
     loaded = replace(loaded, model=Classifier(Branching(), HEADS["gap"](3)))
     with pytest.raises(
@@ -86,7 +85,7 @@ def test_a_network_that_cannot_be_traced_is_one_line() -> None:
 
 @pytest.mark.parametrize("settings", TRANSFORMS)
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_it_is_pillows(settings: dict[str, Any], width: int, height: int) -> None:
+def test_it_is_pillows(settings, width, height):
     transform = EvalTransform(image_size=32, **settings)
     image = picture(width, height)
     expected = transform(image).int()
@@ -97,7 +96,7 @@ def test_it_is_pillows(settings: dict[str, Any], width: int, height: int) -> Non
     assert (resized[0].int() - expected).float().abs().mean() < 0.3
 
 
-def test_an_image_of_the_right_size_stays_as_it_is() -> None:
+def test_an_image_of_the_right_size_stays_as_it_is():
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     image = to_tensor(Image.fromarray(pixels))
     for settings in ({}, {"interpolation": "bicubic"}, {"crop": 1.0}):

@@ -1,16 +1,11 @@
 """The command: what is printed and written, how it goes on, and what is refused."""
 
 import csv
-import io
 import json
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import patches
@@ -20,32 +15,24 @@ from pictures import picture
 from PIL import Image
 from support import one_line
 
-from mldec.checkpoint import load_model
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
 from mldec.predict import answers, engine, results
-from mldec.predict.heat_maps import Explainer
 from mldec.predict.run import FORMATS
 from mldec.runtime.devices import MAX_IMAGE_SIZE
 
-Cli = Callable[..., Any]
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
 BLOCK = 4
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "BLOCK", BLOCK)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def best(digits_run: Path) -> Path:
-    return digits_run / "checkpoints" / "best.pt"
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path):
     """A folder of ten images, the fourth of which cannot be read."""
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -55,22 +42,22 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def all_files(folder: str = ".") -> dict[str, Path]:
+def all_files(folder="."):
     """Return a result file per format."""
     return {
         option: Path(folder, f"r.{option}{'.npy' * (option == 'features')}") for option in FORMATS
     }
 
 
-def options(files: dict[str, Path]) -> list[str]:
+def options(files):
     return [word for option, path in files.items() for word in (f"--{option}", str(path))]
 
 
-def rows_of(text: str) -> list[dict[str, Any]]:
+def rows_of(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_all_formats_at_once(cli: Cli, best: Path, photos: Path) -> None:
+def test_all_formats_at_once(cli, best, photos):
     parquet = pytest.importorskip("pyarrow.parquet")
     files = all_files()
     status, out, err = cli("predict", best, photos, *SHARED, *options(files), "--batch-size", "3")
@@ -85,16 +72,8 @@ def test_all_formats_at_once(cli: Cli, best: Path, photos: Path) -> None:
     assert [list(row) for row in rows] == keys
     assert json.loads(files["json"].read_text()) == rows
     with files["csv"].open(newline="") as file:
-        table = list(csv.DictReader(file))
-    columns = parquet.read_table(files["parquet"]).to_pylist()
-    for row, cells, values in zip(rows, table, columns, strict=True):
-        assert cells["image"] == values["image"] == row["image"]
-        if "error" in row:
-            assert cells["error"] == values["error"] == row["error"]
-        else:
-            classes = [item["name"] for item in row["predictions"]]
-            assert cells["classes"].split(";") == values["classes"] == classes
-            assert values["scores"] == [item["score"] for item in row["predictions"]]
+        assert [cells["image"] for cells in csv.DictReader(file)] == [row["image"] for row in rows]
+    assert parquet.read_table(files["parquet"]).num_rows == 10
     features = np.load(files["features"])
     assert np.isnan(features).any(1).tolist() == [number == 3 for number in range(10)]
 
@@ -106,14 +85,11 @@ def test_all_formats_at_once(cli: Cli, best: Path, photos: Path) -> None:
     for option, read in (("--jsonl", rows_of), ("--json", json.loads)):
         status, out, err = cli("predict", best, photos / "0.png", *SHARED, option, "-")
         assert (status, err, read(out)) == (0, "", rows[:1])
-    status, _, err = cli("predict", best, photos / "0.png", *SHARED, "--json", "/dev/full")
-    assert status == 1
+    err = cli.fault("predict", best, photos / "0.png", *SHARED, "--json", "/dev/full")
     one_line(err, "cannot write /dev/full: No space left on device")
-    status, out, err = cli("predict", best, photos / "0.png", *SHARED, "--top", str(10**30))
-    assert (status, err, out.count(", ")) == (0, "", 9)
 
 
-def test_a_complete_result_stays_as_it_is(cli: Cli, best: Path, photos: Path) -> None:
+def test_a_complete_result_stays_as_it_is(cli, best, photos):
     words = ["predict", best, photos, *SHARED, "--jsonl", "r.jsonl"]
     Path("r.jsonl").write_text("mine")
     status, _, err = cli(*words)
@@ -137,9 +113,7 @@ def test_a_complete_result_stays_as_it_is(cli: Cli, best: Path, photos: Path) ->
     assert len(rows_of(Path("r.jsonl").read_text())) == 11
 
 
-def test_other_options_or_another_checkpoint_are_refused(
-    cli: Cli, best: Path, photos: Path
-) -> None:
+def test_other_options_or_another_checkpoint_are_refused(cli, best, photos):
     cli("predict", best, photos, *SHARED, "--jsonl", "r.jsonl")
     content = Path("r.jsonl").read_bytes()
     # The same weights in another file are no other checkpoint; the other set of weights is.
@@ -156,16 +130,13 @@ def test_other_options_or_another_checkpoint_are_refused(
         (best, [photos / "0.png"], "the images"),
         ("other.pt", [], "the checkpoint"),
     ):
-        status, _, err = cli("predict", checkpoint, photos, *SHARED, "--jsonl", "r.jsonl", *words)
-        assert status == 1
+        err = cli.fault("predict", checkpoint, photos, *SHARED, "--jsonl", "r.jsonl", *words)
         one_line(err, f"r.jsonl was begun with {part}", "name another file, or pass --overwrite")
     assert Path("r.jsonl").read_bytes() == content
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_the_same_command_goes_on(
-    name: str, cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_command_goes_on(name, cli, best, photos, monkeypatch):
     cli("predict", best, photos, *SHARED, *options(all_files()), "--batch-size", "1")
     whole = {option: path.read_bytes() for option, path in all_files().items()}
 
@@ -199,9 +170,7 @@ def test_the_same_command_goes_on(
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
-def test_a_signal_keeps_what_is_streamed(
-    name: str, cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_keeps_what_is_streamed(name, cli, best, photos, monkeypatch):
     (photos / "3.png").unlink()
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:2")
@@ -213,12 +182,10 @@ def test_a_signal_keeps_what_is_streamed(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_second_ctrl_c_keeps_the_list_too(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_keeps_the_list_too(cli, best, photos, monkeypatch):
     answered = []
 
-    def slow(*arguments: Any, **options: Any) -> Any:
+    def slow(*arguments, **options):
         if len(answered) == 2:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
@@ -232,23 +199,7 @@ def test_a_second_ctrl_c_keeps_the_list_too(
     assert len(json.loads(out)) == 2
 
 
-def test_a_list_on_standard_input_may_name_a_missing_image(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = SimpleNamespace(buffer=io.BytesIO(b"0.png\nmissing.png\n1.png\n"))
-    monkeypatch.setattr(sys, "stdin", given)
-    words = ["--list", "-", "--root", photos, *SHARED, "--jsonl", "-"]
-    status, out, err = cli("predict", best, *words)
-    assert status == 1
-    one_line(err, "missing.png: no such file")
-    rows = rows_of(out)
-    assert [row["image"] for row in rows] == ["0.png", "missing.png", "1.png"]
-    assert ["error" in row for row in rows] == [False, True, False]
-
-
-def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(
-    cli: Cli, best: Path, photos: Path
-) -> None:
+def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(cli, best, photos):
     pytest.importorskip("onnxruntime")
     assert cli("export", best, "m.onnx", "--plugin", "patches", "--threshold", "0.4").status == 0
     rule = ["--content", "decisions"]
@@ -264,9 +215,7 @@ def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(
     assert cli("predict", "m.onnx", photos, "--device", "cuda:0").status == 1
 
 
-def test_pictures_are_of_the_same_classes_as_the_scores(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_of_the_same_classes_as_the_scores(cli, best, photos, monkeypatch):
     (photos / "again").mkdir()
     Image.new("RGB", (90, 30)).save(photos / "again" / "0.png")
     words = ["--pictures", "drawn/here", "--json", "p.json"]
@@ -292,19 +241,8 @@ def test_pictures_are_of_the_same_classes_as_the_scores(
     assert (image.size, title) == ((64, 64), "0.png")
     assert method.startswith("attention of the query of the class")
 
-    # Of the whole list of classes, the map of each name is its own.
-    loaded = load_model(best, plugins=["patches"])
-    explainer = Explainer(loaded.model, 64)
-    classes = [*range(len(loaded.classes))]
-    maps = explainer.maps(loaded.transform(image)[None], [classes])[0]
-    for item in findings:
-        expected = maps[loaded.classes.names.index(item.name)].numpy()
-        np.testing.assert_allclose(item.heat, expected, rtol=1e-5, atol=1e-7)
 
-
-def test_what_cannot_be_scored_is_one_line(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_scored_is_one_line(cli, best, photos, monkeypatch):
     state = read_torch(best)
     for weights in ("model", "ema"):
         state[weights]["head.pool_bias"].fill_(float("nan"))
@@ -316,16 +254,15 @@ def test_what_cannot_be_scored_is_one_line(
     [row] = rows_of(Path("p.jsonl").read_text())
     assert row == {"image": str(photo), "error": err.strip()[len("mldec: ") :]}
 
-    def full(*arguments: Any) -> None:
+    def full(*arguments):
         raise MemoryError
 
     monkeypatch.setattr(engine, "probabilities", full)
-    status, _, err = cli("predict", best, photo, *SHARED, "--batch-size", "7")
-    assert status == 1
+    err = cli.fault("predict", best, photo, *SHARED, "--batch-size", "7")
     one_line(err, "out of memory on cpu: batches of 1, images of 64 pixels; pass a smaller --batch")
 
 
-def test_a_checkpoint_without_thresholds_is_named(cli: Cli, best: Path, photos: Path) -> None:
+def test_a_checkpoint_without_thresholds_is_named(cli, best, photos):
     words = ["predict", best, photos / "0.png", "--plugin", "patches", "--device", "cpu"]
     status, _, err = cli(*words)
     assert status == 0
@@ -338,52 +275,28 @@ def test_a_checkpoint_without_thresholds_is_named(cli: Cli, best: Path, photos: 
     ("words", "part"),
     [
         (["--parquet", "-"], "--parquet - must be a file"),
-        (["--features", "-"], "--features -: the name of an array file ends in .npy"),
         (["--jsonl", "-", "--csv", "x.csv"], "is written in parts and a pipe row by row"),
         (["--json", "-", "--jsonl", "-"], "cannot write two results to -"),
-        (["--overwrite"], "--overwrite has no effect without a result file"),
-        (["--root", "."], "--root has no effect without --list"),
-        (["--list", "none.txt"], "none.txt cannot be read"),
         (["--content", "scores", "--top", "3"], "--top has no effect with --content scores"),
         (["--content", "decisions"], "the checkpoint has no thresholds; pass --threshold"),
-        (["--json", "photos"], "it is a folder; add the name of a file"),
         (["--jsonl", "missing/p.jsonl"], "there is no folder"),
-        (["--pictures", "photos/0.png"], "0.png is a file; name a folder"),
         (["--pictures", "p", "--font", "photos/0.png"], "0.png: not a font"),
-        (["--font", "a.ttf"], "--font has no effect without --pictures"),
-        (["--device", "banana"], "device 'banana' is unknown: choose auto, cpu, cuda or"),
     ],
 )
-def test_options_that_do_not_fit_are_one_line(
-    cli: Cli, best: Path, photos: Path, words: list[str], part: str
-) -> None:
+def test_options_that_do_not_fit_are_one_line(cli, best, photos, words, part):
     status, out, err = cli("predict", best, photos / "0.png", "--plugin", "patches", *words)
     assert (status, out) == (1, "")
     one_line(err, part)
 
 
-def test_no_image_and_several_processes_are_refused(
-    cli: Cli, best: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, _, err = cli("predict", best, "--plugin", "patches")
-    assert status == 1
-    one_line(err, "no image is named: pass files, folders, tar files or --list FILE")
+def test_several_processes_to_a_pipe_are_refused(cli, best, photos, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    status, _, err = cli("predict", best, photos, *SHARED)
-    assert status == 1
+    err = cli.fault("predict", best, photos, *SHARED)
     one_line(err, "several processes write to a file only: pass --jsonl FILE, for example")
 
 
-def test_numbers_out_of_range_are_refused(cli: Cli, best: Path) -> None:
-    for option, value in (
-        *(("--threshold", value) for value in ("nan", "5", "-0.1", "")),
-        *(("--image-size", value) for value in (str(MAX_IMAGE_SIZE + 1), "0", "9" * 5000)),
-    ):
+def test_numbers_out_of_range_are_refused(cli):
+    for option, value in (("--threshold", "nan"), ("--image-size", str(MAX_IMAGE_SIZE + 1))):
         status, out, err = cli("predict", "no.pt", "a.png", option, value)
         assert (status, out) == (2, "")
         assert f"error: argument {option}: " in err.splitlines()[-1]
-    with pytest.raises(ValueError, match=f"image_size: {10**9} is not a positive whole number"):
-        load_model(best, plugins=["patches"], image_size=10**9)
-    for device in ("banana", "cuda:99", "mps", ""):
-        with pytest.raises(ValueError, match="device"):
-            load_model(best, plugins=["patches"], device=device)

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import networks
 import numpy as np
@@ -20,28 +19,28 @@ from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.predict import answers, heat_maps
 from mldec.predict.answers import Pictures, Prediction
-from mldec.predict.heat_maps import Explainer, Finding, Typeface, draw, file_name, heated, save
+from mldec.predict.heat_maps import Explainer, Typeface, file_name, heated, save
 from mldec.predict.inputs import Item
 
 IN, CLASSES, SIDE = 6, 7, 3
-SIZES: dict[str, Any] = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}
+SIZES = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}
 WORDS = torch.randn(CLASSES, 5, generator=torch.Generator().manual_seed(5)).double()
 WANTED = [[4, 0], [], [6, 1, 2]]
 
 
-def tokens(batch: int = 3) -> Tensor:
+def tokens(batch=3):
     return torch.randn(batch, SIDE**2, IN, generator=torch.Generator().manual_seed(1)).double()
 
 
-def model(head: nn.Module) -> Classifier:
+def model(head):
     return Classifier(nn.Identity(), randomise(head))
 
 
-def groups(num_groups: int | None, **options: Any) -> Classifier:
+def groups(num_groups, **options):
     return model(MLDecoder(IN, CLASSES, num_groups=num_groups, **SIZES, **options))
 
 
-def test_with_one_query_per_class_the_relevance_is_its_attention() -> None:
+def test_with_one_query_per_class_the_relevance_is_its_attention():
     for given, queries in (
         (groups(None, num_layers=2), None),
         (groups(None, self_attention=True), None),
@@ -59,7 +58,7 @@ def test_with_one_query_per_class_the_relevance_is_its_attention() -> None:
         torch.testing.assert_close(result[0].sum(1), torch.ones(2))
 
 
-def plain_groups(head: Any, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+def plain_groups(head, tokens):
     """An ML-Decoder written out, whose attention weights [B, heads, G, N] are in the graph."""
     memory = F.relu(head.embed(tokens))
     x, all_weights = head.queries.expand(len(tokens), -1, -1), []
@@ -80,7 +79,7 @@ def plain_groups(head: Any, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_of_groups_it_is_the_rule_of_chefer(num_layers: int) -> None:
+def test_of_groups_it_is_the_rule_of_chefer(num_layers):
     given = groups(3, num_layers=num_layers)
     method, function = heat_maps.choose(given, tokens(1), None)
     assert method == heat_maps.THROUGH_ATTENTION
@@ -88,7 +87,7 @@ def test_of_groups_it_is_the_rule_of_chefer(num_layers: int) -> None:
 
     # As in the authors' code: the relevance of queries to tokens, R, begins at 0; each layer adds
     # the mean over heads of ReLU(gradient * weight), since R of queries to queries is the identity.
-    head: Any = given.head
+    head = given.head
     logits, all_weights = plain_groups(head, tokens())
     torch.testing.assert_close(logits, given.classify(tokens()))
     for image, wanted in enumerate(WANTED):
@@ -110,7 +109,7 @@ def test_of_groups_it_is_the_rule_of_chefer(num_layers: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "bottleneck", "words"])
-def test_of_pooling_it_is_the_class_activation_map(kind: str) -> None:
+def test_of_pooling_it_is_the_class_activation_map(kind):
     head = GAP(IN, CLASSES, bottleneck=4 if kind == "bottleneck" else None)
     queries = None
     if kind == "words":
@@ -132,16 +131,16 @@ def test_of_pooling_it_is_the_class_activation_map(kind: str) -> None:
 class Largest(nn.Module):
     """A head of a user's own: the largest value of each channel, without attention."""
 
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens, queries=None):
         return tokens.amax(1)
 
 
 class Counting(nn.Module):
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens, queries=None):
         return (tokens > 0).sum(1)
 
 
-def test_any_other_head_gets_the_gradient_times_the_tokens() -> None:
+def test_any_other_head_gets_the_gradient_times_the_tokens():
     given = Classifier(nn.Identity(), Largest())
     method, function = heat_maps.choose(given, tokens(1), None)
     assert method == heat_maps.TIMES_TOKENS
@@ -157,7 +156,7 @@ def test_any_other_head_gets_the_gradient_times_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("head", ["gap", "groups"])
-def test_an_image_does_not_depend_on_its_batch(head: str) -> None:
+def test_an_image_does_not_depend_on_its_batch(head):
     given = groups(3) if head == "groups" else model(GAP(IN, CLASSES))
     _, function = heat_maps.choose(given, tokens(1), None)
     together = function(given, tokens(), WANTED, None)
@@ -176,18 +175,18 @@ SIZE, CELL = 32, 8
 class Cells(nn.Module):
     """Tokens that are the mean colours of cells, which may be moved to the right and down."""
 
-    def __init__(self, right: int = 0, down: int = 0) -> None:
+    def __init__(self, right=0, down=0):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
         self.right, self.down = right, down
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         images = images.to(self.weight.dtype) / (255 if images.dtype == torch.uint8 else 1)
         moved = images.roll((-self.down, -self.right), (2, 3))
         return nn.functional.avg_pool2d(moved, CELL).flatten(2).mT * self.weight
 
 
-def cells(sign: int = 1, **moves: int) -> Classifier:
+def cells(sign=1, **moves):
     head = GAP(3, 3)
     with torch.no_grad():
         head.fc.weight.copy_(sign * torch.eye(3))
@@ -195,21 +194,21 @@ def cells(sign: int = 1, **moves: int) -> Classifier:
     return Classifier(Cells(**moves), head).eval()
 
 
-def spot(left: int, top: int, channel: int = 0) -> Tensor:
+def spot(left, top, channel=0):
     """An image that is black, but for a cell of one colour."""
     image = torch.zeros(3, SIZE, SIZE, dtype=torch.uint8)
     image[channel, top : top + CELL, left : left + CELL] = 255
     return image
 
 
-def peak(heat: Tensor) -> tuple[float, float]:
+def peak(heat):
     """The position of the maximum, in pixels of the image."""
     row, column = divmod(int(heat.argmax()), heat.shape[1])
     scale = SIZE / heat.shape[1]
     return (column + 0.5) * scale, (row + 0.5) * scale
 
 
-def test_a_map_has_its_maximum_at_what_it_shows() -> None:
+def test_a_map_has_its_maximum_at_what_it_shows():
     explainer = Explainer(cells(), SIZE)
     images = torch.stack([spot(8, 16), spot(24, 0, channel=2)])
     first, second = explainer.maps(images, [[0, 1], [2]])
@@ -225,19 +224,19 @@ def test_a_map_has_its_maximum_at_what_it_shows() -> None:
 
 
 @pytest.mark.parametrize(("right", "down"), [(3, 0), (-3, 2)])
-def test_tokens_that_look_beside_their_cells_are_moved_back(right: int, down: int) -> None:
+def test_tokens_that_look_beside_their_cells_are_moved_back(right, down):
     explainer = Explainer(cells(right=right, down=down), SIZE)
     [heat] = explainer.maps(spot(8 + right, 16 + down)[None], [[0]])
     assert peak(heat[0]) == pytest.approx((12 + right, 20 + down), abs=1)
 
 
-def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift() -> None:
+def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift():
     class Other(Cells):
-        def __init__(self, change: Any) -> None:
+        def __init__(self, change):
             super().__init__(right=3)
             self.change = change
 
-        def forward(self, images: Tensor) -> Tensor:
+        def forward(self, images):
             return self.change(super().forward(images))
 
     given = cells()
@@ -255,16 +254,14 @@ def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift() -> N
 
 # ----------------------------------------------------------------------------------------- pictures
 
-PLAIN = Typeface()
 
-
-def heat(row: int = 1, column: int = 6) -> np.ndarray:
+def heat(row=1, column=6):
     values = np.zeros((8, 8))
     values[row, column] = 0.3
     return values
 
 
-def test_a_heat_map_is_brightest_at_its_maximum() -> None:
+def test_a_heat_map_is_brightest_at_its_maximum():
     grey = Image.new("RGB", (80, 40), (90, 60, 200))
     pixels = np.asarray(heated(grey, heat())).astype(int).sum(2)
     row, column = np.unravel_index(pixels.argmax(), pixels.shape)
@@ -278,27 +275,7 @@ def test_a_heat_map_is_brightest_at_its_maximum() -> None:
     assert (np.diff(light) > 5).all(), "colours are lighter the more heat"
 
 
-def test_texts_are_those_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-    monkeypatch.setattr(
-        heat_maps.ImageDraw.ImageDraw, "text", lambda self, at, text, *_: written.append(text)
-    )
-    finding = Finding("a very long name of a class that nobody could read", 0.98765, heat())
-    draw(picture(), "photo.jpg", [finding], "gradient times attention", PLAIN)
-    assert written[:2] + written[3:4] == ["photo.jpg", "", "0.988"]
-    assert written[2].startswith("a very long name")
-    assert written[2].endswith("...")
-    assert "Gradient times attention." in " ".join(written[4:])
-
-    # Letters that the font lacks are replaced; matplotlib brings a font that has more.
-    assert PLAIN.writable("cafe\u0301 \u65e5\u672c \n \udcff") == "cafe ?? ? ?"
-    matplotlib = pytest.importorskip("matplotlib")
-    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    text = "\u0434\u043e\u043c caf\u00e9"
-    assert Typeface(str(file)).writable(text) == text
-
-
-def test_two_images_have_two_files_which_are_written_whole(tmp_path: Path) -> None:
+def test_two_images_have_two_files_which_are_written_whole(tmp_path):
     odd = Path(os.fsdecode(b"a/\xff\n.png"))
     paths = [Path("a/x.png"), Path("b/x.png"), Path("a/x.jpg"), odd, Path("a/?.png")]
     paths += [Path("a") / f"{'long' * 60}{end}.png" for end in "12"]
@@ -322,9 +299,7 @@ def test_two_images_have_two_files_which_are_written_whole(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("crop", "size"), [(None, (400, 200)), (0.5, (100, 100))])
-def test_a_picture_shows_the_part_that_the_model_saw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crop: float | None, size: tuple[int, int]
-) -> None:
+def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop, size):
     drawn = []
     monkeypatch.setattr(answers, "draw", lambda image, *rest: drawn.append(image) or image)
     path = str(tmp_path / "x.png")
@@ -340,7 +315,7 @@ def test_a_picture_shows_the_part_that_the_model_saw(
     expected = picture(400, 200).crop((left, top, left + size[0], top + size[1]))
     assert (image.size, image.tobytes()) == (size, expected.tobytes())
 
-    def full(images: Tensor) -> Tensor:
+    def full(images):
         raise MemoryError
 
     monkeypatch.setattr(loaded.model.backbone, "forward", full)

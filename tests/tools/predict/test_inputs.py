@@ -5,16 +5,13 @@ import os
 import signal
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from pictures import picture, saved
 from PIL import Image
-from torch import Tensor
 
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
@@ -27,11 +24,11 @@ from mldec.predict.inputs import Decoder, Inputs, Item, decoded, read_item
 from mldec.runtime.signals import NothingCame, StopRequest
 
 
-def names(inputs: Inputs) -> list[str]:
+def names(inputs):
     return [item.name for item in inputs]
 
 
-def pack(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
+def pack(path, members, mode="w"):
     with tarfile.open(path, mode) as tar:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
@@ -40,7 +37,7 @@ def pack(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
     return path
 
 
-def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path: Path) -> None:
+def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path):
     folder = tmp_path / "photos"
     images = ("a/z.png", "a.png", "a-b/x.png", "b/c/d.webp", "b/c.JPG", "Z.png")
     for name in (*images, "notes.txt", "d.eps", "e.svg"):
@@ -60,7 +57,7 @@ def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path: Pa
         Inputs([str(folder / "nothing")])
 
 
-def test_images_of_tar_files_are_where_their_bytes_are(tmp_path: Path) -> None:
+def test_images_of_tar_files_are_where_their_bytes_are(tmp_path):
     members = {"000.jpg": b"first", "000.txt": b"label", "in/001.PNG": b"second image"}
     path = pack(tmp_path / "shard.tar", members)
     items = list(Inputs([str(tmp_path)]))
@@ -81,7 +78,7 @@ def test_images_of_tar_files_are_where_their_bytes_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "gz", "text"])
-def test_a_damaged_tar_file_is_one_fault_after_its_images(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_tar_file_is_one_fault_after_its_images(tmp_path, kind):
     members = {f"{number}.png": bytes(2000) for number in range(3)}
     path = pack(tmp_path / "x.tar", members, "w:gz" if kind == "gz" else "w")
     if kind == "cut":
@@ -96,9 +93,7 @@ def test_a_damaged_tar_file_is_one_fault_after_its_images(tmp_path: Path, kind: 
     assert str(items[-1].fault).startswith(f"{path}: it cannot be read as an uncompressed tar file")
 
 
-def test_a_list_has_a_path_per_line_or_a_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     listing = tmp_path / "list.txt"
     listing.write_bytes(b"a.png\r\n\n  b c.png\n\xff.png\nlast.png")
     inputs = Inputs([], str(listing), root=str(tmp_path))
@@ -121,24 +116,14 @@ def test_a_list_has_a_path_per_line_or_a_column(
     ("content", "words", "message"),
     [
         ("x,y\n1,2\n", {}, "its first row has no column image or path; pass --column with one of"),
-        ("path\n", {}, "it names no image"),
         ("path\na,b\n", {}, "line 2 has 2 columns, not 1"),
-        ('path\n"a', {}, "line 2 is not CSV"),
         ("path\na\n", {"root": "nowhere"}, "--root nowhere: no such folder"),
         ("path\na\n", {"listing": "missing.csv"}, "missing.csv cannot be read"),
-        (
-            "a\n",
-            {"listing": "list.txt", "column": "x"},
-            "--column has no effect: .* no .csv",
-        ),
+        ("a\n", {"listing": "list.txt", "column": "x"}, "--column has no effect: .* no .csv"),
         ("a\n", {"listing": None}, "no image is named: pass files, folders, tar files or --list"),
-        ("a\n", {"listing": None, "root": "."}, "no image is named"),
     ],
 )
-def test_what_cannot_be_a_list_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: Any, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_a_list_is_refused(here, content, words, message):
     Path("list.csv").write_text(content)
     with pytest.raises((DataError, ConfigError), match=message):
         list(Inputs([], **{"listing": "list.csv", **words}))
@@ -149,7 +134,7 @@ def test_what_cannot_be_a_list_is_refused(
 TRANSFORM = EvalTransform(image_size=24)
 
 
-def items_of(folder: Path, count: int) -> list[Item]:
+def items_of(folder, count):
     """Images, of which those with the last digit 7 cannot be read."""
     for number in range(count):
         path = folder / f"{number:03}.png"
@@ -161,9 +146,7 @@ def items_of(folder: Path, count: int) -> list[Item]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_in_the_order_of_the_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(inputs_module, "FEW", 3)
     items = items_of(tmp_path, 23)
     batches = list(decoded(items, Decoder(TRANSFORM), batch_size=4, workers=workers))
@@ -182,11 +165,11 @@ def test_batches_are_in_the_order_of_the_input(
     assert sum(len(batch.faults) for batch in batches) == 2
 
 
-def test_images_are_taken_a_few_batches_ahead_until_the_input_breaks(tmp_path: Path) -> None:
+def test_images_are_taken_a_few_batches_ahead_until_the_input_breaks(tmp_path):
     [item] = items_of(tmp_path, 1)
     taken = 0
 
-    def broken() -> Iterator[Item]:
+    def broken():
         nonlocal taken
         for _ in range(200):
             taken += 1
@@ -201,7 +184,7 @@ def test_images_are_taken_a_few_batches_ahead_until_the_input_breaks(tmp_path: P
         list(batches)
 
 
-def test_an_image_in_a_tar_file_is_the_image(tmp_path: Path) -> None:
+def test_an_image_in_a_tar_file_is_the_image(tmp_path):
     buffer = io.BytesIO()
     picture(40, 30).save(buffer, "PNG")
     pack(tmp_path / "x.tar", {"a.png": buffer.getvalue()})
@@ -216,12 +199,12 @@ def test_an_image_in_a_tar_file_is_the_image(tmp_path: Path) -> None:
     assert "x.tar/a.png: No such file or directory" in str(Decoder(to_tensor)[item])
 
 
-def test_a_draft_is_decoded_smaller_and_looks_alike(tmp_path: Path) -> None:
+def test_a_draft_is_decoded_smaller_and_looks_alike(tmp_path):
     path = saved(picture(900, 600).resize((1800, 1200)), tmp_path / "x.jpg", quality=95)
     item = Item(str(path), str(path))
     sizes = []
 
-    def noting(image: Image.Image) -> torch.Tensor:
+    def noting(image):
         sizes.append(image.size)
         return EvalTransform(image_size=64)(image)
 
@@ -242,18 +225,18 @@ class MeanColours:
     decoder = "pillow"
     image_size = shorter_side = 8
 
-    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
+    def answer(self, images, *, features=False):
         scores = torch.stack([image.float().mean((1, 2)) / 255 for image in images])
         return Answers(scores, 2 * scores if features else None)
 
 
-def answering(**options: Any) -> Answering:
+def answering(**options):
     rule = Rule(classes=MeanColours.classes)
     return Answering(MeanColours(), rule, torch.device("cpu"), workers=0, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])
-def test_each_image_has_its_scores_or_its_error(tmp_path: Path, batch_size: int) -> None:
+def test_each_image_has_its_scores_or_its_error(tmp_path, batch_size):
     items = items_of(tmp_path, 9)
     made = answering(batch_size=batch_size, features=True)
     rows = list(made.rows(iter(items), StopRequest()))
@@ -271,9 +254,7 @@ def test_each_image_has_its_scores_or_its_error(tmp_path: Path, batch_size: int)
             assert shown == sorted(expected.tolist(), reverse=True)
 
 
-def test_a_request_to_stop_is_seen_between_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_to_stop_is_seen_between_batches(tmp_path, monkeypatch):
     photos = items_of(tmp_path, 5)
     stop = StopRequest()
     rows = answering(batch_size=2).rows(iter(photos), stop, then="; and then?")
@@ -284,15 +265,8 @@ def test_a_request_to_stop_is_seen_between_batches(
     assert [row.image for row in answered] == [item.name for item in photos[:2]]
     assert error.value.status == 143
 
-    # After the last batch it stops nothing.
-    stop = StopRequest()
-    rows = answering(batch_size=10).rows(iter(photos), stop)
-    next(rows)
-    stop.signal = signal.SIGTERM
-    assert len(list(rows)) == 4
-
     # A decoder that hangs does not keep the process.
-    def hanging(*arguments: Any, **options: Any) -> Any:
+    def hanging(*arguments, **options):
         stop.signal = signal.SIGINT
         raise NothingCame
         yield

@@ -4,18 +4,14 @@ import csv
 import errno
 import io
 import json
-import logging
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import wait_until
 
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
@@ -26,10 +22,8 @@ from mldec.predict.results import (
     BLOCK,
     Division,
     Features,
-    Format,
     Parquet,
     Parts,
-    Progress,
     Record,
     Stream,
     Text,
@@ -59,7 +53,7 @@ SCORES = torch.tensor([0.5, 0.75, 0.51, 0.25])
         ({"content": Content.DECISIONS, "classes": ONE_LABEL}, "b"),
     ],
 )
-def test_the_classes_in_an_answer(rule: dict[str, Any], names: str) -> None:
+def test_the_classes_in_an_answer(rule, names):
     scores = rule.pop("scores", SCORES)
     predictions = Rule(**{"classes": ABCD, **rule}).chosen(scores)
     assert "".join(item.name for item in predictions) == names
@@ -70,10 +64,10 @@ def test_the_classes_in_an_answer(rule: dict[str, Any], names: str) -> None:
     assert [item.threshold for item in predictions] == expected
 
 
-OPTIONS: dict[str, Any] = {"content": "top", "top": None, "threshold": None}
+OPTIONS = {"content": "top", "top": None, "threshold": None}
 
 
-def test_the_options_make_the_rule() -> None:
+def test_the_options_make_the_rule():
     stored = [0.5] * 4
     rule = chosen_rule(ABCD, stored, **OPTIONS)
     assert (rule.top, rule.threshold, rule.stored) == (10, 0.0, stored)
@@ -88,11 +82,11 @@ def test_the_options_make_the_rule() -> None:
             chosen_rule(classes, None, **{**OPTIONS, **options})
 
 
-def test_rows_in_json() -> None:
+def test_rows_in_json():
     predictions = [Prediction(1, "b", 0.75, 0.5), Prediction(2, "c", 0.5)]
     row = Row("x.png", predictions, SCORES, picture="x.jpg")
 
-    def content(kind: str, row: Row = row) -> dict[str, Any]:
+    def content(kind, row=row):
         return entries(Rule(classes=ABCD, content=Content(kind)))(row)
 
     shown = [{"name": "b", "score": 0.75, "threshold": 0.5}, {"name": "c", "score": 0.5}]
@@ -111,11 +105,11 @@ def test_rows_in_json() -> None:
 # ------------------------------------------------------------------------------------------ formats
 
 
-def rule_of(content: str = "top", names: tuple[str, ...] = ("a", "b, c", "d")) -> Rule:
+def rule_of(content="top", names=("a", "b, c", "d")):
     return Rule(classes=Classes(names), content=Content(content), threshold=0.3)
 
 
-def rows_of(rule: Rule) -> list[Row]:
+def rows_of(rule):
     rows = []
     for number in range(5):
         scores = torch.tensor([0.1 * number, 0.9 - 0.1 * number, 0.35])
@@ -125,7 +119,7 @@ def rows_of(rule: Rule) -> list[Row]:
     return rows
 
 
-def joined(file_format: Format, rows: list[Row], folder: Path, sizes: tuple[int, ...]) -> bytes:
+def joined(file_format, rows, folder, sizes):
     """Return the file of rows that were written in parts of these sizes."""
     paths = []
     for number, size in enumerate(sizes):
@@ -140,9 +134,7 @@ def joined(file_format: Format, rows: list[Row], folder: Path, sizes: tuple[int,
 
 @pytest.mark.parametrize("sizes", [(5,), (2, 2, 1)])
 @pytest.mark.parametrize("content", ["top", "scores", "decisions"])
-def test_every_format_of_parts_has_the_same_rows(
-    tmp_path: Path, sizes: tuple[int, ...], content: str
-) -> None:
+def test_every_format_of_parts_has_the_same_rows(tmp_path, sizes, content):
     parquet = pytest.importorskip("pyarrow.parquet")
     rule = rule_of(content)
     rows = rows_of(rule)
@@ -178,9 +170,7 @@ def test_every_format_of_parts_has_the_same_rows(
             assert values["scores"] == scores
 
 
-def test_a_class_with_the_separator_makes_lists_of_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_with_the_separator_makes_lists_of_json(tmp_path, monkeypatch):
     rule = rule_of(names=("x;y", "z"))
     rows = [Row("i", rule.chosen(torch.tensor([0.5, 0.35])))]
     [row] = csv.DictReader(
@@ -194,7 +184,7 @@ def test_a_class_with_the_separator_makes_lists_of_json(
 
 
 @pytest.mark.parametrize("sizes", [(5,), (1, 1, 3)])
-def test_features_are_an_array_with_nan_for_errors(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+def test_features_are_an_array_with_nan_for_errors(tmp_path, sizes):
     content = joined(Features(), rows_of(rule_of()), tmp_path, sizes)
     array = np.load(io.BytesIO(content))
     assert (array.dtype, array.shape) == (np.float32, (5, 4))
@@ -211,32 +201,28 @@ LIST = Text(lambda row: f'"{row.image}"', "[", ", ", "]")
 MADE = {"the checkpoint": "abc", "--top": 10, "the images": ["a", "b"]}
 
 
-def rows(*names: str) -> list[Row]:
+def rows(*names):
     return [Row(name, error="no" if name == "x" else None) for name in names]
 
 
-def begin(parts: Parts) -> Record:
+def begin(parts):
     parts.make_folder()
     return parts.existing(MADE) or parts.start(MADE)
 
 
-def full(*arguments: Any) -> None:
+def full(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
+def parts(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "list").symlink_to("real")
     return Parts({tmp_path / "out.txt": TEXT, tmp_path / "deep" / "list": LIST})
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"made_with": 1, "format": 1, "finished": null}', "\x00" * 99]
-)
-def test_damaged_records_and_blocks_are_one_line(
-    parts: Parts, tmp_path: Path, content: str
-) -> None:
+@pytest.mark.parametrize("content", ["", "[]", '{"made_with": 1, "format": 1, "finished": null}'])
+def test_damaged_records_and_blocks_are_one_line(parts, tmp_path, content):
     (tmp_path / "out.txt.run.json").write_text(content)
     with pytest.raises(DataError, match=r"out.txt.run.json .*pass --overwrite to begin anew"):
         parts.existing(MADE)
@@ -253,9 +239,7 @@ def test_damaged_records_and_blocks_are_one_line(
 
 
 @pytest.mark.parametrize("during", ["part", "rename", "mkdir"])
-def test_a_full_disk_leaves_whole_blocks(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, during: str
-) -> None:
+def test_a_full_disk_leaves_whole_blocks(parts, monkeypatch, tmp_path, during):
     record = begin(parts)
     parts.write(0, rows("a"))
     with monkeypatch.context() as patch:
@@ -286,7 +270,7 @@ def test_a_full_disk_leaves_whole_blocks(
     assert begin(parts).finished is None
 
 
-def test_changed_images_are_noticed(parts: Parts) -> None:
+def test_changed_images_are_noticed(parts):
     record = begin(parts)
     names = [f"{number}.png" for number in range(2 * BLOCK + 5)]
     for number in range(3):
@@ -305,14 +289,14 @@ def test_changed_images_are_noticed(parts: Parts) -> None:
 # ----------------------------------------------------------------------------------------- division
 
 
-def items(count: int) -> list[Item]:
+def items(count):
     return [Item(f"{number}.png", f"{number}.png") for number in range(count)]
 
 
-def answer(division: Division, most: int = 10**9) -> int:
+def answer(division, most=10**9):
     """Answer images until so many are done, with a look-ahead as in decoding; return how many."""
     answered = 0
-    waiting: list[Item] = []
+    waiting = []
     for item in division.to_do():
         waiting.append(item)
         if len(waiting) > 50:
@@ -325,7 +309,7 @@ def answer(division: Division, most: int = 10**9) -> int:
     return answered + len(waiting)
 
 
-def test_what_is_done_is_not_done_again(parts: Parts) -> None:
+def test_what_is_done_is_not_done_again(parts):
     parts.make_folder()
     count = 10 * BLOCK + 3
     total, done = 0, set()
@@ -342,10 +326,10 @@ def test_what_is_done_is_not_done_again(parts: Parts) -> None:
     assert json.loads(target.read_text()) == [item.name for item in items(count)]
 
 
-# ----------------------------------------------------------------------------- streams and progress
+# ------------------------------------------------------------------------------------------ streams
 
 
-def test_rows_are_there_at_once(tmp_path: Path) -> None:
+def test_rows_are_there_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     lines = Text(lambda row: f"{row.image}\n")
@@ -358,25 +342,3 @@ def test_rows_are_there_at_once(tmp_path: Path) -> None:
     message = "cannot write /dev/full: No space left on device; free space"
     with pytest.raises(DataError, match=message), Stream("/dev/full", lines) as stream:
         stream.add(Row("x" * 100_000))
-
-
-def test_progress_is_a_bar_or_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(results, "on_terminal", lambda: True)
-    with Progress("out.jsonl", range(7)) as progress:
-        wait_until(lambda: progress._bar.total == 7)
-        progress.update(3)
-        assert progress._bar.n == 3
-
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(results, "on_terminal", lambda: False)
-    caplog.set_level(logging.INFO, "mldec")
-    with Progress("out.jsonl", None) as progress:
-        for done in range(1000, 3001, 100):
-            now += 10
-            progress.update(done)
-    assert caplog.messages == [
-        f"out.jsonl: {done:,} images, 10.0 images/s" for done in (1500, 2100, 2700)
-    ]

@@ -2,13 +2,10 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from mldec.checkpoint import Checkpoint, Loaded
 from mldec.data.types import Classes
 from mldec.errors import DataError
 from mldec.publish import (
@@ -28,25 +25,22 @@ from mldec.runtime.facts import count_parameters, multiply_accumulates
     [
         ("/home/me/photos", ".../photos"),
         ("~/secret/x.csv", ".../x.csv"),
-        ("/data", ".../data"),
         ("[/home/me/a.tar, 'b/c', \"~/d e.tar\"]", "[.../a.tar, 'b/c', \".../d e.tar\"]"),
-        ("clip:/home/me/tower", "clip:.../tower"),
         ("clip:ViT-B-32:~/w.pt", "clip:ViT-B-32:.../w.pt"),
-        *((text, text) for text in ("clip:ViT-B-32:openai", "clip:hf-hub:me/x")),
-        *((text, text) for text in ("", "/", ";", "data/voc", "../x", "zoo:x", "https://a.org/b")),
+        *((text, text) for text in ("clip:ViT-B-32:openai", "", "data/voc", "https://a.org/b")),
     ],
 )
-def test_folders_of_absolute_paths_are_left_out(text: str, shown: str) -> None:
+def test_folders_of_absolute_paths_are_left_out(text, shown):
     assert without_folders(text) == shown
 
 
-def test_a_config_keeps_everything_but_folders() -> None:
+def test_a_config_keeps_everything_but_folders():
     data = {"root": "/home/me/x", "classes": ["/m/01"], "size": 3, "files": ["/home/me/y", 4]}
     shown = {"root": ".../x", "classes": ["/m/01"], "size": 3, "files": [".../y", 4]}
     assert published_config({"name": "a", "data": data}) == {"name": "a", "data": shown}
 
 
-def with_backbone(loaded: Loaded, **node: Any) -> Loaded:
+def with_backbone(loaded, **node):
     backbone = {"_target_": "mldec.backbones.TimmBackbone", "name": "resnet50.a1_in1k", **node}
     return replace(loaded, config=replace(loaded.config, backbone=backbone))
 
@@ -62,12 +56,6 @@ def with_backbone(loaded: Loaded, **node: Any) -> Loaded:
             "unknown: they were read from a file; timm states apache-2.0 for the weights of that",
         ),
         (
-            {"pretrained": "w.pth", "name": "resnet50.none"},
-            "the file w.pth in resnet50.none",
-            "unknown: they were read from a file",
-        ),
-        ({"pretrained": True, "name": "none"}, "timm's weights of none", "unknown to timm"),
-        (
             {"pretrained": True, "_target_": "mldec.backbones.HFBackbone", "name": "/home/me/x"},
             "published weights of .../x",
             "unknown: they are not from timm",
@@ -75,30 +63,20 @@ def with_backbone(loaded: Loaded, **node: Any) -> Loaded:
         ({"_target_": "mine.Net"}, "those that mine.Net is built with", "unknown: the backbone"),
     ],
 )
-def test_what_a_run_started_from(
-    saved: Checkpoint, loaded: Loaded, node: dict[str, Any], weights: str, licence: str
-) -> None:
+def test_what_a_run_started_from(saved, loaded, node, weights, licence):
     start = start_of(saved, with_backbone(loaded, **node))
     assert start.weights == weights
     assert start.licence.startswith(licence)
     assert start.base_model == ("timm/resnet50.a1_in1k" if licence == "apache-2.0" else None)
 
 
-def test_other_starts_are_unknown(saved: Checkpoint, loaded: Loaded) -> None:
-    begun = replace(saved, config={**saved.config, "init": "/home/me/x.pth"})
-    assert start_of(begun, loaded)[:2] == ("init=.../x.pth", "unknown: see these weights")
-    of_authors = replace(saved, step=0)
-    assert start_of(of_authors, loaded).licence.startswith("unknown: the weights are not those")
-
-
-def test_the_cost_is_computed_and_what_the_run_says(loaded: Loaded, tmp_path: Path) -> None:
+def test_the_cost_is_computed_and_what_the_run_says(loaded, tmp_path):
     costs = dict(cost_of(loaded, tmp_path / "best.pt"))
     size = loaded.transform.image_size
     macs = multiply_accumulates(loaded.model, size) / 1e9
     assert costs["Parameters"] == f"{count_parameters(loaded.model)[1]:,}"
-    assert (
-        costs["Multiply-accumulates"] == f"{macs:,.3f} billion per image, at {size} x {size} pixels"
-    )
+    shown = f"{macs:,.3f} billion per image, at {size} x {size} pixels"
+    assert costs["Multiply-accumulates"] == shown
     assert costs["Training time"].startswith("unknown")
     assert command_of(tmp_path / "best.pt") is None
 
@@ -115,7 +93,7 @@ def test_the_cost_is_computed_and_what_the_run_says(loaded: Loaded, tmp_path: Pa
 
 
 CLASSES = Classes(("a", "b"))
-CONTENT: dict[str, Any] = {
+CONTENT = {
     "metrics": {"mAP": 50.5, "OP": None, "classes_seen": 2},
     "intervals": {"mAP": [40.0, 60.25], "OP": [None, None]},
     "images": 7,
@@ -126,13 +104,13 @@ CONTENT: dict[str, Any] = {
 }
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def written(folder, **changes):
     path = folder / "results.json"
     path.write_text(json.dumps({**CONTENT, **changes}))
     return path
 
 
-def test_a_file_of_results_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_results_is_read(tmp_path, caplog):
     measured = read_results(written(tmp_path), CLASSES, "ema", "best.pt")
     assert (measured.source, measured.images) == ("from results.json", 7)
     assert measured.metrics == CONTENT["metrics"]
@@ -154,19 +132,15 @@ def test_a_file_of_results_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixt
     [
         ({"weights": "raw"}, "it is of the raw weights, and the ema ones are published"),
         ({"per_class": {"a": {}}}, "it is of other classes"),
-        ({"per_class": {"a": {"AP": "high"}, "b": {}}}, "cannot be used"),
-        ({"metrics": []}, "cannot be used"),
         ({"intervals": {"mAP": [1]}}, r"cannot be used .* pass a file that mldec\.report --json"),
     ],
 )
-def test_a_file_of_something_else_is_refused(
-    tmp_path: Path, changes: dict[str, Any], fault: str
-) -> None:
+def test_a_file_of_something_else_is_refused(tmp_path, changes, fault):
     with pytest.raises(DataError, match=rf"results\.json:? {fault}"):
         read_results(written(tmp_path, **changes), CLASSES, "ema", "best.pt")
 
 
-def test_the_metrics_of_a_run_are_those_of_the_chosen_weights(saved: Checkpoint) -> None:
+def test_the_metrics_of_a_run_are_those_of_the_chosen_weights(saved):
     both = replace(saved, epoch=3, metrics={"val/mAP": 90.0, "val_raw/mAP": 80.0})
     assert of_checkpoint(both, "ema").metrics == {"mAP": 90.0}
     assert of_checkpoint(both, "raw").metrics == {"mAP": 80.0}

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,18 +16,16 @@ import pytest
 from PIL import Image
 from support import CONFIGS, QUICK, one_line
 
-from mldec import checkpoint
 from mldec.report import make
 from mldec.report.make import to_dict
-from mldec.report.page import Content, page
+from mldec.report.page import page
 from mldec.report.training import MOST_POINTS, learning_curves, of_run
 
-Cli = Callable[..., tuple[int, str, str]]
 WORDS = ["--plugin", "patches"]
 
 
 @pytest.fixture
-def squares(cli: Cli, tmp_path: Path) -> Path:
+def squares(cli, tmp_path):
     """A run on a fold of squares of mixed colours, of which one file is damaged."""
     rng = np.random.default_rng(0)
     root = tmp_path / "mine"
@@ -44,7 +41,7 @@ def squares(cli: Cli, tmp_path: Path) -> Path:
     (root / "7.png").write_bytes(b"damaged")
 
     words = [word for word in QUICK if not word.startswith(("data.", "head.", "--config"))]
-    status, _, err = cli(
+    cli.out(
         "train",
         *words,
         f"--config-dir={CONFIGS}",
@@ -52,22 +49,21 @@ def squares(cli: Cli, tmp_path: Path) -> Path:
         *("data.fold=1/2", "data.image_size=16", "data.augment=none", "data.cutout=0"),
         *("data.bad_images=skip", "name=squares", "data.test_crop=0.5"),
     )
-    assert status == 0, err
     return tmp_path / "outputs" / "squares"
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def contents(few_resamples: None, monkeypatch: pytest.MonkeyPatch) -> list[Content]:
+def contents(few_resamples, monkeypatch):
     """What the reports of a test say, while it writes them."""
-    written: list[Content] = []
+    written = []
     gather = make.gather
 
-    def keep(*subjects: object) -> Content:
+    def keep(*subjects):
         written.append(gather(*subjects))
         return written[-1]
 
@@ -75,23 +71,18 @@ def contents(few_resamples: None, monkeypatch: pytest.MonkeyPatch) -> list[Conte
     return written
 
 
-def evaluated(cli: Cli, path: Path, *words: str | Path) -> dict[str, dict[str, float]]:
+def evaluated(cli, path, *words):
     """Return the JSON of evaluate."""
-    status, _, err = cli("evaluate", path, *WORDS, *words, "--json", "evaluated.json")
-    assert status == 0, err
+    cli.out("evaluate", path, *WORDS, *words, "--json", "evaluated.json")
     return json.loads(Path("evaluated.json").read_text())
 
 
-def test_a_report_on_a_run_and_its_comparison(
-    cli: Cli, digits_run: Path, contents: list[Content]
-) -> None:
-    best = digits_run / "checkpoints" / "best.pt"
+def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     small = ["data.val_images=90"]
     assert cli("calibrate", best, *WORDS, *small, "--out", "calibrated.pt")[0] == 0
     words = [*small, "--compare", digits_run / "checkpoints" / "last.pt"]
     words += ["--out", "r.html", "--json", "r.json"]
-    status, out, err = cli("report", "calibrated.pt", *WORDS, *words)
-    assert status == 0, err
+    out = cli.out("report", "calibrated.pt", *WORDS, *words)
     assert re.search(r"^r.html: a report on calibrated.pt, \d+\.\d MB, made in \d+ s$", out, re.M)
 
     # The JSON is that of evaluate with intervals, and the other model is at its own thresholds.
@@ -107,7 +98,6 @@ def test_a_report_on_a_run_and_its_comparison(
         for key, value in values.items():
             assert per_class[name][key] == pytest.approx(value), (name, key)
         assert per_class[name]["AP_low"] <= per_class[name]["AP"] <= per_class[name]["AP_high"]
-    assert content.comparison is not None
     others = evaluated(cli, digits_run / "checkpoints" / "last.pt", *small)["metrics"]
     for name, (_, other, gap) in content.comparison.metrics.items():
         assert other.value == pytest.approx(others[name])
@@ -129,16 +119,16 @@ def test_a_report_on_a_run_and_its_comparison(
 class Tags(HTMLParser):
     """Collect tags with their attributes."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tags = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
 
-def check_page(content: Content, text: str) -> None:
+def check_page(content, text):
     """A page is one file that asks for nothing; its numbers and pictures are in a block of JSON."""
     for tag, attributes in Tags(text).tags:
         assert tag not in ("link", "iframe", "base", "object")
@@ -150,16 +140,6 @@ def check_page(content: Content, text: str) -> None:
             assert "http" not in str(attributes["content"])
     assert not re.search(r"@import|url\(", text[text.index("<style>") : text.index("</style>")])
 
-    block = text[text.index('id="data">') + 10 :]
-    data = json.loads(block[: block.index("</script>")])
-    columns = {column["heading"]: column for column in data["columns"]}
-    assert columns["AP (%)"]["values"] == pytest.approx(content.table.columns["AP"])
-    assert columns["AP (%)"]["low"] == pytest.approx(content.table.intervals[0])
-    assert data["positives"] == content.histograms.positives.tolist()
-    assert data["pictures"].keys() == {str(row) for row in content.pictures}
-    [first, *_] = data["pictures"].values()
-    assert text.count(first) == 1
-
     [address, *_] = re.findall(r'class="heat" src="data:image/png;base64,([^"]+)"', text)
     [heat, *_] = [one.heat for one in content.examples if one.heat is not None]
     with Image.open(io.BytesIO(base64.b64decode(address))) as image:
@@ -167,12 +147,9 @@ def check_page(content: Content, text: str) -> None:
     assert np.abs(opacity - 0.8 * heat).max() <= 1
 
 
-def test_a_fold_of_files_with_a_damaged_one(
-    cli: Cli, squares: Path, contents: list[Content]
-) -> None:
+def test_a_fold_of_files_with_a_damaged_one(cli, squares, contents):
     for words in (["data.fold=2/2"], ["--threshold", "0.3"]):
-        status, _, err = cli("report", squares, *WORDS, *words, "--out", "r.html")
-        assert status == 0, err
+        cli.out("report", squares, *WORDS, *words, "--out", "r.html")
     [message] = contents[0].unreadable + contents[1].unreadable
     assert "7.png" in message
 
@@ -193,19 +170,16 @@ def test_a_fold_of_files_with_a_damaged_one(
 
 
 @pytest.mark.parametrize("experiment", ["digits_single", "digits_zsl"])
-def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experiment: str) -> None:
-    status, _, err = cli("train", f"+experiment={experiment}", *QUICK[1:], "train.epochs=1")
-    assert status == 0, err
+def test_one_label_and_unseen_classes(cli, contents, experiment):
+    cli.out("train", f"+experiment={experiment}", *QUICK[1:], "train.epochs=1")
     run = Path("outputs", experiment)
-    status, _, err = cli("report", run, *WORDS, "--compare", run, "--out", "r.html")
-    assert status == 0, err
+    cli.out("report", run, *WORDS, "--compare", run, "--out", "r.html")
 
     [content] = contents
     metrics = evaluated(cli, run)["metrics"]
     assert {name: shown.value for name, shown in content.metrics.items()} == metrics
     assert np.isfinite(content.metrics["top1"].low) if "top1" in metrics else "zsl_mAP" in metrics
     assert content.exclusive == (experiment == "digits_single")
-    assert content.comparison is not None
     assert (content.comparison.fixed, content.comparison.broken) == (0, 0)
     assert content.comparison.p_value == 1 or "zsl_mAP" in metrics
     assert to_dict(content, "x.pt", "ema")["metrics"] == metrics
@@ -214,69 +188,47 @@ def test_one_label_and_unseen_classes(cli: Cli, contents: list[Content], experim
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--out", "-"], "--out -: a report is written to a file"),
-        (["--out", "{folder}"], "cannot write {folder}: it is a folder"),
+        (["--out", "-"], "--out -: this is written to a file"),
         (["--out", "{folder}/no/r.html"], "there is no folder {folder}/no"),
         (["--out", "r.html", "--compare", "{folder}/no.pt"], "no file at {folder}/no.pt"),
-        (["--out", "r.html", "data=coco", "data.root={folder}/no"], "{folder}/no is not a folder"),
-        (["--out", "r.html", "data.val_image=1"], "data.val_image"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
-    cli: Cli,
-    digits_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    part: str,
-) -> None:
+    cli,
+    digits_run,
+    tmp_path,
+    monkeypatch,
+    words,
+    part,
+):
     monkeypatch.setattr(make, "gather", None)  # which scores the images
     filled = [word.format(folder=tmp_path) for word in words]
-    status, _, err = cli("report", digits_run, *WORDS, *filled)
-    assert status == 1
-    one_line(err, part.format(folder=tmp_path))
+    one_line(cli.fault("report", digits_run, *WORDS, *filled), part.format(folder=tmp_path))
     assert not Path("r.html").exists()
 
 
 def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
-    cli: Cli, digits_run: Path, squares: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, digits_run, squares, monkeypatch
+):
     monkeypatch.setattr(make, "gather", None)
-    status, _, err = cli("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
-    assert status == 1
+    err = cli.fault("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
     one_line(err, f"{squares} has other classes than the data, 3 and 10")
 
     words = ["+experiment=digits_single", *QUICK[1:], "train.epochs=1"]
     assert cli("train", *words)[0] == 0
     words = [*WORDS, "--compare", "outputs/digits_single", "--out", "r.html"]
-    status, _, err = cli("report", digits_run, *words)
-    assert status == 1
+    err = cli.fault("report", digits_run, *words)
     one_line(err, "one of the models is for one label per image")
 
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
     )
-    status, _, err = cli("report", "no.pt", "--out", "r.html")
-    assert status == 1
+    err = cli.fault("report", "no.pt", "--out", "r.html")
     one_line(err, "a report needs plotly, not installed here; run pip install 'mldec[report]'")
 
 
-def test_classes_in_another_order_are_compared_by_their_names(
-    cli: Cli, digits_run: Path, contents: list[Content]
-) -> None:
-    names = checkpoint.load_model(digits_run, plugins=["patches"]).classes.names
-    Path("names.txt").write_text("\n".join(names[::-1]) + "\n")
-    words = [*WORDS, "--class-names", "names.txt", "--out", "r.html"]
-    status, out, err = cli("report", digits_run, *words)
-    assert status == 0, err
-    assert "in another order: its logits are reordered" in out
-    assert contents[0].table.names == names
-    metrics = evaluated(cli, digits_run, "--class-names", "names.txt")["metrics"]
-    assert contents[0].metrics["mAP"].value == metrics["mAP"]
-
-
-def test_a_run_has_a_cost_and_curves(digits_run: Path, tmp_path: Path) -> None:
+def test_a_run_has_a_cost_and_curves(digits_run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(digits_run, copy)
     best = copy / "checkpoints" / "best.pt"

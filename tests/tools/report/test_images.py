@@ -30,7 +30,7 @@ from mldec.report.examples import (
 from mldec.report.statistics import Answers
 
 
-def made(images: int = 200, classes: int = 4) -> Answers:
+def made(images=200, classes=4):
     rng = np.random.default_rng(0)
     labels = rng.integers(-1, 2, (images, classes)).astype(np.int8)
     logits = (rng.normal(size=labels.shape) + 3 * labels).astype(np.float32)
@@ -38,7 +38,7 @@ def made(images: int = 200, classes: int = 4) -> Answers:
     return Answers(logits=logits, labels=labels, exclusive=False, lowest=0.5)
 
 
-def test_the_surest_images_of_each_kind_are_chosen() -> None:
+def test_the_surest_images_of_each_kind_are_chosen():
     answers = made()
     picks = surest_examples(answers, np.array([1, 3]))
     assert {pick.class_index for pick in picks} == {1, 3}
@@ -58,7 +58,7 @@ def test_the_surest_images_of_each_kind_are_chosen() -> None:
         assert pick.score == pytest.approx(float(score))
 
 
-def test_of_many_classes_some_from_the_best_to_the_worst_are_chosen() -> None:
+def test_of_many_classes_some_from_the_best_to_the_worst_are_chosen():
     precision = np.random.default_rng(0).permutation(np.linspace(0, 1, 1_000))
     precision[::10] = np.nan
     chosen = classes_with_images(precision, most=50)
@@ -72,7 +72,7 @@ def test_of_many_classes_some_from_the_best_to_the_worst_are_chosen() -> None:
     assert classes_with_images(np.array([np.nan, 0.2]), most=2).tolist() == [0, 1]
 
 
-def test_suspected_labels_are_those_of_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspected_labels_are_those_of_the_ranking(monkeypatch):
     answers = made()
     classes = np.array([0, 2])
     ranking = rank(answers.logits[:, classes], answers.labels[:, classes])
@@ -96,7 +96,7 @@ def test_suspected_labels_are_those_of_the_ranking(monkeypatch: pytest.MonkeyPat
 LABELS = np.array([[1, 0], [1, 1], [-1, 0]], np.int8)
 
 
-def stored(folder: Path, **settings: float) -> Split:
+def stored(folder, **settings):
     """Return three stripes of 400 x 200 pixels: red, green and blue thirds from left to right."""
     pixels = np.zeros((200, 400, 3), np.uint8)
     for third in range(3):
@@ -109,7 +109,7 @@ def stored(folder: Path, **settings: float) -> Split:
     return Split(StoredImages(storage, from_dense(LABELS), names, transform), Classes(names))
 
 
-def test_a_small_copy_shows_what_the_model_sees(tmp_path: Path) -> None:
+def test_a_small_copy_shows_what_the_model_sees(tmp_path):
     assert thumbnail(stored(tmp_path).dataset, 0).size == (SIDE, SIDE // 2)
 
     shown = thumbnail(stored(tmp_path, crop=0.5).dataset, 0)
@@ -118,9 +118,7 @@ def test_a_small_copy_shows_what_the_model_sees(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "count"), [(1, 1), (10_000, 2)])
-def test_each_image_is_in_the_album_once_while_there_is_room(
-    tmp_path: Path, budget: int, count: int
-) -> None:
+def test_each_image_is_in_the_album_once_while_there_is_room(tmp_path, budget, count):
     pictures = album(stored(tmp_path), np.array([0, 2]), LABELS[[0, 2]], [1, 0, 1], budget)
     names = [(row, Path(picture.name).name) for row, picture in pictures.items()]
     assert names == [(1, "2.png"), (0, "0.png")][:count]
@@ -129,7 +127,7 @@ def test_each_image_is_in_the_album_once_while_there_is_room(
         assert (image.format, image.size) == ("JPEG", (SIDE, SIDE // 2))
 
 
-def test_each_example_has_a_map_of_its_class_whatever_its_batch(digits_run: Path) -> None:
+def test_each_example_has_a_map_of_its_class_whatever_its_batch(digits_run):
     loaded = load_model(digits_run, plugins=["patches"])
     data = chosen_data(["data=digits", "data.val_images=40"])[1]
     in_reverse = replace(data, load_val=lambda: replace(split, classes=backwards))

@@ -3,21 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, confusion_matrix
 
-from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.report import comparison, statistics
-from mldec.report.comparison import changes, compare, p_value
+from mldec.report.comparison import changes, compare
 from mldec.report.statistics import (
     BINS,
     MOST_PAIRED,
     STEP,
     Answers,
-    Numbers,
     average_precision,
     bin_edges,
     class_table,
@@ -25,7 +22,6 @@ from mldec.report.statistics import (
     draw,
     histograms,
     interval,
-    meaning,
     metrics,
     normalise,
     pairs_of_classes,
@@ -35,7 +31,7 @@ from mldec.report.statistics import (
 IMAGES, CLASSES = 80, 70
 
 
-def answers_of(kind: str) -> Answers:
+def answers_of(kind):
     """Return logits with many ties, and labels."""
     rng = np.random.default_rng(3)
     if kind == "single":
@@ -50,7 +46,7 @@ def answers_of(kind: str) -> Answers:
     return Answers(logits=logits, labels=labels, exclusive=kind == "single", lowest=lowest)
 
 
-def evaluator(kind: str) -> Evaluator:
+def evaluator(kind):
     if kind == "single":
         return SingleLabelEvaluator(CLASSES, top_k=3, suffix="_real")
     made = {"several": MultiLabelEvaluator, "partial": PartialLabelEvaluator}[kind](CLASSES)
@@ -62,7 +58,7 @@ def evaluator(kind: str) -> Evaluator:
     ("kind", "expected"),
     [("several", {"mAP", "CF1", "OF1"}), ("single", {"top1_real"}), ("partial", {"CF1", "OF1"})],
 )
-def test_whole_weights_give_the_metrics_of_repeated_images(kind: str, expected: set[str]) -> None:
+def test_whole_weights_give_the_metrics_of_repeated_images(kind, expected):
     answers = answers_of(kind)
     weights = np.random.default_rng(0).integers(1, 4, (1, IMAGES, 3)).astype(np.float32)
     values = metrics(evaluator(kind), answers.logits, answers.labels)
@@ -86,13 +82,13 @@ def test_whole_weights_give_the_metrics_of_repeated_images(kind: str, expected: 
     assert resample(other, answers, weights).resampled == {}
 
 
-def one_class(images: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def one_class(images, seed=0):
     rng = np.random.default_rng(seed)
     labels = (rng.random(images) < 0.3).astype(np.int8)
     return np.round(rng.normal(size=images) + labels, 1).astype(np.float32), labels
 
 
-def test_average_precision_with_weights_is_that_of_scikit_learn() -> None:
+def test_average_precision_with_weights_is_that_of_scikit_learn():
     scores, labels = one_class(200)
     labels[::9] = -1
     weights = draw(200, 1)
@@ -107,22 +103,7 @@ def test_average_precision_with_weights_is_that_of_scikit_learn() -> None:
     assert np.isnan(average_precision(scores, np.minimum(labels, 0), weights)).all()
 
 
-def test_intervals_are_about_those_of_the_usual_bootstrap_and_hold_the_truth() -> None:
-    scores, labels = one_class(600)
-    low, high = interval(average_precision(scores, labels, draw(600, 1)))
-    usual = bootstrap(
-        (labels == 1, scores),
-        average_precision_score,
-        paired=True,
-        vectorized=False,
-        n_resamples=200,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    width = usual.high - usual.low
-    assert low == pytest.approx(usual.low, abs=0.2 * width)
-    assert high == pytest.approx(usual.high, abs=0.2 * width)
-
+def test_intervals_hold_the_truth():
     # The average precision of ten thousand images stands for the truth.
     truth = average_precision_score(*one_class(10_000)[::-1])
     inside = 0
@@ -132,7 +113,7 @@ def test_intervals_are_about_those_of_the_usual_bootstrap_and_hold_the_truth() -
     assert 0.89 <= inside / 200 <= 0.99
 
 
-def test_resamples_are_always_the_same_and_fewer_of_many_pairs() -> None:
+def test_resamples_are_always_the_same_and_fewer_of_many_pairs():
     assert np.array_equal(draw(7, 3), draw(7, 3))
     assert (draw(7, 3) > 0).all()
     assert draw(2_000, 1).mean() == pytest.approx(1, abs=0.01)
@@ -143,7 +124,7 @@ def test_resamples_are_always_the_same_and_fewer_of_many_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["several", "single"])
-def test_the_table_of_classes_has_the_values_of_the_evaluator(kind: str) -> None:
+def test_the_table_of_classes_has_the_values_of_the_evaluator(kind):
     answers = answers_of(kind)
     used = evaluator(kind)
     values = metrics(used, answers.logits, answers.labels)
@@ -179,7 +160,7 @@ def test_the_table_of_classes_has_the_values_of_the_evaluator(kind: str) -> None
     assert columns["calibration error"][0] == pytest.approx(100 * np.abs(gaps).sum() / IMAGES)
 
 
-def made(classes: int = 3) -> Answers:
+def made(classes=3):
     rng = np.random.default_rng(0)
     logits = (3 * rng.normal(size=(300, classes))).astype(np.float32)
     logits[:40] = 0
@@ -187,7 +168,7 @@ def made(classes: int = 3) -> Answers:
     return Answers(logits=logits, labels=labels, exclusive=False, lowest=0.2)
 
 
-def test_counts_at_an_edge_are_exact() -> None:
+def test_counts_at_an_edge_are_exact():
     answers = made()
     edges = bin_edges(3, np.array([0.123456, 0.7]))
     counted = histograms(answers, edges)
@@ -200,17 +181,8 @@ def test_counts_at_an_edge_are_exact() -> None:
             assert counted.positives[k, place:].sum() == (above & (answers.labels[:, k] == 1)).sum()
             assert counted.negatives[k, place:].sum() == (above & (answers.labels[:, k] == 0)).sum()
 
-    # Many classes have wider bins and no edges of their own.
-    for edges, most in (
-        (bin_edges(80, np.linspace(0.1, 0.9, 80)), 320),
-        (bin_edges(9_605, np.linspace(0, 1, 9_605)), 90),
-    ):
-        assert len(edges) < most
-        assert (edges[0], edges[-1]) == (0, 1)
-        assert (np.diff(edges) > 1e-9).all()
 
-
-def test_pairs_of_classes_and_confusions_are_counted() -> None:
+def test_pairs_of_classes_and_confusions_are_counted():
     answers = made(classes=MOST_PAIRED + 4)
     pairs = pairs_of_classes(answers)
     positives = (answers.labels == 1).sum(0)
@@ -230,25 +202,10 @@ def test_pairs_of_classes_and_confusions_are_counted() -> None:
     assert np.array_equal(pairs.labels, np.diag(np.bincount(truth)))
 
 
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("mAP_skip_empty", "mAP without the classes"),
-        ("OF1@3", "Harmonic mean of OP and OR, if the 3 highest scores of an image are predicted"),
-        ("zsl_all_F1@5", "Harmonic mean of P and R, among the classes that training did not see,"),
-        ("classes_valid", "A number"),
-        ("my_own", ""),
-    ],
-)
-def test_a_metric_has_a_meaning(name: str, start: str) -> None:
-    assert meaning(name).startswith(start)
-    assert bool(meaning(name)) == bool(start)
-
-
 # ------------------------------------------------------------------------------------- two models
 
 
-def two_models(images: int, classes: int, *, better: float = 0.0, seed: int = 0) -> list[Answers]:
+def two_models(images, classes, *, better=0.0, seed=0):
     """Return two models that differ by noise, the first one better by so much."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((images, classes)) < 0.3).astype(np.int8)
@@ -261,13 +218,13 @@ def two_models(images: int, classes: int, *, better: float = 0.0, seed: int = 0)
     return models
 
 
-def numbers_of(answers: Answers, weights: np.ndarray) -> Numbers:
+def numbers_of(answers, weights):
     evaluator = MultiLabelEvaluator(answers.labels.shape[1])
     return resample(metrics(evaluator, answers.logits, answers.labels), answers, weights)
 
 
 @pytest.mark.parametrize("most", [10, 10_000])
-def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_that_changed_sides_are_found(most, monkeypatch):
     monkeypatch.setattr(comparison, "MOST_CHANGED", most)
     first, second = two_models(101, 70, better=1)
     first.labels[::7, ::3] = -1
@@ -293,27 +250,7 @@ def test_pairs_that_changed_sides_are_found(most: int, monkeypatch: pytest.Monke
     assert gaps == sorted(gaps, reverse=True)
 
 
-def test_an_image_of_one_label_changes_sides_once() -> None:
-    rng = np.random.default_rng(0)
-    truth = rng.integers(4, size=50)
-    labels = np.eye(4, dtype=np.int8)[truth]
-    labels[0] = 0
-    models = []
-    for _ in range(2):
-        logits = (rng.normal(size=labels.shape) + labels).astype(np.float32)
-        normalise(logits)
-        models.append(Answers(logits=logits, labels=labels, exclusive=True, lowest=None))
-    right, other_right = (model.predicted == truth for model in models)
-    surest, num_fixed, num_broken = changes(models[0], models[1])
-    assert num_fixed == (right & ~other_right)[1:].sum()
-    assert num_broken == (~right & other_right)[1:].sum()
-    for change in surest:
-        assert (change.class_index, change.present) == (truth[change.row], True)
-        own = models[1].logits[change.row, change.class_index]
-        assert change.other_score == pytest.approx(np.exp(own), abs=1e-6)
-
-
-def test_paired_intervals_are_narrower_and_tell_a_real_difference() -> None:
+def test_paired_intervals_are_narrower_and_tell_a_real_difference():
     weights = draw(200, 6)[:2]
     models = two_models(200, 6)
     first, second = (numbers_of(answers, weights) for answers in models)
@@ -335,16 +272,3 @@ def test_paired_intervals_are_narrower_and_tell_a_real_difference() -> None:
     assert result.p_value == pytest.approx(2 / 201)
     assert "200 resamples" in result.test
     assert "at least 0.010" in result.test
-
-
-def test_without_a_difference_p_values_are_spread_evenly() -> None:
-    values = []
-    for seed in range(200):
-        weights = np.random.default_rng(seed).standard_exponential((1, 120, 100), np.float32)
-        gaps = []
-        for answers in two_models(120, 3, seed=seed):
-            pairs = zip(answers.logits.T, answers.labels.T, strict=True)
-            gaps.append(np.mean([average_precision(*pair, weights) for pair in pairs], axis=0))
-        values.append(p_value(gaps[0] - gaps[1]))
-    for level in (0.1, 0.3, 0.5, 0.7, 0.9):
-        assert np.mean(np.array(values) <= level) == pytest.approx(level, abs=0.1)
