@@ -23,6 +23,12 @@ from mldec.errors import ConfigError, suggest
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 
 COMPLETION = ("-sc", "--shell-completion")
+# Hydra's. What else begins with two dashes is a setting that should have none.
+FLAGS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run"),
+    *("--multirun", "--shell-completion", "--config-path", "--config-name", "--config-dir"),
+    *("--info", "--experimental-rerun"),
+)
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -56,10 +62,18 @@ def prepare(words: list[str]) -> list[str]:
         return words
 
     flags, settings = [], []
+    words = [_at_home(word) for word in words]
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
     for before, word in zip(["", *words], words, strict=False):
         key, equals, value = word.partition("=")
         bare = key.lstrip("+~")
+
+        if word.startswith("--") and key not in FLAGS:
+            name = key.removeprefix("--")
+            if name != "experiment":
+                check_key(name)
+            plus = "+" if name == "experiment" else ""
+            raise ConfigError(f"{word}: write {plus}{name}=VALUE, without dashes")
 
         # A word without '=' is a flag, the value of the flag before it, or a deletion such as
         # ~data.
@@ -89,6 +103,12 @@ def prepare(words: list[str]) -> list[str]:
 
         settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
     return flags + settings
+
+
+def _at_home(word: str) -> str:
+    """Expand `~/` at the start of a value, which shells leave alone and Hydra does not parse."""
+    key, _, value = word.partition("=")
+    return f"{key}={Path(value).expanduser()}" if value.startswith("~/") else word
 
 
 def compose(words: list[str]) -> Config:
@@ -140,7 +160,7 @@ def override(config: Config, words: list[str]) -> Config:
     base: dict[str, Any] = to_dict(config)
     changes = []
 
-    for word in words:
+    for word in map(_at_home, words):
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
             raise ConfigError(
@@ -239,7 +259,11 @@ def explain(error: BaseException) -> str:
     """Return an error of OmegaConf or Hydra as one line in the terms of the command line."""
     # The folder of the run refers to ${name}, which every experiment sets.
     if isinstance(error, InterpolationToMissingValueError):
-        return f"no run is chosen: pass +experiment=NAME, one of {', '.join(experiments())}"
+        return (
+            "no run is chosen: begin with +experiment=digits, which needs no data, or with "
+            "+experiment=finetune_frozen data.root=FOLDER for photos of your own; "
+            "python -m mldec.train --help lists all experiments"
+        )
     if isinstance(error, OverrideParseException):
         return _not_understood(str(error.override).removeprefix("++"))
 

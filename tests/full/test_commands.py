@@ -344,7 +344,7 @@ def test_predict_refuses_what_is_not_there(cli: Cli, digits_run: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ["no run is chosen: pass +experiment=NAME, one of", "digits"]),
+        ([], ["no run is chosen: begin with +experiment=digits"]),
         (["+experiment=digit"], ["did you mean 'digits'?"]),
         (["experiment=digits"], ["write +experiment=digits, with a plus"]),
         (["+experiment=digits", "train.epoch=3"], ["did you mean 'epochs'?"]),

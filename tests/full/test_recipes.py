@@ -252,5 +252,5 @@ def test_a_recipe_for_own_photos_trains_two_steps(
     moved = [key for key in backbone if not torch.equal(state["model"][key], state["ema"][key])]
     assert bool(moved) is (name == "finetune")
     if name == "finetune_frozen":
-        assert "tokens of 0 of 8 training images are in" in out
+        assert "has seen 0 of 8 training images before" in out
         assert "data.augment=official" in cli("train", *words, "data.augment=official")[2]

@@ -459,7 +459,7 @@ def test_images_per_batch_norm_are_counted(tmp_path: Path, monkeypatch: pytest.M
     assert few_per_batch_norm(job) is None
 
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
-    assert "batches of 32 images, 4 for each batch norm" in opening(job, Precision.auto)
+    assert "batches of 32 images, batch norms see 4 at a time" in opening(job, Precision.auto)
     assert "only 4 images" in str(few_per_batch_norm(job))
     job.config.train.sync_batchnorm = True
     assert images_per_batch_norm(job) == 16
