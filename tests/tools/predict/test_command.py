@@ -381,7 +381,7 @@ def test_numbers_out_of_range_are_refused(cli: Cli, best: Path) -> None:
     ):
         status, out, err = cli("predict", "no.pt", "a.png", option, value)
         assert (status, out) == (2, "")
-        assert f"error: argument {option}: " in err.splitlines()[-1]
+        assert f"mldec: argument {option}: " in err.splitlines()[-1]
     with pytest.raises(ValueError, match=f"image_size: {10**9} is not a positive whole number"):
         load_model(best, plugins=["patches"], image_size=10**9)
     for device in ("banana", "cuda:99", "mps", ""):
