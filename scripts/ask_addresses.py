@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mldec.checkpoint.zoo import FILES
+from mldec.checkpoint.sources import RELEASED
 
 TOP = Path(__file__).resolve().parents[1]
 # An address in Markdown, without the punctuation of its sentence; braces name several files.
@@ -25,7 +25,7 @@ SECONDS = 30
 
 def addresses() -> list[str]:
     """Return all addresses, each once, those of the zoo first."""
-    listed = [file.url for file in FILES.values()]
+    listed = [file.folder + file.file for file in RELEASED.values()]
     for text in ADDRESS.findall((TOP / "DATASETS.md").read_text(encoding="utf-8")):
         listed += expanded(text)
     return list(dict.fromkeys(listed))
