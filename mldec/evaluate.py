@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mldec")
 
-COUNT = "classes_"  # starts the names of metrics that are numbers of classes, not percentages
+MOST_LISTED = 30  # classes that are printed; --csv and --json have all
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,6 +146,8 @@ def tell(
         log.warning(line)
     say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
     say(*table(results.metrics))
+    if len(names) <= MOST_LISTED:
+        say(*class_table(results.per_class, names))
 
     if args.json:
         content = report(results, weights, args.checkpoint, names)
@@ -157,15 +159,38 @@ def tell(
 
 
 def table(metrics: dict[str, float]) -> list[str]:
-    """Return the metrics as lines of text: percentages first, numbers of classes below them."""
+    """Return the metrics as lines: percentages and their meanings, those at top-k, then counts."""
+    from mldec.evaluators.metrics import is_count, meaning
+
     width = max(len(name) for name in metrics)
-    percentages, counts = [], []
+    groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
-        if name.startswith(COUNT):
-            counts.append(f"  {name:<{width}}  {value:7.0f}")
-        else:
-            percentages.append(f"  {name:<{width}}  {value:7.3f}")
-    return [*percentages, "number of classes:", *counts] if counts else percentages
+        heading, line = "", f"  {name:<{width}}  {value:7.3f}  {meaning(name)}"
+        if "@" in name:
+            k = name.partition("@")[2]
+            heading, line = (
+                f"of the {k} highest scores of an image:",
+                f"  {name:<{width}}  {value:7.3f}",
+            )
+        if is_count(name):
+            heading, line = "number of classes:", f"  {name:<{width}}  {value:7.0f}"
+        groups.setdefault(heading, []).append(line.rstrip())
+    return [line for heading, lines in groups.items() for line in [heading, *lines] if line]
+
+
+def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> list[str]:
+    """Return a line per class, below the names of the columns."""
+    from mldec.evaluation import as_text
+
+    columns = [["class", *names]]
+    for name, values in per_class.items():
+        columns.append([name, *as_text(values, ".3f" if name == "threshold" else ".1f")])
+    widths = [max(map(len, column)) for column in columns]
+    rows = []
+    for name, *cells in zip(*columns, strict=True):
+        numbers = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        rows.append("  ".join(["", name.ljust(widths[0]), *numbers]))
+    return rows
 
 
 def main() -> None:

@@ -39,10 +39,10 @@ from mldec.checkpoint import (
 from mldec.data.text_encoder import PREFIX
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
+from mldec.evaluators.metrics import is_count, meaning
 from mldec.files.results import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.files.text import read_json
-from mldec.report.statistics import is_count, meaning
 from mldec.report.training import folder_of_run
 from mldec.runtime.cli import command, run_command
 from mldec.runtime.facts import count_parameters, multiply_accumulates

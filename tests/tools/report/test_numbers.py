@@ -7,6 +7,7 @@ from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, confusion_matrix
 
 from mldec.evaluators import Evaluator
+from mldec.evaluators.metrics import meaning
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -25,7 +26,6 @@ from mldec.report.statistics import (
     draw,
     histograms,
     interval,
-    meaning,
     metrics,
     normalise,
     pairs_of_classes,
