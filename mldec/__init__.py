@@ -1,3 +1,21 @@
 """Train, evaluate and use image classifiers with the ML-Decoder head (arXiv 2111.12933)."""
 
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports a module when a name of it is used."""
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+
+    return load
+
+
+__getattr__ = lazily(__name__, {"load": "predict"})

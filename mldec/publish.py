@@ -19,6 +19,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from mldec.checkpoint import (
 from mldec.data.text_encoder import PREFIX
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
-from mldec.evaluators.metrics import is_count, meaning
+from mldec.evaluators.metrics import meaning
 from mldec.files.results import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.files.text import read_json
@@ -52,6 +53,8 @@ log = logging.getLogger("mldec")
 
 UNKNOWN = "unknown"
 MOST_CLASSES = 1_000  # rows of the table of classes
+# The metrics that the Hub shows beside the first one; the card has all.
+SHOWN = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partial")
 HARDEST = 5  # classes that the limitations name
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
@@ -269,6 +272,7 @@ class Known:
     command: str | None
     license: str | None
     plugins: Sequence[str]
+    data_name: str | None = None
 
 
 def card(known: Known) -> str:
@@ -283,19 +287,22 @@ def card(known: Known) -> str:
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
     data = f"{reader} in {node['root']}" if node.get("root") else reader
+    data = known.data_name or data
 
     results = [
         EvalResult(
             task_type=TASK,
-            dataset_type=data.partition(" ")[0],
+            dataset_type=reader,
             dataset_name=visible(data),
             metric_type=metric,
             metric_value=round(value, 4),
         )
         for metric, value in measured.metrics.items()
-        if not is_count(metric) and value is not None and math.isfinite(value)
+        if metric in (*SHOWN, next(iter(measured.metrics)))
+        and value is not None
+        and math.isfinite(value)
     ]
-    metadata = ModelCardData(
+    tags = ModelCardData(
         license=known.license,
         library_name="mldec",
         pipeline_tag=TASK,
@@ -315,13 +322,14 @@ def card(known: Known) -> str:
         if values.get("AP") is not None
     ]
     filled = ModelCard.from_template(
-        metadata,
+        tags,
         template_path=str(_TEMPLATE),
         **vars(known),
-        name=metadata.model_name,
+        name=tags.model_name,
         kind=kind,
         head=head,
         data=data,
+        home=home_page(),
         address=f"{sources.HUB}{known.repository}",
         listed=listed,
         most_classes=MOST_CLASSES,
@@ -335,6 +343,15 @@ def card(known: Known) -> str:
         meaning=meaning,
     )
     return f"{filled}\n"
+
+
+def home_page() -> str | None:
+    """Return the address of mldec's repository, if the installed package names one."""
+    try:
+        urls = metadata("mldec").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
+    return urls[0].rpartition(" ")[2] if urls else None
 
 
 def escaped(text: Any) -> str:
@@ -402,6 +419,7 @@ def publish(args: argparse.Namespace) -> None:
         command=command_of(loaded.path),
         license=args.license,
         plugins=args.plugin,
+        data_name=args.data_name,
     )
 
     if args.dry_run is not None:
@@ -447,6 +465,9 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--results", metavar="FILE", help="the JSON of mldec.report or mldec.evaluate, for the card"
+    )
+    arguments.add_argument(
+        "--data-name", metavar="TEXT", help="of the data set, for the card; default: its reader"
     )
     arguments.add_argument(
         "--license",

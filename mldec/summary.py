@@ -14,7 +14,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mldec.errors import CheckpointError, ConfigError, DataError, printable, say
+import yaml
+
+from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
 from mldec.figures import (
     SMALL,
     check_format,
@@ -62,6 +64,11 @@ class Run:
     params_m: float  # trainable parameters in millions
     gmacs: float | None  # billions of multiply-accumulates per image; None if they are unknown
     image_size: int  # pixels per side
+    data: str  # the reader, and the folder that it read
+    head: str
+    loss: str
+    lr: str  # the highest one
+    fold: str | None  # of a cross-validation, such as 1/5
     epochs: str  # evaluated and planned, as 3/40
     state: str  # finished or unfinished
     time: str  # hours:minutes:seconds of training, the sum over interruptions
@@ -79,6 +86,8 @@ class Run:
 
 
 COLUMNS = [field.name for field in fields(Run) if field.name != "progress"]
+# The other columns are shown where runs differ.
+ALWAYS = {"run", "metric", "value", "epochs", "state", "time"}
 
 
 def read(folder: Path, name: str) -> Run:
@@ -97,6 +106,16 @@ def read(folder: Path, name: str) -> Run:
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
     epoch, macs = max(done.epoch, facts.start_epoch), facts.multiply_accumulates
 
+    settings, file = {}, folder / "config.yaml"
+    with refusing(file):
+        if file.exists():
+            settings = yaml.safe_load(file.read_text())
+        nodes = {part: settings.get(part, {}) for part in ("data", "head", "loss")}
+        names = [str(node.get("_target_", "-")).split(".")[-1] for node in nodes.values()]
+        if root := nodes["data"].get("root"):
+            names[0] += f" {Path(root).name}"
+        lr = str(settings.get("optim", {}).get("lr", "-"))
+
     # A commit has ten characters here; the mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
     return Run(
@@ -108,6 +127,11 @@ def read(folder: Path, name: str) -> Run:
         params_m=facts.parameters / 1e6,
         gmacs=None if macs is None else macs / 1e9,
         image_size=facts.image_size,
+        data=names[0],
+        head=names[1],
+        loss=names[2],
+        lr=lr,
+        fold=nodes["data"].get("fold"),
         epochs=f"{epoch}/{facts.epochs}",
         state="finished" if facts.ended or epoch >= facts.epochs else "unfinished",
         time=clock(done.seconds),
@@ -133,16 +157,25 @@ def gather(root: Path) -> list[Run]:
         except CheckpointError as error:
             print(printable(f"left out: {error}"))
 
-    # Runs without an evaluation come last.
-    return sorted(
-        runs, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run)
-    )
+    # Folds come behind full runs of their metric, and runs without an evaluation last.
+    def place(run: Run) -> tuple[Any, ...]:
+        is_fold = run.fold is not None
+        return run.metric is None, run.metric or "", is_fold, -(run.value or 0.0), run.run
+
+    return sorted(runs, key=place)
 
 
 def table(runs: Sequence[Run]) -> str:
     """Return the runs as lines of text with aligned columns."""
-    rows = [COLUMNS]
-    rows += [[printable(_cell(getattr(run, column))) for column in COLUMNS] for run in runs]
+    columns = [
+        column
+        for column in COLUMNS
+        if column in ALWAYS or len({getattr(run, column) for run in runs}) > 1
+    ]
+    if all(run.run == run.name for run in runs):
+        columns = [column for column in columns if column != "name"]
+    rows = [columns]
+    rows += [[printable(_cell(getattr(run, column))) for column in columns] for run in runs]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
 
     lines = []

@@ -23,7 +23,10 @@ that it holds.
 """
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from mldec.errors import ConfigError, suggest
 from mldec.runtime.cli import (
     add_class_options,
     add_model_options,
@@ -34,6 +37,9 @@ from mldec.runtime.cli import (
     run_command,
     whole,
 )
+
+if TYPE_CHECKING:
+    from mldec.predict.answers import Predictor
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,6 +147,29 @@ def predict(args: argparse.Namespace) -> int:
     from mldec.predict.run import run
 
     return run(args)
+
+
+def load(path: str | Path, **options: Any) -> "Predictor":
+    """Load a model that names what photos show: `mldec.load("best.pt")("photo.jpg")`.
+
+    The options are those of the command, such as threshold=0.3, top=3, device="cpu" and
+    classes="zebra,umbrella"; see `Predictor` for the answers.
+    """
+    from mldec.predict.answers import Predictor, chosen_rule
+    from mldec.predict.run import check_class_options, open_engine
+    from mldec.runtime.distributed import pick_device
+
+    args = parser().parse_args([str(path)])
+    for name, value in options.items():
+        if name not in args:
+            raise ConfigError(f"{name}: there is no such option{suggest(name, list(vars(args)))}")
+        setattr(args, name, value)
+    check_class_options(args)
+    engine = open_engine(args, pick_device(args.device))
+    rule = chosen_rule(
+        engine.classes, engine.thresholds, content="top", top=args.top, threshold=args.threshold
+    )
+    return Predictor(engine, rule)
 
 
 def main() -> None:

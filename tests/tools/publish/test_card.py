@@ -121,6 +121,8 @@ ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
     [
         ({}, "Metrics", "Unknown: the checkpoint holds none."),
         ({}, "Classes", "How well each is recognised is unknown"),
+        ({}, "Use", "which is not on PyPI: run `pip install -e .` in a checkout"),
+        ({"data_name": "Our birds"}, "Data", "Data set: Our birds"),
         ({}, "Data", "Training images: unknown\n- Validation images: unknown"),
         ({}, "Recipe", "The command is unknown"),
         ({}, "Recipe", "Commit of mldec: unknown"),
