@@ -89,7 +89,7 @@ def test_unfinished_and_resumed_runs(outputs: Path) -> None:
 def test_settings_are_shown_where_runs_differ_and_folds_stand_behind(outputs: Path) -> None:
     reader, root = "mldec.data.readers.csv_table.csv_table", "/data/mine"
     for name, value, fold in (("full", 50.0, None), ("cv1", 99.0, "1/5")):
-        folder = copy(outputs, name, name=name, best={})
+        folder = copy(outputs, name, best={})
         line = {"step": 1, "epoch": 2, "time": 1.0, "val/mAP": value}
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         data = {"_target_": reader, "root": root, "fold": fold}

@@ -98,6 +98,12 @@ def test_a_report_on_a_run_and_its_comparison(
     [content] = contents
     ours, theirs = json.loads(Path("r.json").read_text()), evaluated(cli, "calibrated.pt", *small)
     intervals = ours.pop("intervals")
+    text = Path("r.html").read_text()
+    assert f'<p class="verdict">mAP {ours["metrics"]["mAP"]:.2f} % (95 % interval: ' in text
+    assert "<h1>digits: 10 classes, 90 images</h1>" in text
+    better = re.search(r"(Neither is better beyond|[AB] has the better mAP)", text)
+    assert better is not None
+    assert (better[1][0] == "N") == (content.comparison.p_value >= 0.05)
     per_class, expected = ours.pop("per_class"), theirs.pop("per_class")
     assert ours == theirs
     assert intervals.keys() == {"mAP", "CF1", "OF1"}
