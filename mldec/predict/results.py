@@ -133,7 +133,7 @@ class Parquet:
     def __init__(self, rule: Rule) -> None:
         if importlib.util.find_spec("pyarrow") is None:
             raise ConfigError(
-                "--parquet needs pyarrow, which is not installed; run pip install 'mldec[parquet]'"
+                "--parquet needs pyarrow, which is not installed; run pip install -e '.[parquet]'"
             )
         import pyarrow
 

@@ -265,7 +265,7 @@ def require_trackers(settings: Log) -> None:
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"log.{name}=true needs the package {name}, which is not installed; "
-                f"run pip install 'mldec[{name}]'"
+                f"run pip install -e '.[{name}]'"
             )
 
 

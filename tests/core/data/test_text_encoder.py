@@ -93,7 +93,7 @@ def test_sources_that_cannot_be(
     message = fault("clip:ViT-B-16-SigLIP2:webly")
     assert "no weights 'webly' of ViT-B-16-SigLIP2, and there is no such file; did you" in message
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    assert fault("clip:ViT-B-32").endswith("pip install 'mldec[text]'")
+    assert fault("clip:ViT-B-32").endswith("pip install -e '.[text]'")
 
 
 # Models
@@ -182,7 +182,7 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
         without.setitem(sys.modules, "transformers", None)
         message = fault(f"clip:{path}")
     assert "its tokenizer cannot be had" in message
-    assert message.endswith("pip install 'mldec[text]'")
+    assert message.endswith("pip install -e '.[text]'")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").unlink()
     assert "its tokenizer cannot be had" in fault(f"clip:{path}")
