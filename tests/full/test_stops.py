@@ -1,6 +1,5 @@
 """A run that is stopped, killed or loses files ends like one that was not interrupted."""
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -157,22 +156,6 @@ def test_a_process_whose_loader_hangs_ends_when_asked(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=120)
     assert process.returncode == 143
     one_line(err, "stopped by SIGTERM ", "saved in ")
-
-
-def test_the_soak_script_finds_nothing(tmp_path: Path) -> None:
-    words = ["--kills", "2", "--signals", "1", "--flips", "5", "--worlds", "--no-saving"]
-    script, target = ROOT / "scripts" / "soak.py", tmp_path / "soak.json"
-    command = [sys.executable, str(script), *words, "--json", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-
-    figures = json.loads(target.read_text())["figures"]
-    assert figures["kills"]["kills"] == figures["kills"]["equal"] == 2
-    assert figures["kills"]["lost"] == 0
-    assert figures["flips"]["noticed"] == 5
-    signalled = figures["signals"]
-    assert (signalled["in_order"], signalled["lost"], signalled["wrong_status"]) == (1, 0, 0)
-    assert signalled["equal"] == signalled["sent"]
 
 
 @pytest.fixture

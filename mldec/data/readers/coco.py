@@ -4,14 +4,17 @@ The annotation file (a quarter of a gigabyte for train2014) is parsed once, into
 megabytes in the cache folder. Later starts read no JSON, and loader workers hold numpy arrays only.
 """
 
+import io
 import logging
 from array import array
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+from pycocotools.coco import COCO
 from torch import Tensor
 
 from mldec.data.cache import TableCache
@@ -148,10 +151,13 @@ def _parse(annotations: Path) -> Table:
     """
     content = read_json(annotations, _SEE)
     with refusing(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
-        images = {image["id"]: image for image in content["images"]}
-        categories = {category["id"]: category for category in content["categories"]}
-        rows = {image: row for row, image in enumerate(sorted(images))}
-        columns = {category: column for column, category in enumerate(sorted(categories))}
+        # `createIndex` prints its progress.
+        index = COCO()
+        index.dataset = content
+        with redirect_stdout(io.StringIO()):
+            index.createIndex()
+        rows = {image: row for row, image in enumerate(sorted(index.imgs))}
+        columns = {category: column for column, category in enumerate(sorted(index.cats))}
 
         # Two flat arrays, not a matrix: of many thousand categories an image shows only a few.
         image_rows, class_columns = array("q"), array("q")
@@ -168,12 +174,12 @@ def _parse(annotations: Path) -> Table:
         files = []
         for image in rows:
             where = f"{annotations}: file_name of image {image}"
-            files.append(path_inside(images[image]["file_name"], where, _SEE))
+            files.append(path_inside(index.imgs[image]["file_name"], where, _SEE))
 
         names = []
         for category in columns:
             where = f"{annotations}: category {category}"
-            names.append(as_name(categories[category]["name"], where, _SEE))
+            names.append(as_name(index.cats[category]["name"], where, _SEE))
 
     # Two categories may share a name in merged files: no prediction could tell them apart.
     if fault := names_fault(names):
