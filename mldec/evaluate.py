@@ -165,15 +165,12 @@ def table(metrics: dict[str, float]) -> list[str]:
     width = max(len(name) for name in metrics)
     groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
-        heading, line = "", f"  {name:<{width}}  {value:7.3f}  {meaning(name)}"
+        heading, digits, text = "", 3, meaning(name)
         if "@" in name:
-            k = name.partition("@")[2]
-            heading, line = (
-                f"of the {k} highest scores of an image:",
-                f"  {name:<{width}}  {value:7.3f}",
-            )
+            heading, text = f"of the {name.partition('@')[2]} highest scores of an image:", ""
         if is_count(name):
-            heading, line = "number of classes:", f"  {name:<{width}}  {value:7.0f}"
+            heading, digits, text = "number of classes:", 0, ""
+        line = f"  {name:<{width}}  {value:7.{digits}f}  {text}"
         groups.setdefault(heading, []).append(line.rstrip())
     return [line for heading, lines in groups.items() for line in [heading, *lines] if line]
 
@@ -186,11 +183,10 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
     for name, values in per_class.items():
         columns.append([name, *as_text(values, ".3f" if name == "threshold" else ".1f")])
     widths = [max(map(len, column)) for column in columns]
-    rows = []
-    for name, *cells in zip(*columns, strict=True):
-        numbers = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        rows.append("  ".join(["", name.ljust(widths[0]), *numbers]))
-    return rows
+    return [
+        "  ".join(["", name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
+        for name, *cells in zip(*columns, strict=True)
+    ]
 
 
 def main() -> None:

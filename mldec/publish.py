@@ -19,7 +19,6 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -302,7 +301,7 @@ def card(known: Known) -> str:
         and value is not None
         and math.isfinite(value)
     ]
-    tags = ModelCardData(
+    metadata = ModelCardData(
         license=known.license,
         library_name="mldec",
         pipeline_tag=TASK,
@@ -322,14 +321,13 @@ def card(known: Known) -> str:
         if values.get("AP") is not None
     ]
     filled = ModelCard.from_template(
-        tags,
+        metadata,
         template_path=str(_TEMPLATE),
         **vars(known),
-        name=tags.model_name,
+        name=metadata.model_name,
         kind=kind,
         head=head,
         data=data,
-        home=home_page(),
         address=f"{sources.HUB}{known.repository}",
         listed=listed,
         most_classes=MOST_CLASSES,
@@ -343,15 +341,6 @@ def card(known: Known) -> str:
         meaning=meaning,
     )
     return f"{filled}\n"
-
-
-def home_page() -> str | None:
-    """Return the address of mldec's repository, if the installed package names one."""
-    try:
-        urls = metadata("mldec").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        urls = []
-    return urls[0].rpartition(" ")[2] if urls else None
 
 
 def escaped(text: Any) -> str:

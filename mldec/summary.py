@@ -159,23 +159,18 @@ def gather(root: Path) -> list[Run]:
 
     # Folds come behind full runs of their metric, and runs without an evaluation last.
     def place(run: Run) -> tuple[Any, ...]:
-        is_fold = run.fold is not None
-        return run.metric is None, run.metric or "", is_fold, -(run.value or 0.0), run.run
+        return run.metric or "~", run.fold is not None, -(run.value or 0.0), run.run
 
     return sorted(runs, key=place)
 
 
 def table(runs: Sequence[Run]) -> str:
     """Return the runs as lines of text with aligned columns."""
-    columns = [
-        column
-        for column in COLUMNS
-        if column in ALWAYS or len({getattr(run, column) for run in runs}) > 1
-    ]
-    if all(run.run == run.name for run in runs):
-        columns = [column for column in columns if column != "name"]
-    rows = [columns]
-    rows += [[printable(_cell(getattr(run, column))) for column in columns] for run in runs]
+    cells = {name: [printable(_cell(getattr(run, name))) for run in runs] for name in COLUMNS}
+    if cells["name"] == cells["run"]:
+        del cells["name"]
+    shown = [[name, *texts] for name, texts in cells.items() if name in ALWAYS or len({*texts}) > 1]
+    rows = list(zip(*shown, strict=True))
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
 
     lines = []

@@ -24,11 +24,8 @@ PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 
 COMPLETION = ("-sc", "--shell-completion")
 # Hydra's. What else begins with two dashes is a setting that should have none.
-FLAGS = (
-    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run"),
-    *("--multirun", "--shell-completion", "--config-path", "--config-name", "--config-dir"),
-    *("--info", "--experimental-rerun"),
-)
+FLAG = "help|hydra-help|version|cfg|resolve|package|run|multirun|shell-completion|info"
+FLAG = rf"--({FLAG}|config-\w+|experimental-rerun)"
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -68,12 +65,10 @@ def prepare(words: list[str]) -> list[str]:
         key, equals, value = word.partition("=")
         bare = key.lstrip("+~")
 
-        if word.startswith("--") and key not in FLAGS:
-            name = key.removeprefix("--")
-            if name != "experiment":
-                check_key(name)
-            plus = "+" if name == "experiment" else ""
-            raise ConfigError(f"{word}: write {plus}{name}=VALUE, without dashes")
+        if word.startswith("--") and not re.fullmatch(FLAG, key):
+            name = key[2:].replace("experiment", "+experiment")
+            check_key("name" if name == "+experiment" else name)
+            raise ConfigError(f"{word}: write {name}=VALUE, without dashes")
 
         # A word without '=' is a flag, the value of the flag before it, or a deletion such as
         # ~data.

@@ -23,8 +23,9 @@ that it holds.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mldec.errors import ConfigError, suggest
 from mldec.runtime.cli import (
@@ -37,9 +38,6 @@ from mldec.runtime.cli import (
     run_command,
     whole,
 )
-
-if TYPE_CHECKING:
-    from mldec.predict.answers import Predictor
 
 
 def parser() -> argparse.ArgumentParser:
@@ -149,13 +147,14 @@ def predict(args: argparse.Namespace) -> int:
     return run(args)
 
 
-def load(path: str | Path, **options: Any) -> "Predictor":
-    """Load a model that names what photos show: `mldec.load("best.pt")("photo.jpg")`.
+def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
+    """Return a function that names what photos show: `mldec.load("best.pt")("photo.jpg")`.
 
-    The options are those of the command, such as threshold=0.3, top=3, device="cpu" and
-    classes="zebra,umbrella"; see `Predictor` for the answers.
+    A photo is a path or a PIL image; it gives classes and scores, as the command prints them, and a
+    list gives a list. The options are those of the command, such as threshold=0.3 and device="cpu".
     """
-    from mldec.predict.answers import Predictor, chosen_rule
+    from mldec.data.images import load_image
+    from mldec.predict.answers import chosen_rule
     from mldec.predict.run import check_class_options, open_engine
     from mldec.runtime.distributed import pick_device
 
@@ -166,10 +165,20 @@ def load(path: str | Path, **options: Any) -> "Predictor":
         setattr(args, name, value)
     check_class_options(args)
     engine = open_engine(args, pick_device(args.device))
-    rule = chosen_rule(
-        engine.classes, engine.thresholds, content="top", top=args.top, threshold=args.threshold
-    )
-    return Predictor(engine, rule)
+    limits = {"top": args.top, "threshold": args.threshold}
+    rule = chosen_rule(engine.classes, engine.thresholds, content="top", **limits)
+
+    def predicted(photo: Any) -> list[Any]:
+        if isinstance(photo, list | tuple):
+            return [predicted(one) for one in photo]
+        if isinstance(photo, str | Path):
+            image = load_image(photo, engine.transform, decoder=engine.decoder)
+        else:
+            image = engine.transform(photo.convert("RGB"))
+        [scores] = engine.answer([image]).scores
+        return [(one.name, one.score) for one in rule.chosen(scores)]
+
+    return predicted
 
 
 def main() -> None:

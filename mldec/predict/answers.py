@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mldec.checkpoint import Loaded
-from mldec.data.images import load_image
 from mldec.data.loader import end_workers
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable, visible
@@ -202,34 +201,6 @@ class Pictures:
         target = self._folder / file_name(name)
         save(sheet, target)
         return target
-
-
-class Predictor:
-    """Names what photos show, as `mldec.predict` does, from Python."""
-
-    def __init__(self, engine: Engine, rule: Rule) -> None:
-        self.engine, self.rule = engine, rule
-
-    def __call__(self, photos: Any) -> list[Any]:
-        """Return the classes of a photo and their scores, the highest first; of a list, a list.
-
-        A photo is a path or a PIL image. The classes are those that reach their thresholds, or
-        without thresholds those of the highest scores, at most `top` of them.
-        """
-        if not isinstance(photos, list | tuple):
-            return self([photos])[0]
-
-        found = []
-        for first in range(0, len(photos), BATCH_SIZE):
-            batch = [self._input(photo) for photo in photos[first : first + BATCH_SIZE]]
-            for scores in self.engine.answer(batch).scores:
-                found.append([(one.name, one.score) for one in self.rule.chosen(scores)])
-        return found
-
-    def _input(self, photo: Any) -> Tensor:
-        if isinstance(photo, str | os.PathLike):
-            return load_image(os.fspath(photo), self.engine.transform, decoder=self.engine.decoder)
-        return self.engine.transform(photo.convert("RGB"))
 
 
 BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
