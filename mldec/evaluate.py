@@ -179,9 +179,9 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
     """Return a line per class, below the names of the columns."""
     from mldec.evaluation import as_text
 
-    columns = [["class", *names]]
-    for name, values in per_class.items():
-        columns.append([name, *as_text(values, ".3f" if name == "threshold" else ".1f")])
+    forms = {"threshold": ".3f"}
+    texts = [[name, *as_text(v, forms.get(name, ".1f"))] for name, v in per_class.items()]
+    columns = [["class", *names], *texts]
     widths = [max(map(len, column)) for column in columns]
     return [
         "  ".join(["", name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])

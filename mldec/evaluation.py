@@ -493,11 +493,7 @@ def to_csv(results: Results, names: tuple[str, ...]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["class", *results.per_class])
-    # A threshold has all its digits: near 1, the last ones decide.
-    columns = [
-        as_text(values, "" if name == "threshold" else ".6g")
-        for name, values in results.per_class.items()
-    ]
+    columns = [as_text(values, ".6g") for values in results.per_class.values()]
     writer.writerows(zip(names, *columns, strict=True))
     return text.getvalue()
 

@@ -285,8 +285,7 @@ def card(known: Known) -> str:
     # The reader of the data, with the last part of their folder.
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
-    data = f"{reader} in {node['root']}" if node.get("root") else reader
-    data = known.data_name or data
+    data = known.data_name or (f"{reader} in {node['root']}" if node.get("root") else reader)
 
     results = [
         EvalResult(

@@ -106,15 +106,12 @@ def read(folder: Path, name: str) -> Run:
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
     epoch, macs = max(done.epoch, facts.start_epoch), facts.multiply_accumulates
 
-    settings, file = {}, folder / "config.yaml"
+    file = folder / "config.yaml"
     with refusing(file):
-        if file.exists():
-            settings = yaml.safe_load(file.read_text())
-        nodes = {part: settings.get(part, {}) for part in ("data", "head", "loss")}
-        names = [str(node.get("_target_", "-")).split(".")[-1] for node in nodes.values()]
-        if root := nodes["data"].get("root"):
-            names[0] += f" {Path(root).name}"
-        lr = str(settings.get("optim", {}).get("lr", "-"))
+        settings = yaml.safe_load(file.read_text()) if file.exists() else {}
+        nodes = [settings.get(part, {}) for part in ("data", "head", "loss", "optim")]
+        data, head, loss, _ = [str(node.get("_target_", "-")).split(".")[-1] for node in nodes]
+        root, fold, lr = nodes[0].get("root"), nodes[0].get("fold"), nodes[3].get("lr", "-")
 
     # A commit has ten characters here; the mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
@@ -127,11 +124,11 @@ def read(folder: Path, name: str) -> Run:
         params_m=facts.parameters / 1e6,
         gmacs=None if macs is None else macs / 1e9,
         image_size=facts.image_size,
-        data=names[0],
-        head=names[1],
-        loss=names[2],
-        lr=lr,
-        fold=nodes["data"].get("fold"),
+        data=f"{data} {Path(root).name}" if root else data,
+        head=head,
+        loss=loss,
+        lr=str(lr),
+        fold=fold,
         epochs=f"{epoch}/{facts.epochs}",
         state="finished" if facts.ended or epoch >= facts.epochs else "unfinished",
         time=clock(done.seconds),

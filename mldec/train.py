@@ -45,7 +45,6 @@ def run(config: Config, directory: Path) -> None:
     # Set before torch is imported: threads that wait by spinning make a CPU run ten times slower
     # beside any other busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # The imports take seconds.
     to_console()
     log.info(f"{config.name}: starting, mldec {mldec.__version__}")
     import torch

@@ -255,9 +255,8 @@ def explain(error: BaseException) -> str:
     # The folder of the run refers to ${name}, which every experiment sets.
     if isinstance(error, InterpolationToMissingValueError):
         return (
-            "no run is chosen: begin with +experiment=digits, which needs no data, or with "
-            "+experiment=finetune_frozen data.root=FOLDER for photos of your own; "
-            "python -m mldec.train --help lists all experiments"
+            "no run is chosen: begin with +experiment=digits, or for photos of your own with "
+            "+experiment=finetune_frozen data.root=FOLDER; --help lists all experiments"
         )
     if isinstance(error, OverrideParseException):
         return _not_understood(str(error.override).removeprefix("++"))

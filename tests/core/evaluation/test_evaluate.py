@@ -261,14 +261,14 @@ def test_metrics_are_printed_with_their_meanings_and_few_classes_in_a_table() ->
         "of the 3 highest scores of an image:",
         "  F1@3         6.000",
     ]
-    columns = {"AP": [99.96, float("nan")], "positives": [63.0, 0.0], "threshold": [0.25, 1 - 1e-9]}
+    columns = {"AP": [99.96, float("nan")], "positives": [63.0, 0.0], "threshold": [0.25, 0.999]}
     assert class_table(columns, ("cat", "b")) == [
         "  class     AP  positives  threshold",
         "  cat    100.0         63      0.250",
-        "  b        nan          0      1.000",
+        "  b        nan          0      0.999",
     ]
     results = Results({}, columns, 63, [], None)
-    assert to_csv(results, ("cat", "b")).split()[1:] == ["cat,99.96,63,0.25", "b,nan,0,0.999999999"]
+    assert to_csv(results, ("cat", "b")).split()[1:] == ["cat,99.96,63,0.25", "b,nan,0,0.999"]
 
 
 def test_files_that_cannot_be_written_are_refused_first(cli: Cli, tmp_path: Path) -> None:
