@@ -18,7 +18,6 @@ from mldec.data.table import Labels
 from mldec.data.types import Classes, DataModule, Sampling
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.losses.common import LabelCounts
-from mldec.losses.partial import PriorEstimate
 from mldec.model import Classifier
 
 # The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
@@ -79,11 +78,8 @@ class Part:
         other one `<part>: <message>`.
         """
         # The shared settings of readers are in the node too, and not for the target.
-        own = {
-            name: value
-            for name, value in self.arguments.items()
-            if name in inspect.signature(self.target).parameters
-        }
+        parameters = inspect.signature(self.target).parameters
+        own = {name: value for name, value in self.arguments.items() if name in parameters}
         groups = {name: self.shared(kind) for name, kind in _groups(self.target).items()}
         return self._translated(self.target, {**own, **groups, **runtime})
 
@@ -112,8 +108,7 @@ Parts = Mapping[str, Part]
 def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     """Check the parts of a config before any file, download or device is touched.
 
-    All errors of all parts come in one message. Their nodes may leave out arguments that have a
-    default, and `kinds` those that are not needed: prediction builds neither data nor loss.
+    All errors of all parts come in one message. Only the parts of these kinds are needed.
     """
     parts: dict[str, Part] = {}
     faults: list[str] = []
@@ -128,10 +123,7 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
 
 
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
-    """Return the part that a node describes, with all its arguments.
-
-    Unknown, missing and ill-typed ones come in one message.
-    """
+    """Return the part that a node describes, with all its arguments."""
     node = dict(node)
     name = node.pop("_target_", None)
     target = locate(kind, name, plugins)
@@ -155,10 +147,9 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
 
 
 def complete(parts: Parts) -> Parts:
-    """Fill in what a run must record of its parts and a user leaves to a file or the hub.
+    """Fill in what a user leaves to a file or the hub, by the function `complete` of a class.
 
-    A class that has such arguments has a function `complete`, from arguments to arguments. It is
-    called for what a user asks for, never for what a checkpoint says.
+    It is called for what a user asks for, never for what a checkpoint says.
     """
     completed = dict(parts)
     for kind, part in parts.items():
@@ -263,9 +254,10 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose {fix}")
 
     # Random queries belong to no class, and each is a positive. A buffer of one number is for all
-    # classes.
+    # classes, and an estimate of priors has its numbers after the first batch.
     per_class = [name for name, values in loss.named_buffers() if values.ndim]
-    per_class += [name for name, part in loss.named_modules() if isinstance(part, PriorEstimate)]
+    if config.loss.get("class_prior") == "estimate":
+        per_class.append("estimate")
     if config.train.random_queries and (train.exclusive or per_class):
         reason = "the data has one label per image"
         if not train.exclusive:
@@ -280,9 +272,9 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
 
 
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
-    """Return the class or function that the `_target_` of a node names.
+    """Return the public class or function that the `_target_` of a node names.
 
-    It must be public, and defined in a module for such parts or in a package of the user's own.
+    It must be defined in a module for such parts or in a package of the user's own.
     """
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing: choose an option, such as {kind}=NAME")
@@ -317,10 +309,7 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
 
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
-    """Return the arguments that a node may give, for a reader the shared settings as well.
-
-    A parameter that is a group of settings stands for its fields.
-    """
+    """Return the arguments that a node may give; a group of settings stands for its fields."""
     hints, groups = _hints(target), _groups(target)
     accepted: dict[str, Argument] = {}
     for name, parameter in inspect.signature(target).parameters.items():

@@ -406,7 +406,7 @@ def with_several(
 
 def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     """Name the classes that share a threshold, and those that miss the objective."""
-    from mldec.data.word_vectors import listed
+    from mldec.data.table import listed
 
     sharing = [names[index] for index in np.flatnonzero(fitted.shares)]
     if sharing:
@@ -567,7 +567,7 @@ def calibrate(args: argparse.Namespace) -> None:
 
 def target(args: argparse.Namespace, path: Path) -> str:
     """Return the name of the calibrated copy of a file; a download has it in the current folder."""
-    from mldec.checkpoint import is_download, is_tower
+    from mldec.checkpoint import is_download, is_open_clip
     from mldec.files.torch_files import SUFFIX
 
     if args.out == STANDARD_OUTPUT:
@@ -578,7 +578,7 @@ def target(args: argparse.Namespace, path: Path) -> str:
         folder = Path() if is_download(args.checkpoint) else path.parent
         # A published checkpoint and a model of open_clip get a copy of the other kind.
         suffix = path.suffix
-        if suffix == SUFFIX or is_tower(args.checkpoint):
+        if suffix == SUFFIX or is_open_clip(args.checkpoint):
             suffix = ".pt"
         out = folder / f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
 

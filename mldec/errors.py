@@ -95,18 +95,17 @@ def refusing(
 ) -> Iterator[None]:
     """Turn whatever is raised while a file is read into one line that names the file.
 
-    It stands once around reading, parsing and building: libraries raise almost anything on damaged
-    bytes. Errors of the class `error` name a file already and pass, and so does a `MemoryError`.
+    It stands once around reading, parsing and building. Errors of the class `error` name a file
+    already and pass, and so does a `MemoryError`.
     """
     try:
         yield
     except (error, MemoryError):
         raise
     except UserError as cause:
-        # A reader of another kind of file has named this one.
-        if str(cause).startswith(str(path)):
-            raise error(str(cause)) from cause
-        raise error(f"{path} cannot be used: {cause}") from cause
+        # A reader of another kind of file may have named this one.
+        is_named = str(cause).startswith(str(path))
+        raise error(str(cause) if is_named else f"{path} cannot be used: {cause}") from cause
     except Exception as cause:
         raise error(f"{path} cannot be used ({brief(cause)}); {remedy}") from cause
 
@@ -180,17 +179,14 @@ def one_line() -> Iterator[None]:
 
 
 def _of_this_rank(message: str, *, shared: bool = False) -> str:
-    """Return what this process prints of a fault: rank 0 alone prints one that all ranks share.
-
-    Before the ranks know one another, each may have found the same fault. When rank 0 has ended,
-    torchrun ends the others: they wait for that before they print theirs.
-    """
+    """Return what this process prints of a fault: rank 0 alone prints one that all ranks share."""
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         return message
     if shared:
         return ""
 
+    # Each may have found the same fault. Once rank 0 has ended, torchrun ends the others.
     time.sleep(MAIN_PRINTS_FIRST)
     return f"rank {rank}: {message}"
 

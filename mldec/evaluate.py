@@ -100,25 +100,25 @@ def evaluate(args: argparse.Namespace) -> None:
         write_classes(loaded, args)
         return
 
-    subject = evaluation.open_for_evaluation(loaded, args)
-    config, device = subject.config, subject.device
+    setup = evaluation.open_for_evaluation(loaded, args)
+    config, device = setup.config, setup.device
     with distributed.processes(device):
         is_hidden = not (on_terminal() and distributed.is_main())
         order = memory_format(channels_last=config.train.channels_last)
         with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
             results = evaluation.evaluate(
-                subject.network.to(device).to(memory_format=order),
-                subject.data,
+                setup.network.to(device).to(memory_format=order),
+                setup.data,
                 config,
                 device=device,
                 progress=partial(tqdm, desc="evaluate", leave=False, disable=is_hidden),
-                logit_threshold=subject.logit_threshold(),
+                logit_threshold=setup.logit_threshold(),
             )
 
-        names = subject.data.val.classes.names
-        if subject.thresholds is not None:
-            per_class = len(names) // len(subject.thresholds)
-            results.per_class["threshold"] = subject.thresholds * per_class
+        names = setup.data.val.classes.names
+        if setup.thresholds is not None:
+            per_class = len(names) // len(setup.thresholds)
+            results.per_class["threshold"] = setup.thresholds * per_class
         if distributed.is_main():
             tell(results, loaded.weights, args, names)
 

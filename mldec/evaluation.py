@@ -18,21 +18,13 @@ from tqdm import tqdm
 
 from mldec import build
 from mldec.checkpoint import Calibrated, Loaded, check_queries, scoring
-from mldec.checkpoint.classes import can_make, queries_for
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, eval_loader, unwrap
-from mldec.data.randomness import SampleRandom
-from mldec.data.table import check_names
-from mldec.data.tasks import warn_of_twins
-from mldec.data.types import Classes, DataModule, ImageDataset, Split
-from mldec.data.word_vectors import ClassList, lacking, listed, made_alike, read_class_list
-from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.data.types import DataModule
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
-from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.evaluators.zero_shot import ZeroShotEvaluator
-from mldec.files.text import read_lines
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import Precision, autocast, memory_format
@@ -45,7 +37,7 @@ log = logging.getLogger("mldec")
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluationSetup:
     """A checkpoint, and the data that it is asked about."""
 
     path: str  # of the checkpoint, as the user names it
@@ -72,14 +64,11 @@ class Subject:
 
 def open_for_evaluation(
     loaded: Loaded, args: argparse.Namespace, *, calibrated: bool = True
-) -> Subject:
+) -> EvaluationSetup:
     """Choose the data that a checkpoint is asked about, its device and its thresholds.
 
-    Args:
-        loaded: the checkpoint.
-        args: a command line with the options of a model and `settings`, perhaps with `threshold`
-            and `class_list`.
-        calibrated: use the calibration of the checkpoint, and its thresholds.
+    The command line has the options of a model and `settings`, perhaps `threshold` and
+    `class_list`. With `calibrated` the calibration of the checkpoint is used.
     """
     path = args.checkpoint
     if args.class_names and loaded.classes.queries is not None:
@@ -104,19 +93,21 @@ def open_for_evaluation(
         )
 
     if getattr(args, "class_list", None):
+        from mldec.open_vocabulary import with_class_list
+
         # Calibration is of the checkpoint's own classes, each by one name.
         thresholds = None if args.threshold is None else [args.threshold]
         network, data = with_class_list(loaded, data, args)
     else:
-        loaded, data = asked_for(loaded, data, path)
+        loaded, data = with_same_classes(loaded, data, path)
         thresholds = chosen_thresholds(data, loaded, args) if calibrated else None
         network = scorer(loaded, data, path, calibrated=calibrated)
 
-    subject = Subject(path, loaded, config, data, network, device, thresholds, ranks_only)
+    setup = EvaluationSetup(path, loaded, config, data, network, device, thresholds, ranks_only)
     if thresholds is not None:
         # Those that the evaluator does not take are refused before the first image is scored.
-        subject.evaluator()
-    return subject
+        setup.evaluator()
+    return setup
 
 
 def chosen_data(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build.Parts]:
@@ -142,10 +133,7 @@ def chosen_data(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build
 
 
 def fit_to_device(config: Config, settings: list[str], device: torch.device) -> None:
-    """Prepare the device, and choose memory format and precision for it in the config.
-
-    On a CPU the precision is fp32 unless the user chooses another one: half precision is slow.
-    """
+    """Prepare the device, and choose memory format and precision for it in the config."""
     distributed.prepare_device(device, tf32=config.train.tf32)
     # What tensor cores want, whatever the training had.
     config.train.channels_last = device.type == "cuda"
@@ -157,6 +145,7 @@ def fit_to_device(config: Config, settings: list[str], device: torch.device) -> 
     if device.type == "cuda" or (is_chosen and recorded is Precision.bf16):
         return
 
+    # Half precision is slow on a CPU.
     config.train.precision = Precision.fp32
     if recorded.half:
         log.info(f"evaluated in fp32 on a CPU, not in train.precision={recorded.value}")
@@ -180,16 +169,17 @@ def check_size(data: DataModule, loaded: Loaded, args: argparse.Namespace) -> No
         )
 
 
-def asked_for(loaded: Loaded, data: DataModule, path: str | Path) -> tuple[Loaded, DataModule]:
-    """Give model and data the same classes, if the model takes any.
-
-    Word vectors that the data lacks are made by the text encoder that made those of the checkpoint.
-    """
+def with_same_classes(
+    loaded: Loaded, data: DataModule, path: str | Path
+) -> tuple[Loaded, DataModule]:
+    """Give model and data the same classes; an encoder makes word vectors that the data lacks."""
     trained, classes = loaded.classes, data.val.classes
     if trained.origin is None or not trained.origin.is_encoder:
         return loaded, data
 
     if classes.queries is None:
+        from mldec.data.word_vectors import made_alike
+
         remedy = "put its weights there again"
         made = made_alike(classes.names, trained.origin, where=str(path), remedy=remedy)
         classes = replace(classes, queries=made.queries, origin=made.origin)
@@ -220,10 +210,7 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
 def chosen_thresholds(
     data: DataModule, loaded: Loaded, args: argparse.Namespace
 ) -> list[float] | None:
-    """Return one threshold, or one per class of the data, and say whose they are.
-
-    They are those of --threshold or of the checkpoint; None stands for `data.threshold`.
-    """
+    """Return the thresholds of --threshold or of the checkpoint; None for `data.threshold`."""
     if args.threshold is not None:
         if loaded.classes.exclusive:
             raise ConfigError(
@@ -286,9 +273,8 @@ def score(
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield each batch of validation images of this process with the logits of each model.
 
-    The models map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K], and are in
-    evaluation mode; the logits are float32 [b, K] on the device, or [0] if no image of the batch
-    can be read. `progress` wraps the batches, such as `tqdm`.
+    The models map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K]. The logits
+    are float32 [b, K] on the device, or [0] if no image of the batch can be read.
     """
     train, queries = config.train, data.val.classes.queries
     order = memory_format(channels_last=train.channels_last)
@@ -319,11 +305,7 @@ def score(
 def all_scores(
     model: nn.Module, data: DataModule, config: Config, *, device: torch.device, path: str
 ) -> Scores:
-    """Score all validation images, with a progress bar on a terminal.
-
-    The model is moved to the device, and back to the CPU. It is a `DataError` if no image can be
-    read, or a score is not finite.
-    """
+    """Score all validation images; the model is moved to the device, and back to the CPU."""
     # Filled batch by batch: two copies of all scores may not fit in memory.
     shape = len(data.val.dataset), len(data.val.classes)
     indices = np.zeros(shape[0], np.int64)
@@ -372,14 +354,12 @@ def evaluate_all(
     """Load each validation image once for all models, and compute the metrics of each.
 
     Args:
-        models: one or more, as for `score`. They are in evaluation mode meanwhile, and afterwards
-            in the mode that they were in.
+        models: as for `score`; they are in evaluation mode meanwhile.
         data: its evaluator determines the metrics.
         config: for the batch size, workers, precision and `train.channels_last`.
         device: of the models.
-        progress: wraps the batches, such as `tqdm`; None for no progress bar.
-        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings;
-            see `Thresholded`.
+        progress: wraps the batches, such as `tqdm`.
+        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings.
         observe: also called with each batch of this process and the logits of the first model,
             float32 [b, K].
 
@@ -414,7 +394,7 @@ def evaluate_all(
     results = []
     for evaluator in evaluators:
         metrics = evaluator.compute()
-        confusions = evaluator.pairs() if isinstance(evaluator, SingleLabelEvaluator) else None
+        confusions = evaluator.pairs() if hasattr(evaluator, "pairs") else None
         results.append(Results(metrics, evaluator.per_class(), images, bad, confusions))
     return results
 
@@ -502,158 +482,3 @@ def as_text(values: Sequence[float], form: str) -> list[str]:
     """Return the values of a column as text: counts as whole numbers, others in a format."""
     is_whole = all(float(value).is_integer() for value in values)
     return [format(value, ".0f" if is_whole else form) for value in values]
-
-
-# ---------------------------------------------------------------------------------- any class list
-
-
-_SEE = "see docs/zero_shot.md, section Any class list"
-
-
-class BestName(nn.Module):
-    """Score each of K classes by the best of its names: word vectors [N, D_w] and their classes."""
-
-    vectors: Tensor
-    class_of_name: Tensor
-
-    def __init__(self, model: nn.Module, vectors: Tensor, class_of_name: Sequence[int]) -> None:
-        super().__init__()
-        self.model = model
-        self.num_classes = max(class_of_name) + 1
-        self.register_buffer("vectors", vectors, persistent=False)
-        self.register_buffer("class_of_name", torch.tensor(class_of_name), persistent=False)
-
-    def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map images [B, 3, H, W] to logits [B, K]; its own vectors replace the queries."""
-        logits = self.model(images, self.vectors)
-        best = logits.new_full((len(logits), self.num_classes), -torch.inf)
-        return best.scatter_reduce(1, self.class_of_name.expand_as(logits), logits, "amax")
-
-
-class SomeClasses:
-    """A dataset with the targets of some columns of its classes, in their order."""
-
-    def __init__(self, dataset: ImageDataset, columns: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.columns = torch.tensor(columns)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-        """Return the image uint8 [3, H, W] and its target int8 [number of columns]."""
-        image, target = self.dataset.load(index, rng)
-        return image, target[self.columns]
-
-    def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
-        return self.dataset.name(index)
-
-
-def with_class_list(
-    loaded: Loaded, data: DataModule, args: argparse.Namespace
-) -> tuple[nn.Module, DataModule]:
-    """Return a model that scores the K classes of --class-list, and the data with these classes.
-
-    A class counts as seen if the checkpoint was trained on it, under any of its names. The metrics
-    are those of `ZeroShotEvaluator` over all images of the data.
-    """
-    path, classes = args.checkpoint, data.val.classes
-    if loaded.classes.queries is None:
-        raise CheckpointError(
-            f"--class-list: {path} knows its own classes only, it was not trained by word vectors; "
-            f"leave it out"
-        )
-    if classes.exclusive:
-        raise ConfigError(
-            "--class-list: an image of this data has one label, and the metrics of seen and unseen "
-            "classes are those of several; leave it out"
-        )
-
-    class_list = read_class_list(Path(args.class_list))
-    columns = class_list.columns(classes.names)
-    queries = _queries(class_list, args.vectors, loaded.classes, classes, path)
-    trained_names = _trained_names(loaded, args)
-    unseen = [
-        index
-        for index, names in enumerate(class_list.classes)
-        if not any(name.casefold() in trained_names for name in names)
-    ]
-
-    own_names = tuple(names[0] for names in class_list.classes)
-    if left_out := [name for name in classes.names if name not in own_names]:
-        log.info(
-            f"{class_list.path} leaves out {len(left_out):,} of {len(classes):,} classes of the "
-            f"data: {listed(left_out)}"
-        )
-    seen = len(class_list) - len(unseen)
-    log.info(
-        f"{class_list.path}: {len(class_list):,} classes by {len(class_list.names):,} names, "
-        f"{seen:,} seen and {len(unseen):,} unseen by {path}"
-    )
-    warn_of_twins(trained_names, [own_names[index] for index in unseen])
-
-    # The evaluator leaves these numbers out.
-    if not unseen:
-        log.warning("no class is unseen: there is no metric zsl, zsl_all and harmonic_mAP")
-    if not seen:
-        log.warning("no class is seen: there is no seen_mAP and no harmonic_mAP")
-
-    split = Split(SomeClasses(data.val.dataset, columns), Classes(own_names))
-    own_evaluator = data.evaluator()
-
-    def evaluator(classes: Classes) -> Evaluator:
-        zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")
-        if isinstance(own_evaluator, Thresholded):
-            zero_shot.logit_threshold = own_evaluator.logit_threshold
-        return zero_shot
-
-    model = BestName(loaded.model, queries, class_list.class_of_name)
-    return model, replace(data, load_val=lambda: split, make_evaluator=evaluator)
-
-
-def _trained_names(loaded: Loaded, args: argparse.Namespace) -> set[str]:
-    """Return the names of the classes of a training, without differences of case."""
-    if args.seen is not None:
-        names = check_names(read_lines(Path(args.seen), _SEE), args.seen, _SEE)
-        return {name.casefold() for name in names}
-
-    # Neither the authors' files nor a tagger without a training name any class.
-    if not loaded.classes.names:
-        return set()
-    if loaded.unseen is None:
-        raise CheckpointError(
-            f"--class-list: {args.checkpoint} does not say which classes it was trained on: pass "
-            f"--seen FILE, with one of their names per line"
-        )
-    return {name.casefold() for name in set(loaded.classes.names) - set(loaded.unseen)}
-
-
-def _queries(
-    class_list: ClassList, vectors: str | None, trained: Classes, data: Classes, path: str
-) -> Tensor:
-    """Return the word vectors of all names, [N, D_w], of the kind of the training.
-
-    Without a source they are those of the checkpoint and of the data, by name, or else made by the
-    text encoder of the training.
-    """
-    vector_of: dict[str, Tensor] = {}
-    for classes in (data, trained):
-        if classes.queries is not None:
-            vector_of |= dict(zip(classes.names, classes.queries, strict=True))
-    missing = [name for name in class_list.names if name not in vector_of]
-
-    if vectors is not None or (missing and can_make(trained)):
-        made = queries_for(class_list.names, vectors, trained, option="--class-list")
-        assert made.queries is not None
-        return made.queries
-
-    if missing:
-        raise DataError(
-            f"{class_list.path}: in the checkpoint and the data, "
-            f"{lacking(missing, len(class_list.names))}; "
-            f"pass --vectors, the word vectors of the training, {_SEE}"
-        )
-    queries = torch.stack([vector_of[name] for name in class_list.names])
-    check_queries(trained, Classes(class_list.names, queries=queries), path)
-    return queries

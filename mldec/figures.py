@@ -27,7 +27,7 @@ def require_matplotlib(option: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             f"{option}: the charts need matplotlib, which is not installed; "
-            f"run pip install 'mldec[plot]'"
+            f"run pip install -e '.[plot]'"
         )
 
 

@@ -33,11 +33,6 @@ class Classifier(nn.Module):
             raise ValueError(
                 f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"
             )
-        if attention and not self.gives_attention:
-            raise ValueError(
-                f"attention=True: a {type(self.head).__name__} head has no attention; leave it out"
-            )
-
         return self.classify(self.backbone(images), queries, attention=attention)
 
     def classify(
@@ -51,10 +46,7 @@ class Classifier(nn.Module):
 
 
 class TokenClassifier(Classifier):
-    """A classifier whose input is the tokens of its backbone, which were computed before.
-
-    It has the parameters of a `Classifier`, by the same names.
-    """
+    """A classifier whose input is the tokens of its backbone, which were computed before."""
 
     def forward(
         self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False

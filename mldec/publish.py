@@ -30,14 +30,13 @@ from mldec.backbones import TimmBackbone
 from mldec.checkpoint import (
     Checkpoint,
     Loaded,
-    is_tower,
+    is_open_clip,
     load_model,
     published,
     sources,
     to_store,
 )
-from mldec.data.text_encoder import PREFIX
-from mldec.data.types import Classes
+from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.evaluators.metrics import meaning
 from mldec.files.results import check_folder, write_file
@@ -374,7 +373,7 @@ def publish(args: argparse.Namespace) -> None:
     """Load a checkpoint, gather what is known of it, write the files, and upload them."""
     # Everything that can be refused at once comes before the model.
     sources.check_repository(args.repository)
-    if is_tower(args.checkpoint):
+    if is_open_clip(args.checkpoint):
         raise CheckpointError(
             f"{args.checkpoint} is a model of others, to which nothing was added: name it where "
             f"it is used, or publish the copy that mldec.calibrate makes"

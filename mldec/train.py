@@ -54,12 +54,14 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime import distributed
     from mldec.runtime.facts import keep_freed_memory
     from mldec.runtime.signals import listening
-    from mldec.training.monitor import require_trackers
     from mldec.training.optim import check_trainable
 
     # 1. What is wrong with the settings is said before any file or device is touched.
     keep_freed_memory()
-    require_trackers(config.log)
+    if config.log.trackers:
+        from mldec.training.trackers import require_trackers
+
+        require_trackers(config.log)
     config = checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
@@ -91,7 +93,7 @@ def _train(
 
     from mldec import build, checkpoint
     from mldec.data.loader import training_labels
-    from mldec.losses.partial import save_estimate
+    from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.training.log import RunLog
     from mldec.training.trainer import Trainer
@@ -141,13 +143,15 @@ def _train(
         log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
         best = trainer.best
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
-        distributed.on_main(partial(_write, directory / RUN_FILE, facts.to_json()))
+        distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))
         log.info(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
             f"{folder}/best.pt"
         )
         # A loss for partial labels estimates the class frequencies on the way.
-        if distributed.is_main():
+        if config.loss.get("class_prior") == "estimate" and distributed.is_main():
+            from mldec.losses.partial import save_estimate
+
             priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)
@@ -156,11 +160,11 @@ def _train(
 def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
     """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
     from mldec.runtime import distributed
-    from mldec.training.trainer import few_per_batch_norm, opening, start_weights
+    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
 
     config, commit = trainer.config, trainer.git or "none"
     log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-    log.info(opening(trainer, wanted))
+    log.info(describe_run(trainer, wanted))
     log.info(start_weights(config, resumed))
 
     # They are about the run: once for all processes.
@@ -193,10 +197,7 @@ def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | No
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
-    """Return the path of the checkpoint to resume from, if any.
-
-    The file itself may be missing if an older version of it is there.
-    """
+    """Return the path of the checkpoint to resume from, if any; an older version may be there."""
     last = directory / "checkpoints" / "last.pt"
     holds_run = any(last.parent.glob("last*.pt"))
 
@@ -214,15 +215,11 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
-    if config.resume.startswith("hf:") or path.suffix == ".safetensors":
-        raise CheckpointError(
-            f"resume={config.resume}: a published checkpoint holds no training state; pass "
-            f"init={config.resume} to start from its weights"
-        )
-    if not path.is_file():
-        raise CheckpointError(
-            f"resume={config.resume}: there is no such file; pass resume=auto or a checkpoint"
-        )
+    if not path.is_file() or path.suffix == ".safetensors":
+        fault = "there is no such file; pass resume=auto or a checkpoint"
+        if config.resume.startswith("hf:") or path.is_file():
+            fault = "a published checkpoint holds no training state; start from it by init="
+        raise CheckpointError(f"resume={config.resume}: {fault}")
     if holds_run and not _is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run, which it would replace; "
@@ -238,22 +235,15 @@ def _is_inside(path: Path, directory: Path) -> bool:
 
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
+    from mldec.files.torch_files import write_text
     from mldec.training.trainer import run_facts
 
     with writing(directory, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-    _write(directory / "config.yaml", to_yaml(trainer.config))
+    write_text(directory / "config.yaml", to_yaml(trainer.config))
     facts = run_facts(trainer)
-    _write(directory / RUN_FILE, facts.to_json())
+    write_text(directory / RUN_FILE, facts.to_json())
     return facts
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file of the run."""
-    from mldec.files import torch_files
-
-    with writing(path, of_run=True):
-        torch_files.write_text(path, text)
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")

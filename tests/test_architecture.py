@@ -1,4 +1,6 @@
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import mldec
@@ -18,6 +20,7 @@ CORE = [
     ("data",),
     ("build",),
     ("checkpoint",),
+    ("open_vocabulary",),
     ("evaluation",),
     ("training",),
     ("train", "evaluate"),
@@ -85,3 +88,15 @@ def test_libraries_stay_at_the_edge() -> None:
     assert importers("torch.distributed") - {"mldec.train"} == {"mldec.runtime.distributed"}
     # It switches off the telemetry before.
     assert importers("onnxruntime") == {"mldec.predict.engine"}
+
+
+def test_what_a_run_does_not_use_is_not_imported() -> None:
+    spared = {"backbones.hf_backbone", "heads.query2label", "losses.partial", "open_vocabulary"}
+    spared |= {"checkpoint.released", "checkpoint.sources", "training.trackers"}
+    spared |= {"data.digits", "data.word_vectors", "data.readers.coco", "evaluators.zero_shot"}
+    code = "import sys, mldec.backbones, mldec.heads, mldec.losses, mldec.data.readers\n"
+    code += "import mldec.train, mldec.training.trainer; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+    )
+    assert not {f"mldec.{name}" for name in spared} & set(done.stdout.split())

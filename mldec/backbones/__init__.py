@@ -1,10 +1,11 @@
 """Backbones: classes that turn images into tokens, with a network of another library."""
 
-from mldec.backbones.hf_backbone import HFBackbone
-from mldec.backbones.open_clip_backbone import OpenClipBackbone
+from mldec import lazily
 from mldec.backbones.timm_backbone import TimmBackbone
 
-# Configs and checkpoints name the classes by these paths, which are older than the modules.
-TimmBackbone.__module__ = HFBackbone.__module__ = OpenClipBackbone.__module__ = __name__
+# A run has one backbone: it does not import the others.
+__getattr__ = lazily(
+    __name__, {"HFBackbone": "hf_backbone", "OpenClipBackbone": "open_clip_backbone"}
+)
 
 __all__ = ["HFBackbone", "OpenClipBackbone", "TimmBackbone"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers import DropPath
+from timm.layers import DropPath, QuickGELU
 from torch import Tensor, nn
 
 from mldec.backbones.timm_backbone import (
@@ -34,12 +34,9 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class HFBackbone(Backbone):
     """Turn images into tokens with an image classification network of transformers.
 
-    Its last hidden state must be one map [B, C, H, W] or one sequence [B, N, C]. The classifier is
-    left out; class, distillation and register tokens are dropped. Images are scaled to [0, 1] and
-    normalised with the mean and standard deviation that the weights were trained with. Position
-    embeddings are interpolated, so that most networks take images of any size. The attributes
-    `network`, `norm`, `mean` and `std` are public because their names are keys of a checkpoint;
-    `num_features` is C, the width of the tokens.
+    Its last hidden state must be one map [B, C, H, W] or one sequence [B, N, C]; class,
+    distillation and register tokens are dropped. Position embeddings are interpolated, so that most
+    networks take images of any size. For the rest see `TimmBackbone`.
 
     transformers' CvT differs from the code that its weights were trained with in two ways, which
     are mended here: the activation is x * sigmoid(1.702 x), and stochastic depth drops the two
@@ -53,21 +50,13 @@ class HFBackbone(Backbone):
             network under the names of transformers (.safetensors, .bin).
         image_size: pixels per side of the images, for a network that does not take every size
             (Swin, PVT): it is tried out when built. None for the size in the config.
-        drop_path: highest rate of stochastic depth, in [0, 1); None for that of the config; 0 is
-            off.
-        checkpointing: recompute activations in the backward pass, which saves memory and costs
-            time.
-        feature_norm: the norm of the tokens. `auto`: the one that the network has behind its
-            pooling, if any; `pretrained`: the same, and an error if there is none; `new`: a fresh
-            LayerNorm; `none`: no further norm.
+        drop_path: highest rate of stochastic depth, in [0, 1); None for that of the config.
+        checkpointing: recompute activations in the backward pass, to save memory.
+        feature_norm: the norm of the tokens, as in `TimmBackbone`.
         mean: of the three channels, for images in [0, 1]; None: to be read by `complete`.
         std: likewise.
         config: the architecture as transformers' config names it, with `model_type`; None: to be
             read by `complete`. A checkpoint holds all three, so that it needs no network.
-
-    Raises:
-        ConfigError: if transformers is not installed, a setting does not fit the network, or the
-            weights are not available.
     """
 
     def __init__(
@@ -94,7 +83,6 @@ class HFBackbone(Backbone):
 
         self.network = self._create(config, drop_path)
         self.norm = nn.Identity()
-        self._norm_path: str | None = None
         self._num_prefix = sum(
             parameter.shape[1]
             for key, parameter in self.network.named_parameters()
@@ -106,12 +94,7 @@ class HFBackbone(Backbone):
         tokens, unused = self._try_out(side, side)
         self.num_features = tokens.shape[2]
 
-        if feature_norm == "new":
-            self.norm = nn.LayerNorm(self.num_features)
-        elif feature_norm != "none":
-            self._norm_path = self._norm_behind_pooling(unused)
-        if feature_norm == "pretrained" and self._norm_path is None:
-            raise self._refusal("feature_norm=pretrained", "has no norm behind its pooling")
+        self._set_norm(feature_norm, self._norm_behind_pooling(unused))
         freeze(self, {key for key in unused if not key.startswith(f"network.{self._norm_path}.")})
 
         if checkpointing:
@@ -126,17 +109,9 @@ class HFBackbone(Backbone):
 
     @staticmethod
     def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill in the arguments that are None and belong to the weights: config, mean and std.
+        """Fill in config, mean and std where they are None, from the hub, its cache or a folder.
 
-        Args:
-            arguments: of the constructor; `name` is read from the hub, its cache, or a folder.
-
-        Returns:
-            All arguments, as plain data that a checkpoint can hold.
-
-        Raises:
-            ConfigError: if transformers is not installed or does not have such a network, or the
-                files cannot be read.
+        The arguments are those of the constructor, and plain data that a checkpoint can hold.
         """
         transformers = _import_transformers()
         arguments = dict(arguments)
@@ -221,10 +196,7 @@ class HFBackbone(Backbone):
             raise misfit(f"{tokens.shape[1]} tokens of a square image")
 
     def _norm_behind_pooling(self, unused: set[str]) -> str | None:
-        """Return the path of the norm behind the pooling, such as `layernorm` of CvT, if any.
-
-        It is the one LayerNorm of C channels whose parameters the tokens do not depend on.
-        """
+        """Return the path of the one LayerNorm of C channels that the tokens do not depend on."""
         paths = [
             path
             for path, module in self.network.named_modules()
@@ -266,11 +238,7 @@ def _config_class(model_type: Any) -> Any:
 
 
 def _own_settings(config_class: Any) -> list[str]:
-    """Return the settings of an architecture.
-
-    Those of every config of transformers are not among them: classes, the kind of tensors, and
-    code to be loaded for attention or quantisation.
-    """
+    """Return the settings of an architecture but those of all: some load code for attention."""
     shared = inspect.signature(_import_transformers().PreTrainedConfig.__init__).parameters
     own = inspect.signature(config_class.__init__).parameters
     return [
@@ -309,19 +277,12 @@ def _reading(name: str, what: str, replacement: str) -> Iterator[None]:
         ) from error
 
 
-class _QuickGELU(nn.Module):
-    """The activation x * sigmoid(1.702 x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
-
-
 def _mend_cvt(network: Any, drop_path: float) -> None:
     """Give transformers' CvT the activation and the stochastic depth of its authors' code."""
     stages = network.base_model.encoder.stages
     for stage in stages:
         for layer in stage.layers:
-            layer.intermediate.activation = _QuickGELU()
+            layer.intermediate.activation = QuickGELU()
 
     # Only the last stage has it. The last operation of either branch before it is added to the
     # stream is a dropout.
@@ -334,12 +295,9 @@ def _mend_cvt(network: Any, drop_path: float) -> None:
 
 
 def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
-    """Fill the network with the weights of its repository or folder, or those of a file.
-
-    transformers fills a second network with its classifier, translating older names, and reports
-    what did not fit; from there the weights go into ours.
-    """
-    # It would also report the classifier that the weights have or lack.
+    """Fill the network with the weights of its repository or folder, or those of a file."""
+    # transformers fills a second network with its classifier, translating older names. It would
+    # also report the classifier that the weights have or lack.
     logging = _import_transformers().utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -30,9 +30,6 @@ class OpenClipBackbone(Backbone):
         quick_gelu: whether the activations are OpenAI's approximation of GELU.
         mean: of the three channels, for images in [0, 1].
         std: likewise.
-
-    Raises:
-        ConfigError: if open_clip is not installed, or cannot build such a tower.
     """
 
     def __init__(

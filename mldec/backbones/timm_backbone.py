@@ -44,6 +44,7 @@ class Backbone(nn.Module):
     def __init__(self, name: str, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self._name = name
+        self._norm_path: str | None = None
 
         # Buffers, because the normalisation belongs to the weights: a checkpoint must hold it.
         for setting, values in (("mean", mean), ("std", std)):
@@ -90,6 +91,14 @@ class Backbone(nn.Module):
             ) from error
         return tokens, unused
 
+    def _set_norm(self, feature_norm: FeatureNorm, path: str | None) -> None:
+        """Choose the norm of the tokens; `path` is that of the one behind the pooling, if any."""
+        self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
+        if feature_norm in ("auto", "pretrained"):
+            self._norm_path = path
+        if feature_norm == "pretrained" and path is None:
+            raise self._refusal("feature_norm=pretrained", "has no norm behind its pooling")
+
     def _refusal(self, setting: str, fault: str) -> ConfigError:
         """Return the error for a setting that the network does not have."""
         return ConfigError(f"backbone.{setting}: {self._name} {fault}; leave it out")
@@ -103,28 +112,17 @@ def check_drop_path(drop_path: float | None) -> None:
 
 def read_weights(path: str) -> dict[str, Any]:
     """Read a file of plain tensors."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError("no such file")
-
-    try:
-        state = load_state_dict(str(file), weights_only=True)
-        # timm would treat an empty dictionary as none, and download weights.
-        assert state, "no tensors"
-    except Exception as error:
-        # The messages about a broken or hostile file are long and do not help a user.
-        raise ValueError("not a .safetensors or .pth file of plain tensors") from error
+    state = load_state_dict(str(Path(path).expanduser()), weights_only=True)
+    # timm would treat an empty dictionary as none, and download weights.
+    assert state, "no tensors"
     return dict(state)
 
 
 @contextmanager
 def loading(name: str, pretrained: bool | str) -> Iterator[None]:
-    """Turn whatever happens while weights are loaded into one line that names them.
-
-    A second network, from which they are copied, draws random numbers. Those drawn afterwards, for
-    the head, are the same with and without pretrained weights.
-    """
+    """Turn whatever happens while weights are loaded into one line that names them."""
     try:
+        # The network from which they are copied draws random numbers; the head's stay the same.
         # torch reports a download on standard output, which is for results.
         with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr), quick_hub():
             yield
@@ -156,9 +154,8 @@ def quick_hub() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-# Arguments of timm that model_args must not hold. Some are settings of the backbone, and one of the
-# two values would be ignored silently; `checkpoint_path` and `pretrained_cfg` would read a file or
-# an address that nobody asked for.
+# Arguments of timm that model_args must not hold: settings of the backbone, and those that would
+# read a file or an address that nobody asked for.
 _RESERVED = {"num_classes", "in_chans", "img_size", "drop_path_rate", "features_only"} | {
     argument for argument in inspect.signature(timm.create_model).parameters if argument != "kwargs"
 }
@@ -179,19 +176,14 @@ class TimmBackbone(Backbone):
             weights of this network (.safetensors, .pth).
         image_size: pixels per side, for a network that fixes it when built (ViT, Swin, Mixer); None
             for the default of timm.
-        drop_path: highest rate of stochastic depth, in [0, 1); None for the network's own, such as
-            0.1 of Swin; 0 is off.
-        checkpointing: recompute activations in the backward pass, which saves memory and costs
-            time.
+        drop_path: highest rate of stochastic depth, in [0, 1); None for the network's own.
+        checkpointing: recompute activations in the backward pass, to save memory.
         feature_norm: the norm of the tokens. `auto`: the one that the network has behind its
             pooling, if any; `pretrained`: the same, and an error if there is none; `new`: a fresh
             LayerNorm; `none`: no further norm.
         mean: of the three channels, for images in [0, 1]; None for that of timm's weights.
         std: likewise.
         model_args: further keyword arguments of the network's constructor in timm.
-
-    Raises:
-        ConfigError: if a setting does not fit the network, or the weights are not available.
     """
 
     def __init__(
@@ -227,14 +219,7 @@ class TimmBackbone(Backbone):
         )
         self.network = network
         self.num_features = network.num_features
-        self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
-
-        self._norm_path: str | None = None
-        if feature_norm in ("auto", "pretrained"):
-            self._norm_path = norm_behind_pooling(network)
-        if feature_norm == "pretrained" and self._norm_path is None:
-            raise self._refusal("feature_norm=pretrained", "has no norm behind its pooling")
-
+        self._set_norm(feature_norm, norm_behind_pooling(network))
         side_lengths = (image_size, image_size) if image_size else cfg["input_size"][-2:]
         _, unused = self._try_out(*side_lengths)
         freeze(self, unused)
@@ -255,9 +240,6 @@ class TimmBackbone(Backbone):
 
         The layers are those of timm's layer decay: 1 for the last block, the most for the stem, and
         0 for what timm counts as part of the classifier, such as a norm behind the pooling.
-
-        Raises:
-            ConfigError: if timm does not know the layers of this network.
         """
         if not hasattr(self.network, "group_matcher"):
             raise ConfigError(
@@ -304,13 +286,10 @@ def _create(name: str, **arguments: Any) -> Any:
 def _load_weights(
     network: Any, name: str, pretrained: bool | str, arguments: dict[str, Any]
 ) -> None:
-    """Fill the whole network with the weights that timm publishes, or those of a file.
-
-    timm does not load strictly if the number of classes differs: layers that the weights lack stay
-    random without a warning. So the weights go into a second network with their own number of
-    classes, which timm fills strictly (adapting them as it does, to another image size for
-    example), and from there into ours.
-    """
+    """Fill the whole network with the weights that timm publishes, or those of a file."""
+    # timm does not load strictly if the number of classes differs: layers that the weights lack
+    # stay random without a warning. So the weights go into a second network with their own number
+    # of classes, which timm fills strictly, and from there into ours.
     num_classes, overlay = network.pretrained_cfg["num_classes"], None
     if pretrained is not True:
         # With an overlay, timm takes the weights from `state_dict` and downloads nothing.

@@ -17,7 +17,7 @@ class MisfitError(ValueError):
 
 
 def misfit(features: str, width: int | None = None) -> MisfitError:
-    """Return the error for such features, from their description and the width wanted, if known."""
+    """Return the error for such features."""
     channels = "" if width is None else f" of {width} channels"
     return MisfitError(f"its features are {features}, not one map or sequence{channels}")
 
@@ -112,11 +112,9 @@ def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, se
 
 
 def freeze(module: nn.Module, names: set[str]) -> None:
-    """Freeze parameters that the tokens do not depend on.
+    """Freeze parameters that the tokens do not depend on, which are kept so that weights fit.
 
-    Layers behind the features (the last convolution of a MobileNetV3, a norm that is not wanted)
-    are kept, so that published weights fit. They get no gradient, which DDP would refuse, and
-    weight decay would shrink them to zero.
+    They get no gradient, which DDP would refuse, and weight decay would shrink them to zero.
     """
     for name in names:
         module.get_parameter(name).requires_grad_(False)

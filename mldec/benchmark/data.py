@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageEnhance
+from PIL import Image, ImageDraw
 from torchvision import transforms
 
 from mldec.benchmark import listed
@@ -122,14 +122,9 @@ def _sheared(image: Image.Image, slope: float, rng: Random, *, place: int) -> Im
     return image.transform(image.size, Image.Transform.AFFINE, matrix, bicubic, fillcolor=GREY)
 
 
-def _sharpness(image: Image.Image, strength: float, rng: Random) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(1 + strength * rng.choice((-1, 1)))
-
-
 PILLOWS: dict[str, Operation] = {
     "shear_x": partial(_sheared, place=1),
     "shear_y": partial(_sheared, place=3),
-    "sharpness": _sharpness,
 }
 
 

@@ -15,10 +15,10 @@ from tqdm import tqdm
 from mldec.config.schema import Config
 from mldec.data.images import read_image
 from mldec.data.loader import labels_of, start_worker, unwrap
-from mldec.data.table import Labels
+from mldec.data.readers.shards import TarShards
+from mldec.data.table import Labels, listed
 from mldec.data.tasks import neighbours
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample
-from mldec.data.word_vectors import listed
 from mldec.errors import DataError, say, visible
 from mldec.figures import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 from mldec.runtime.cli import on_terminal
@@ -329,8 +329,9 @@ def check(
     labels: dict[str, Labels] = {}
     images: dict[str, ImageCheck] = {}
     for (part, split), published in zip(splits.items(), published_images, strict=True):
-        if isinstance(split.dataset, StoredImages):
-            split.dataset.storage.verify(
+        storage = getattr(split.dataset, "storage", None)
+        if isinstance(storage, TarShards):
+            storage.verify(
                 lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal())
             )
 

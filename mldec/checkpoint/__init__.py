@@ -1,8 +1,10 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
+from mldec import lazily
 from mldec.checkpoint.classes import check_classes, check_queries, scoring
 from mldec.checkpoint.loading import (
     Loaded,
+    check_start,
     initialise,
     load,
     load_model,
@@ -11,8 +13,10 @@ from mldec.checkpoint.loading import (
     saved_config,
     to_store,
 )
-from mldec.checkpoint.sources import check_start, is_download, is_tower, local
 from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint, LogPosition
+
+# A run that starts from no file does not import where files come from.
+__getattr__ = lazily(__name__, dict.fromkeys(("is_download", "is_open_clip", "local"), "sources"))
 
 __all__ = [
     "FORMAT",
@@ -27,7 +31,7 @@ __all__ = [
     "check_start",
     "initialise",
     "is_download",
-    "is_tower",
+    "is_open_clip",
     "load",
     "load_model",
     "load_newest",

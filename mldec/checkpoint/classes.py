@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -10,9 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from mldec.data.table import names_fault
-from mldec.data.text_encoder import DEFAULT, PREFIX
-from mldec.data.types import Classes, VectorOrigin
-from mldec.data.word_vectors import WordVectors, made_alike, word_vectors
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import read_text
 
@@ -21,7 +20,7 @@ log = logging.getLogger("mldec")
 # Mean cosine between two vectors of a name: near 0 if their sources were trained apart, well above
 # one half between the prompts of one text encoder, and close to 1 after rounding.
 _SAME_KIND, _EQUAL = 0.5, 0.995
-_COMPARED = 16  # classes, where their vectors have to be made or read for it
+COMPARED = 16  # classes, where their vectors have to be made or read for it
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
@@ -75,28 +74,19 @@ def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Pa
 def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     """Raise a `CheckpointError` unless a checkpoint can score the classes of the data.
 
-    A zero-shot model scores any classes that have word vectors of the width and kind of its
-    training, another model only its own classes, in whatever order.
+    A zero-shot model needs word vectors of the width and kind of its training, another model its
+    own classes in whatever order.
     """
     if trained.queries is None:
-        _check_same_count(trained, current, path)
-        in_data, in_checkpoint = set(current.names), set(trained.names)
-        unknown = [name for name in trained.names if name not in in_data]
-        if unknown:
-            other = next(name for name in current.names if name not in in_checkpoint)
-            raise CheckpointError(
-                f"{path} has other classes than the data: the data has no '{unknown[0]}' "
-                f"({len(unknown)} of {len(trained)}), the checkpoint no '{other}'; choose data "
-                f"with its classes, or give it the data's names with --class-names FILE"
-            )
+        if set(trained.names) != set(current.names):
+            raise _other_classes(trained, current, path)
         return
 
     width = trained.queries.shape[1]
     vectors = "none"
     if current.queries is not None:
         vectors = f"vectors of {current.queries.shape[1]} numbers"
-
-    if current.queries is None or current.queries.shape[1] != width:
+    if vectors != f"vectors of {width} numbers":
         raise CheckpointError(
             f"{path} asks by word vectors of {width} numbers, the data has {vectors}: "
             f"choose the vectors of its training"
@@ -105,11 +95,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
 
 
 def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Compare the word vectors of the classes that checkpoint and data both know.
-
-    Vectors of another source have nothing to do with those of the training, and the scores would
-    mean nothing. Other prompts of the same text encoder change them a little, and that is allowed.
-    """
+    """Compare the word vectors of classes that both know: prompts may change them a little."""
     trained = _with_known(trained, current, path)
     assert trained.queries is not None
     assert current.queries is not None
@@ -136,19 +122,17 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
 
 
 def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes:
-    """Return classes of a checkpoint whose word vectors are known.
-
-    A model of open_clip has none: its text encoder makes those of some classes of the data, unless
-    it made the vectors of the data itself.
-    """
+    """Return the classes of a checkpoint; for a model of open_clip some of the data, encoded."""
     origin = trained.origin
     if trained.names or origin is None or not origin.is_encoder:
         return trained
     if current.origin is not None and current.origin.sha256 == origin.sha256:
         return trained
 
+    from mldec.data.word_vectors import made_alike
+
     remedy = "put its weights there again"
-    names = current.names[:_COMPARED]
+    names = current.names[:COMPARED]
     # A comparison is not a reason to write the names of classes to this machine.
     made = made_alike(names, origin, where=str(path), remedy=remedy, keep=False)
     return replace(trained, names=made.names, queries=made.queries)
@@ -169,87 +153,21 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
             )
         return
 
-    _check_same_count(trained, current, path)
-
-    # With as many classes and other names, at least one name differs.
-    pairs = enumerate(zip(trained.names, current.names, strict=True))
-    index = next(index for index, (before, now) in pairs if before != now)
-    raise CheckpointError(
-        f"{path} has other classes than the data: "
-        f"number {index} is '{trained.names[index]}' there and '{current.names[index]}' here"
-    )
+    raise _other_classes(trained, current, path)
 
 
-def _check_same_count(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Raise a `CheckpointError` unless checkpoint and data have as many classes."""
-    if len(trained) != len(current):
-        raise CheckpointError(
-            f"{path} knows {len(trained)} classes, the data has {len(current)}: "
-            f"choose data with its classes"
-        )
-
-
-def queries_for(
-    names: Sequence[str],
-    vectors: str | None,
-    trained: Classes | None,
-    *,
-    option: str,
-    keep: bool = True,
-) -> Classes:
-    """Return classes with word vectors that a zero-shot model takes.
-
-    Args:
-        names: of the classes, each once.
-        vectors: a file of their word vectors, or a text encoder, see `word_vectors`; of the kind
-            that the model was trained with. None makes them as those of the training were made.
-        trained: the classes of the training, with their word vectors; None if these are not known.
-        option: that asked for these classes, for messages.
-        keep: see `word_vectors`.
-    """
-    origin = None if trained is None else trained.origin
-    if vectors is None:
-        made = _as_before(names, origin, option, keep=keep)
-    else:
-        # A few classes of the training, whose vectors are known, are made too.
-        known = () if trained is None else trained.names
-        others = [name for name in known if name not in names][:_COMPARED]
-        templates = origin.templates if origin is not None and origin.is_encoder else (DEFAULT,)
-        made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
-
-    if trained is not None:
-        current = Classes(made.names, queries=made.queries, origin=made.origin)
-        check_queries(trained, current, "the checkpoint")
-    return Classes(
-        tuple(names),
-        exclusive=trained is not None and trained.exclusive,
-        queries=made.queries[: len(names)],
-        origin=made.origin,
+def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
+    """Return the error for a checkpoint whose classes are not those of the data."""
+    # One of them may have the names of the other and more.
+    pairs = enumerate(zip_longest(trained.names, current.names))
+    index, (there, here) = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
+    return CheckpointError(
+        f"{path} has other classes than the data, {len(trained)} and {len(current)}: number "
+        f"{index} is {there!r} there and {here!r} here; choose data with its classes, or give it "
+        f"the data's names with --class-names FILE"
     )
 
 
 def can_make(trained: Classes) -> bool:
     """Tell whether a checkpoint says which text encoder makes the word vectors of other classes."""
     return trained.origin is not None and trained.origin.is_encoder
-
-
-def _as_before(
-    names: Sequence[str], origin: VectorOrigin | None, option: str, *, keep: bool
-) -> WordVectors:
-    """Make word vectors as those of the training were made."""
-    if origin is None:
-        raise CheckpointError(
-            f"{option}: the checkpoint does not say how its word vectors were made; pass --vectors "
-            f"with a file of the kind that it was trained with, or {PREFIX}MODEL:WEIGHTS"
-        )
-    if not origin.is_encoder:
-        raise CheckpointError(
-            f"{option}: the checkpoint was trained with the word vectors of {origin.described()}; "
-            f"pass this file with --vectors FILE"
-        )
-
-    remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
-    made = made_alike(names, origin, where=option, remedy=remedy, keep=keep)
-
-    log.info("word vectors of %d classes by %s", len(names), origin.source)
-    return made

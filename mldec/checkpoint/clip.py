@@ -11,9 +11,9 @@ import torch
 
 from mldec.checkpoint.state import Checkpoint
 from mldec.config.compose import option
-from mldec.data.text_encoder import DEFAULT, ClipModel, open_model
+from mldec.data.text_encoder import ClipModel, open_model
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import Classes, VectorOrigin
+from mldec.data.types import PROMPT, Classes, VectorOrigin
 from mldec.errors import CheckpointError
 
 # open_clip's ways to make an image square, as the crop of an `EvalTransform`.
@@ -65,7 +65,7 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
             (),
             exclusive=not has_bias,
             queries=torch.zeros(0, opened.width),
-            origin=VectorOrigin(opened.source.anywhere, opened.sha256, (DEFAULT,)),
+            origin=VectorOrigin(opened.source.anywhere, opened.sha256, (PROMPT,)),
         ),
         transform=transform,
         model=tensors,

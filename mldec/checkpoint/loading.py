@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint import clip, published, released
 from mldec.checkpoint.classes import check_count, read_class_names
-from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.text_encoder import PREFIX
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import Classes
+from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.files.torch_files import SUFFIX, read_torch, versions
 from mldec.model import Classifier
@@ -38,7 +36,6 @@ _LOADING = threading.RLock()
 # Endings of the names of buffers that a file of others may lack: we count and compute them
 # ourselves, and timm knows the normalisation of the input from the name of the network.
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")
-NAMED, LONGEST = 10, 100  # how many tensors a message names, and the characters of each name
 
 
 @dataclass(frozen=True)
@@ -72,41 +69,24 @@ def load_model(
     device: str | torch.device = "cpu",
     plugins: Sequence[str] = (),
 ) -> Loaded:
-    """Rebuild the model that a file describes and load its weights.
-
-    The model is float32 whatever torch's default type and device are, and the global random state
-    is left as it was.
+    """Rebuild the model that a file describes and load its weights, in float32.
 
     Args:
         path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a
             `.pth` file of the authors, anything else that `local` takes, or "clip:MODEL[:WEIGHTS]",
             a model of open_clip.
-        weights: "ema", "raw", or None for the set that scored best in the run; a file of others has
-            one set only.
+        weights: "ema", "raw", or None for the set that scored best; a file of others has one set.
         image_size: pixels per side, instead of what the file or the table of known files says.
-        class_names: a text file with one name per line, which replace the names of the classes, in
-            the checkpoint's order.
+        class_names: a text file with other names of the classes, one per line, in their order.
         device: where to put the model; a name that `distributed.pick_device` takes, or a
             `torch.device`.
         plugins: packages of the caller that may hold parts of the model; the file itself cannot
             allow any.
 
     Raises:
-        CheckpointError: if the file cannot be used, its tensors do not fit the model that it
-            describes, or the names are not as many as its classes.
-        ConfigError: if an argument is none of the above, the device is not available, or a model of
-            open_clip cannot be had.
-        DataError: if the class names cannot be read, see `read_class_names`.
+        UserError: if the file cannot be used, does not fit its model, or an argument is wrong.
     """
     # Refuse wrong arguments first: reading or downloading a large file takes a while.
-    if weights not in ("ema", "raw", None):
-        raise ConfigError(
-            f"weights is {weights!r}: choose 'ema', 'raw', or None for those that scored best"
-        )
-    if isinstance(plugins, str):
-        raise ConfigError(
-            f"plugins is {plugins!r}: pass a list of packages, such as plugins=[{plugins!r}]"
-        )
     if image_size is not None:
         EvalTransform(image_size=image_size)  # raises if the size is out of range
     if isinstance(device, str):
@@ -116,14 +96,12 @@ def load_model(
     with _standard_torch():
         of_run = False
         if str(path).startswith(PREFIX):
-            if weights == "ema":
-                raise CheckpointError(f"{path} has one set of weights: leave --weights out")
-            if names is not None:
-                raise ConfigError(
-                    f"--class-names has no effect: {path} has no classes of its own; leave it out"
-                )
+            from mldec.checkpoint import clip
+
             file, checkpoint = clip.convert(str(path))
         else:
+            from mldec.checkpoint.sources import local
+
             file = local(path)
             with refusing(file):
                 state = _read(file)
@@ -131,14 +109,16 @@ def load_model(
                 if of_run:
                     checkpoint = Checkpoint.from_state(state, file)
                 else:
+                    from mldec.checkpoint import released
+
                     checkpoint = released.convert(
                         state, file.name, image_size=image_size, names=names
                     )
-                if names is not None:
-                    check_count(names, len(checkpoint.classes))
-                    checkpoint = _renamed(checkpoint, names)
 
         with refusing(file):
+            if names is not None:
+                check_count(names, len(checkpoint.classes))
+                checkpoint = _renamed(checkpoint, names)
             tensors, chosen = checkpoint.weights(weights)
             # Inference needs the backbone and the head only: an argument of the data that was
             # renamed since must not make a checkpoint unusable.
@@ -193,28 +173,18 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
-    """Read the newest version of a run's checkpoint that is intact; see `versions`.
-
-    A damaged version is named in the log, and the next older one is tried.
-    """
-    paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
-
-    for candidate, older in zip(paths, [*paths[1:], None], strict=False):
+    """Read the newest version of a run's checkpoint that is intact; the log names damaged ones."""
+    paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()] or [path]
+    for candidate, older in pairwise(paths):
         try:
             return candidate, load(candidate)
         except CheckpointError as error:
-            if older is None:
-                raise
             log.warning(f"{error}; going on from {older}")
-
-    raise CheckpointError(f"no file at {path}: check the path")
+    return paths[-1], load(paths[-1])
 
 
 def to_store(loaded: Loaded) -> Checkpoint:
-    """Return the checkpoint of a model that was loaded, to be written under another name.
-
-    A file of others becomes one without a training state, from which no run can go on.
-    """
+    """Return the checkpoint of a loaded model; that of a file of others has no training state."""
     if loaded.of_run:
         return load(loaded.path)
 
@@ -228,17 +198,47 @@ def to_store(loaded: Loaded) -> Checkpoint:
     )
 
 
-def initialise(model: nn.Module, path: str | Path) -> str:
-    """Start a model from what `local` takes; return a one-line report, see `copy_fitting`.
+def check_start(config: Config) -> Config:
+    """Check what a run starts from before any file is touched; return its config without init=timm.
 
-    A checkpoint of a run gives the set of weights that scored best.
+    init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
+    starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
     """
+    for setting, path in (("init", config.init), ("resume", config.resume)):
+        if path is not None and path.startswith(PREFIX):
+            raise ConfigError(
+                f"{setting}={path}: a model of open_clip is for use without training; to train its "
+                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
+                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
+            )
+    if config.init != "timm":
+        return config
+
+    if config.backbone.get("pretrained") is not True:
+        raise ConfigError(
+            "init=timm takes the weights that timm has for the backbone: pass "
+            "backbone.pretrained=true with backbone.name=... of timm, or leave init out"
+        )
+    log.warning(
+        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}, whose "
+        f"pretraining its name says, and the head from random weights; files of the authors "
+        f"were trained further, on Open Images, so expect less than their figures"
+    )
+    return replace(config, init=None)
+
+
+def initialise(model: nn.Module, path: str | Path) -> str:
+    """Start a model from the best weights in what `local` takes; report as `copy_fitting` does."""
+    from mldec.checkpoint.sources import local
+
     path = local(path)
     with refusing(path):
         state = _read(path)
         if "format" in state:
             tensors, _ = Checkpoint.from_state(state, path).weights(None)
         else:
+            from mldec.checkpoint import released
+
             tensors = released.tensors(state)
         return copy_fitting(model, tensors, path)
 
@@ -254,24 +254,20 @@ def saved_config(
 def _parts_of(
     checkpoint: Checkpoint, plugins: Sequence[str], kinds: Sequence[str]
 ) -> tuple[Config, build.Parts]:
-    """Return the config of a checkpoint and its parts, treated as untrusted data.
-
-    Its own `plugins` are dropped, so that a file cannot choose which packages are imported.
-    """
+    """Return the config of a checkpoint and its parts; the file cannot choose the plugins."""
     config = parse({**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None})
     parts = build.check(config, kinds)
     return build.recorded(config, parts), parts
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read an untrusted file of weights, whose top level must be a dictionary."""
+    """Read an untrusted file of weights; whoever uses it does so within `refusing`."""
     if path.suffix == SUFFIX:
+        from mldec.checkpoint import published
+
         return published.read(path)
 
-    state = read_torch(path)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is no checkpoint: it holds a {type(state).__name__}")
-    return state
+    return read_torch(path)
 
 
 def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
@@ -287,11 +283,7 @@ def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
 
 @contextmanager
 def _standard_torch() -> Iterator[None]:
-    """Build on the CPU in float32, whatever the caller's defaults, and restore the random state.
-
-    The default type and the random state belong to the whole process, so a lock lets only one
-    thread at a time change them.
-    """
+    """Build on the CPU in float32, one thread at a time; restore the random state."""
     with _LOADING, torch.device("cpu"), torch.random.fork_rng(devices=[]):
         dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
@@ -314,10 +306,7 @@ class Match(NamedTuple):
 def match_tensors(
     model: nn.Module, tensors: Mapping[str, Tensor], ignored: tuple[str, ...] = ()
 ) -> Match:
-    """Compare tensors with the state dict of a model by name and shape.
-
-    Names with one of the endings `ignored` are in none of the lists.
-    """
+    """Compare tensors with a model's by name and shape; the endings `ignored` are left out."""
     wanted = {name: t for name, t in model.state_dict().items() if not name.endswith(ignored)}
     given = {name for name in tensors if not name.endswith(ignored)}
     common = wanted.keys() & given
@@ -334,21 +323,15 @@ def match_tensors(
 def check_fit(
     model: nn.Module, tensors: Mapping[str, Tensor], optional: tuple[str, ...] = ()
 ) -> None:
-    """Raise a `DataError` unless all tensors match the model's in name and shape.
-
-    The model may be on the meta device. Tensors with the endings `optional` may be missing.
-    """
+    """Raise a `DataError` unless all tensors fit; those ending in `optional` may be absent."""
     match = match_tensors(model, tensors)
     missing = [name for name in match.missing if not name.endswith(optional)]
+    kinds = {"missing": missing, "unexpected": match.unexpected}
 
-    for what, names in (
-        ("missing", missing),
-        ("unexpected", match.unexpected),
-        ("of another shape", match.other_shape),
-    ):
+    for what, names in {**kinds, "of another shape": match.other_shape}.items():
         if names:
             # The names come from the file: cut long ones, so that the message stays readable.
-            examples = ", ".join(name[:LONGEST] for name in names[:NAMED])
+            examples = ", ".join(name[:100] for name in names[:10])
             plural = "tensor is" if len(names) == 1 else "tensors are"
             raise DataError(f"it does not fit the model: {len(names)} {plural} {what} ({examples})")
 

@@ -132,10 +132,6 @@ def read(path: Path) -> dict[str, Any]:
         "best": best,
         "model": tensors if weights == "raw" else {},
         "ema": tensors if weights == "ema" else None,
-        "optimizer": no_optimizer(),
-        "scaler": {},
-        "loss": {},
-        "log": asdict(LogPosition()),
     }
 
 

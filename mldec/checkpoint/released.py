@@ -104,7 +104,6 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights in a file under our names, whatever container and prefix they came in.
 
     In-place ABN scales by |w| + 1e-5 and batch norm by w, so replacing w is an exact conversion.
-    This is the only place that does it.
     """
     container = next(
         (state[key] for key in CONTAINERS if isinstance(state.get(key), Mapping)), state
@@ -115,14 +114,9 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         for key, value in container.items()
         if isinstance(value, Tensor)
     }
-    if not official:
-        raise DataError(
-            f"it holds no weights: not one tensor under {', '.join(CONTAINERS)} or at the top"
-        )
-
     rename = _renamer(official)
     if rename is None:
-        examples = ", ".join(sorted(official)[:3])
+        examples = ", ".join(sorted(official)[:3]) or "none"
         raise DataError(
             f"it is of no known network: its first tensors are {examples}; see MODEL_ZOO.md"
         )
@@ -146,15 +140,9 @@ def convert(
 ) -> Checkpoint:
     """Convert the content of a file, inferring its architecture from the names and shapes.
 
-    Args:
-        state: the content.
-        file: its name, which is looked up in the table of known files.
-        image_size: pixels per side, a multiple of `STRIDE`; None for the size in the table.
-        names: of the classes, in the order of the file; None for those that it names itself.
-
-    Raises:
-        DataError: if it is no such file, a part of it is missing, the image size is neither known
-            nor given, or there are not as many names as classes.
+    The table of known files has the image size of its name, unless one is given: pixels per side.
+    The class names are those given, or those that the file has. It is a `DataError` if it is no
+    such file or incomplete, or the image size is not known.
     """
     weights = tensors(state)
     head, num_classes = _head(weights)
@@ -195,10 +183,7 @@ def convert(
 
 
 def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
-    """Return the function from a file's names to ours, or None if the file is of no known kind.
-
-    The function returns None for a tensor that our model does not have.
-    """
+    """Return the function from a file's names to ours, or None for those that we do not have."""
     if any(key.startswith("transformer.") for key in official):
         is_cvt = "backbone.0.stage0.patch_embed.proj.weight" in official
         rename_transformer = _cvt if is_cvt else _swin
@@ -249,13 +234,7 @@ def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> s
 
 
 def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
-    """Return the head's config node and the number of classes K; 0 for a zero-shot head.
-
-    `num_heads` cannot be inferred from the tensors; assume 8 (Query2Label: 4).
-    """
-    names = [key for key in weights if key.startswith("head.")]
-    if not names:
-        raise DataError("it has no head, only a backbone: train from it with init=")
+    """Return the head's config node and the number of classes K; 0 for a zero-shot head."""
 
     def shape(name: str) -> tuple[int, ...]:
         return _shape(weights, f"head.{name}")
@@ -271,7 +250,7 @@ def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
     if num_layers:
         node = {
             "mlp_dim": shape("layers.0.mlp.0.weight")[0],
-            "num_heads": 8,
+            "num_heads": 8,  # cannot be inferred from the tensors
             "num_layers": num_layers,
             "self_attention": "head.layers.0.self_attn.in_proj_weight" in weights,
         }
@@ -304,10 +283,7 @@ def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
 
 
 def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
-    """Return the backbone's config node, from the blocks per stage, their kind and the widths.
-
-    Swin fixes `image_size`, pixels per side, when it is built.
-    """
+    """Return the backbone's config node, from the blocks per stage, their kind and the widths."""
     if BACKBONE + "patch_embed.proj.weight" in weights:
         blocks = _blocks(weights, r"layers\.(\d+)\.blocks\.(\d+)\.")
         width = _shape(weights, BACKBONE + "patch_embed.proj.weight")[0]
@@ -362,13 +338,10 @@ def _blocks(weights: Mapping[str, Tensor], pattern: str) -> tuple[int, ...]:
 
 
 def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights in our shapes.
-
-    Query2Label stores its per-class layers with a leading dimension of 1, and its input projection
-    as a 1 x 1 convolution [D, C, 1, 1]; ours is a linear layer [D, C].
-    """
+    """Return the weights in our shapes; Query2Label has a few others."""
     shaped = dict(weights)
 
+    # Its layers per class have a leading dimension of 1, its projection is a 1 x 1 convolution.
     for key in ("head.fc_weight", "head.fc_bias"):
         if key in shaped:
             shaped[key] = shaped[key].squeeze(0)
@@ -382,10 +355,9 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
         # The keys are indices, in some files as text.
-        names = [without_quotes(saved[index]) for index in sorted(saved, key=int)]
-        if len(names) != num_classes:
-            raise DataError(f"it names {len(names)} classes, but its head has {num_classes}")
-        return told_apart(names)
+        names = told_apart([without_quotes(saved[index]) for index in sorted(saved, key=int)])
+        check_count(names, num_classes)
+        return names
 
     if num_classes in KNOWN_NAMES:
         return tuple(KNOWN_NAMES[num_classes])
@@ -399,10 +371,7 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
     if name not in weights:
         raise DataError(f"it misses {name}: it is incomplete, or a start for training with init=")
 
-    shape = tuple(weights[name].shape)
-    if 0 in shape:
-        raise DataError(f"its {name} has the shape {list(shape)}")
-    return shape
+    return tuple(weights[name].shape)
 
 
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
@@ -413,7 +382,7 @@ def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def _swin(key: str) -> str | None:
-    """Rename a tensor of Swin; None for a tensor that timm's Swin does not have."""
+    """Rename a tensor of Swin."""
     if key.endswith(SWIN_BUFFERS):
         return None
 

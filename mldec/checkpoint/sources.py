@@ -7,24 +7,21 @@ HF_HUB_OFFLINE. Two files of a repository are read, by their fixed names.
 
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import huggingface_hub
 from filelock import FileLock
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from mldec.checkpoint import published
-from mldec.config.schema import Config
 from mldec.data.cache import cache_folder
-from mldec.data.text_encoder import PREFIX
+from mldec.data.types import PREFIX
 from mldec.errors import (
     CheckpointError,
     ConfigError,
@@ -43,11 +40,9 @@ from mldec.runtime.cli import on_terminal
 log = logging.getLogger("mldec")
 
 ZOO, HUB = "zoo:", "hf:"
-TIMM = "timm"  # as `init`
 CARD = "README.md"
 _UPLOADED = (CARD, published.CONFIG, published.WEIGHTS)
 _TIMEOUT = 10  # seconds
-_COMMIT = re.compile("[0-9a-f]{40}")
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
@@ -90,7 +85,7 @@ def local(path: str | Path) -> Path:
     published checkpoint. The last two are downloaded once.
     """
     text = str(path)
-    if is_tower(text):
+    if is_open_clip(text):
         raise CheckpointError(f"{text}: this needs a checkpoint, not a model of open_clip")
     if text.startswith(ZOO):
         return released_file(text.removeprefix(ZOO))
@@ -106,7 +101,7 @@ def local(path: str | Path) -> Path:
     return weights if weights.is_file() else find_checkpoint(Path(path))
 
 
-def is_tower(path: str | Path) -> bool:
+def is_open_clip(path: str | Path) -> bool:
     """Tell whether a user names a model of open_clip."""
     return str(path).startswith(PREFIX)
 
@@ -114,36 +109,6 @@ def is_tower(path: str | Path) -> bool:
 def is_download(path: str) -> bool:
     """Tell whether what a user names is not in a folder of the user's, but in a cache."""
     return path.startswith((ZOO, HUB, PREFIX))
-
-
-def check_start(config: Config) -> Config:
-    """Check what a run starts from before any file is touched; return its config without init=timm.
-
-    init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
-    starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
-    A model of open_clip is refused.
-    """
-    if config.init == TIMM:
-        if config.backbone.get("pretrained") is not True:
-            raise ConfigError(
-                "init=timm takes the weights that timm has for the backbone: pass "
-                "backbone.pretrained=true with backbone.name=... of timm, or leave init out"
-            )
-        log.warning(
-            f"init=timm: the backbone starts from timm's {config.backbone.get('name')}, whose "
-            f"pretraining its name says, and the head from random weights; files of the authors "
-            f"were trained further, on Open Images, so expect less than their figures"
-        )
-        config = replace(config, init=None)
-
-    for setting, path in (("init", config.init), ("resume", config.resume)):
-        if path is not None and is_tower(path):
-            raise ConfigError(
-                f"{setting}={path}: a model of open_clip is for use without training; to train its "
-                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
-                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
-            )
-    return config
 
 
 def released_file(name: str) -> Path:
@@ -170,11 +135,7 @@ def released_file(name: str) -> Path:
 
 
 def _download(urls: Sequence[str], path: Path) -> None:
-    """Download a file from the first of the addresses that has it, and write its hash beside it.
-
-    Every reader compares the two. The authors published no hashes, and even replaced a file after
-    its release.
-    """
+    """Download a file from the first of the addresses that has it, and write its hash beside it."""
     # The bar would fill a log.
     if not on_terminal():
         disable_progress_bars()
@@ -212,50 +173,21 @@ def _get(url: str, file: BinaryIO, name: str) -> None:
 def published_file(address: str) -> Path:
     """Return the local path of the weights at `owner/name[@revision]`; config.json is beside it.
 
-    The Hub is asked which commit a branch or tag is at; without a network the one of the last time
-    counts. A commit that is in the cache needs no network.
+    Without a network the Hub's client takes what is in its cache.
     """
     repository, _, revision = address.partition("@")
     check_repository(repository)
 
     with _asking(address):
-        cached = huggingface_hub.try_to_load_from_cache(
-            repository, published.WEIGHTS, revision=revision or None
-        )
-        if isinstance(cached, str) and _COMMIT.fullmatch(revision):
-            return Path(cached)
+        api = HfApi()
+        config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision or None))
+        published.read_config(config)
 
-        try:
-            info = HfApi().model_info(repository, revision=revision or None, timeout=_TIMEOUT)
-        except Exception as error:
-            # Whoever may not see the repository any more must not get it from the cache.
-            is_answer = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
-            if not isinstance(cached, str) or is_answer:
-                raise
-            commit = Path(cached).parent.name
-            log.warning(
-                f"{HUB}{address}: the hub cannot be asked ({brief(error)}); using commit {commit}, "
-                f"which is in the cache"
-            )
-            return Path(cached)
-
-        if isinstance(cached, str) and Path(cached).parent.name == info.sha:
-            path = Path(cached)
-        else:
-            path = _download_published(repository, revision or None)
-    log.info(f"{HUB}{address} is commit {path.parent.name}")
+        # The folder in the cache has the name of the commit. The branch may have moved meanwhile.
+        commit = config.parent.name
+        path = Path(api.hf_hub_download(repository, published.WEIGHTS, revision=commit))
+    log.info(f"{HUB}{address} is commit {commit}")
     return path
-
-
-def _download_published(repository: str, revision: str | None) -> Path:
-    """Download both files of one commit, the small one first, which tells what the other is."""
-    api = HfApi()
-    config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision))
-    published.read_config(config)
-
-    # The folder in the cache has the name of the commit. The branch may have moved meanwhile.
-    commit = config.parent.name
-    return Path(api.hf_hub_download(repository, published.WEIGHTS, revision=commit))
 
 
 def check_repository(repository: str) -> None:
@@ -296,12 +228,11 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         # The bars of uploads would fill a log; those of downloads do not.
         if not on_terminal():
             disable_progress_bars()
-        operations = [
-            CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name)
-            for name in _UPLOADED
-        ]
-        commit = api.create_commit(
-            repository, operations, commit_message="Publish a checkpoint with mldec"
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=list(_UPLOADED),
+            commit_message="Publish a checkpoint with mldec",
         )
     return str(commit.oid)
 

@@ -46,10 +46,7 @@ class Calibration:
         return logits * slopes + offsets
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
-        """Return the thresholds in the order of `names`, which the checkpoint has as `trained`.
-
-        A threshold that serves all classes serves those of any names.
-        """
+        """Return the thresholds in the order of `names`, which the checkpoint has as `trained`."""
         if len(self.thresholds) < 2:
             return list(self.thresholds)
 
@@ -68,22 +65,6 @@ class Calibrated(nn.Module):
     def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
         """Return the calibrated logits, float32 [B, K], of images [B, 3, H, W]."""
         return self.calibration.scaled(self.model(images, queries).float())
-
-
-def fits_classes(calibration: Calibration, classes: Classes) -> bool:
-    """Tell whether a calibration has as many numbers as the classes of its checkpoint need."""
-    # Word vectors stand for any classes, and one label per image needs no threshold.
-    of_class = len(classes) if classes.queries is None and not classes.exclusive else 1
-    thresholds = 1 if calibration.scope == "global" else of_class
-    if classes.exclusive:
-        thresholds = 0
-
-    return (
-        len(calibration.thresholds) == thresholds
-        and len(calibration.slopes) in (1, of_class)
-        and len(calibration.offsets) in (1, of_class)
-        and (calibration.objective is None) == (calibration.scope is None) == classes.exclusive
-    )
 
 
 @dataclass(frozen=True)
@@ -164,58 +145,38 @@ class Checkpoint:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
-        """Parse the content of a file: containers and tensors.
-
-        Raises:
-            CheckpointError: that names `path`, if a part is missing, of another version or of
-                another type, or the parts do not belong together.
-        """
+        """Parse the content of a file; a `CheckpointError` names `path` if it is none of ours."""
         with refusing(path):
-            _check_parts(state)
-            classes = _classes_of(state["classes"])
-            fingerprint, unseen = state.get("fingerprint"), state.get("unseen")
-            if unseen is not None and not set(unseen) <= set(classes.names):
-                raise DataError("its 'unseen' has a name that is not of its classes")
-
+            _check_format(state)
             values = {name: value for name, value in state.items() if name != "format"}
-            values |= {
-                "classes": classes,
-                "transform": EvalTransform(**state["transform"]),
-                "best": Best(**state["best"]),
-                "log": LogPosition(**state["log"]),
-                "fingerprint": None if fingerprint is None else Fingerprint(**fingerprint),
-                "calibration": _calibration_of(state.get("calibration"), classes),
-                "unseen": None if unseen is None else tuple(unseen),
-            }
+            values["classes"] = classes = _classes_of(state["classes"])
+            values["calibration"] = _calibration_of(state.get("calibration"), classes)
+
+            kinds: dict[str, Any] = {"transform": EvalTransform, "best": Best, "log": LogPosition}
+            for name, kind in {**kinds, "fingerprint": Fingerprint}.items():
+                if values.get(name) is not None:
+                    values[name] = kind(**values[name])
+            if values.get("unseen") is not None:
+                values["unseen"] = tuple(values["unseen"])
             return cls(**values)
 
     def weights(self, name: str | None) -> tuple[dict[str, Tensor], str]:
         """Return a set of weights and its name, "ema" or "raw"; None is the set that scored best.
 
-        Raises:
-            DataError: if the file does not hold this set.
+        It is a `DataError` if the file does not hold this set.
         """
         chosen = self.best.weights if name is None else name
-        tensors = self.model if chosen == "raw" else self.ema
-
-        if tensors is None:
-            raise DataError("it holds no moving average: pass --weights raw")
+        tensors = {"raw": self.model, "ema": self.ema}[chosen]
         if not tensors:
-            raise DataError("it holds the moving average only: pass --weights ema")
+            what, other = "no moving average", "raw"
+            if chosen == "raw":
+                what, other = "the moving average only", "ema"
+            raise DataError(f"it holds {what}: pass --weights {other}")
         return tensors, chosen
 
 
-# The parts that every checkpoint has, and their types.
-_KINDS = {
-    **dict.fromkeys(("config", "classes", "transform", "metrics", "best", "model"), dict),
-    **dict.fromkeys(("optimizer", "scaler", "loss", "log"), dict),
-    **dict.fromkeys(("epoch", "step", "steps_per_epoch"), int),
-    "ema": dict | None,
-}
-
-
-def _check_parts(state: dict[str, Any]) -> None:
-    """Check that this version of mldec wrote such a file, and that its parts are all there."""
+def _check_format(state: dict[str, Any]) -> None:
+    """Check that this version of mldec wrote such a file."""
     if "format" not in state:
         raise DataError("it holds weights but no training state; pass it as init=")
     # The type comes first: comparing a tensor yields a tensor, which may have no truth value.
@@ -224,15 +185,6 @@ def _check_parts(state: dict[str, Any]) -> None:
             f"it has format {str(state['format'])[:40]}, this mldec reads {FORMAT}; use another "
             f"version of mldec"
         )
-
-    unknown = state.keys() - {part.name for part in dataclasses.fields(Checkpoint)} - {"format"}
-    if unknown:
-        names = ", ".join(sorted(map(str, unknown)))[:200]
-        raise DataError(f"this mldec knows no {names} in it; use the version that wrote it")
-    for name, kind in _KINDS.items():
-        if not isinstance(state.get(name), kind):
-            what = "whole number" if kind is int else "mapping"
-            raise DataError(f"its '{name}' is missing or no {what}; use another copy")
     # OmegaConf would resolve an interpolation, which can read the environment of the user.
     if "${" in repr(state["config"]):
         raise DataError("its config holds an interpolation, and a saved one never does")
@@ -243,9 +195,8 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
     if queries is not None and len(queries) != len(names):
         raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
     if origin is not None:
-        origin = VectorOrigin(**{**origin, "templates": tuple(origin["templates"])})
-        if fault := origin.fault():
-            raise DataError(fault)
+        templates = tuple(map(str, origin["templates"]))
+        origin = VectorOrigin(str(origin["source"]), str(origin["sha256"]), templates)
 
     # Word queries may be saved in half precision; the model computes in float32.
     queries = None if queries is None else queries.float()
@@ -259,7 +210,7 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
     # JSON has lists only.
     numbers = {name: tuple(saved[name]) for name in ("thresholds", "slopes", "offsets")}
     fingerprint = Fingerprint(**saved["fingerprint"])
-    calibration = Calibration(**{**saved, **numbers, "fingerprint": fingerprint})
-    if not fits_classes(calibration, classes):
+    # One number for all classes, one for each, or none.
+    if not {len(values) for values in numbers.values()} <= {0, 1, len(classes)}:
         raise DataError("its 'calibration' is of another number of classes; use another copy")
-    return calibration
+    return Calibration(**{**saved, **numbers, "fingerprint": fingerprint})

@@ -4,7 +4,7 @@ The rest of the program sees the `Config` only, not OmegaConf's nodes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -37,22 +37,21 @@ def config_dir() -> str:
     return str(installed if installed.is_dir() else package.parent / "configs")
 
 
-def experiments() -> list[str]:
-    """Return the sorted names that `+experiment=` takes."""
-    return options("experiment")
-
-
 def options(part: str) -> list[str]:
     """Return the sorted names of the option files of a part, such as those that `head=` takes."""
     return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
 
 
+def experiments() -> list[str]:
+    """Return the sorted names that `+experiment=` takes."""
+    return options("experiment")
+
+
 def prepare(words: list[str]) -> list[str]:
     """Check the words of a command line for misspellings and return them as Hydra takes them.
 
-    A part takes any argument of its class, whether its YAML lists it or not: `head.num_groups=20`
-    becomes `++head.num_groups=20`, and `build.check` compares it with the signature. Flags come
-    first, because Hydra's parser loses settings behind them.
+    `head.num_groups=20` becomes `++head.num_groups=20`, whether the YAML lists it or not. Flags
+    come first, because Hydra's parser loses settings behind them.
     """
     # These belong to tab completion, where `install=bash` is no setting.
     if any(word.startswith(COMPLETION) for word in words):
@@ -73,9 +72,7 @@ def prepare(words: list[str]) -> list[str]:
         # A word without '=' is a flag, the value of the flag before it, or a deletion such as
         # ~data.
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
-            raise ConfigError(
-                f"'{word}' is not understood: write key=value, such as train.epochs=3"
-            )
+            raise _not_understood(word)
         if not equals or word.startswith("-"):
             flags.append(word)
             continue
@@ -83,14 +80,9 @@ def prepare(words: list[str]) -> list[str]:
         # Only a single name can be looked up: a sweep names several, and a folder of the user's own
         # may hold more.
         single_name = not own_folder and re.fullmatch(r"[\w.-]+", value) is not None
-        if bare == "experiment":
-            if key == bare:
-                raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
-            if single_name and value not in experiments():
-                raise ConfigError(
-                    f"there is no experiment '{value}'{suggest(value, experiments())}"
-                )
-        elif bare in PARTS:
+        if key == "experiment":
+            raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
+        if bare in ("experiment", *PARTS):
             if single_name:
                 check_option(bare, value)
         elif not bare.startswith("hydra") and not PART_KEY.match(bare):
@@ -112,14 +104,16 @@ def compose(words: list[str]) -> Config:
         return parse(hydra.compose("config", prepare(words)))
 
 
-def parse(values: Any) -> Config:
-    """Turn Hydra's composition, or the dictionary in a checkpoint, into a `Config`."""
+def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
+    """Turn Hydra's composition, or the dictionary in a checkpoint, into a `Config`.
+
+    The changes are nodes of OmegaConf, which replace settings.
+    """
     try:
         # The composed node accepts a key that was added with '+'. As plain values, it is merged
         # into a fresh schema, which refuses unknown keys.
-        plain = (
-            OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
-        )
+        changed = OmegaConf.merge(values, *changes)
+        plain = OmegaConf.to_container(changed, resolve=True)
         merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
 
         missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
@@ -158,9 +152,7 @@ def override(config: Config, words: list[str]) -> Config:
     for word in map(_at_home, words):
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
-            raise ConfigError(
-                f"'{word}' is not understood: write key=value, such as data.root=/data/coco"
-            )
+            raise _not_understood(word)
         check_key(key)
 
         # A part is replaced as a whole: the arguments of the old choice would not fit the new one.
@@ -171,17 +163,13 @@ def override(config: Config, words: list[str]) -> Config:
         try:
             changes.append(OmegaConf.from_dotlist([word]))
         except (YAMLError, RecursionError) as error:
-            raise ConfigError(_not_understood(word)) from error
-
-    try:
-        return parse(OmegaConf.merge(OmegaConf.create(base), *changes))
-    except OmegaConfBaseException as error:
-        raise ConfigError(explain(error)) from error
+            raise _not_understood(word) from error
+    return parse(base, changes)
 
 
-def _not_understood(word: str) -> str:
-    return (
-        f"'{word[:200]}' is not understood: write key=value, "
+def _not_understood(word: str) -> ConfigError:
+    return ConfigError(
+        f"'{word[:200]}' is not understood: write key=value, such as data.root=/data/coco, "
         f"and quotes around a value that holds any of [{{,:'"
     )
 
@@ -201,15 +189,14 @@ def check_option(part: str, name: str) -> None:
     if name in known:
         return
 
+    fault = f"{part}={name}: there is no such option{suggest(name, known)}"
     if part == "backbone":
         import timm  # slow, and needed for a message only
 
         # A likely mistake: any model of timm is chosen by backbone.name.
         if timm.is_model(name):
-            raise ConfigError(
-                f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
-            )
-    raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
+            fault = f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
+    raise ConfigError(fault)
 
 
 def check_key(key: str) -> None:
@@ -241,7 +228,7 @@ def check_key(key: str) -> None:
 
 def diff(old: Config, new: Config) -> list[str]:
     """Return `key: old -> new` for each setting that differs, except those in `HARMLESS`."""
-    before, after = flat(old), flat(new)
+    before, after = flat(to_dict(old)), flat(to_dict(new))
     keys = [
         key
         for key in {**before, **after}
@@ -259,7 +246,7 @@ def explain(error: BaseException) -> str:
             "+experiment=finetune_frozen data.root=FOLDER; --help lists all experiments"
         )
     if isinstance(error, OverrideParseException):
-        return _not_understood(str(error.override).removeprefix("++"))
+        return str(_not_understood(str(error.override).removeprefix("++")))
 
     # The cause of the error, if there is one, says what is wrong with which key.
     text = str(error).partition("Config search path")[0]
@@ -282,17 +269,12 @@ def explain(error: BaseException) -> str:
     return f"{key}: {reason.strip().splitlines()[-1]}"
 
 
-def flat(config: Config) -> dict[str, Any]:
-    """Return the settings by their full keys, such as optim.lr."""
-    return _flatten(to_dict(config))
-
-
-def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, by full keys such as optim.lr."""
-    flat: dict[str, Any] = {}
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their full keys, such as optim.lr."""
+    settings: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{key}."))
+            settings |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            settings[prefix + key] = value
+    return settings

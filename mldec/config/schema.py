@@ -103,30 +103,11 @@ MAX_SEED = 2**63 - 1  # torch and NumPy both accept seeds up to here
 def _require(
     settings: Any, names: str, rule: str, good: Callable[[Any], bool], *, within: str
 ) -> None:
-    """Refuse values of settings that are not good; null turns off those that may be null.
-
-    The names have spaces between them; `within` is the section, with a dot.
-    """
+    """Refuse values of settings, but null; `within` is their section, with a dot."""
     for name in names.split():
         value = getattr(settings, name)
         if value is not None and not good(value):
             raise ConfigError(f"{within}{name} is {value}: it must be {rule}")
-
-
-def _from_one(value: float) -> bool:
-    return value >= 1
-
-
-def _from_zero(value: float) -> bool:
-    return value >= 0
-
-
-def _positive(value: float) -> bool:
-    return value > 0
-
-
-def _between(value: float) -> bool:
-    return 0 < value < 1
 
 
 class ScheduleName(Enum):
@@ -238,22 +219,17 @@ class Train:
     def __post_init__(self) -> None:
         require = partial(_require, self, within="train.")
         last = self.last_epoch
-        require("epochs batch_size accumulate repeats eval_batch_size", "at least 1", _from_one)
-        require("eval_every log_every keep_last ema_start_epoch", "at least 1", _from_one)
-        require("patience batch_per_gpu", "at least 1, or null", _from_one)
-        require("query_noise random_queries", "0 or more", _from_zero)
-        require("save_every_steps save_every_minutes clip_grad", "above 0, or null", _positive)
-        require("ema_decay", "between 0 and 1, or null", _between)
-        require(
-            "workers",
-            f"from 0 to {MAX_WORKERS:,}, or null",
-            lambda workers: 0 <= workers <= MAX_WORKERS,
-        )
-        require(
-            "stop_epoch",
-            f"from 1 to train.epochs ({self.epochs}), or null",
-            lambda epoch: 1 <= epoch <= self.epochs,
-        )
+        counts = "epochs batch_size accumulate repeats eval_batch_size eval_every log_every"
+        above_0 = "save_every_steps save_every_minutes clip_grad"
+        up_to_last = f"from 1 to train.epochs ({self.epochs}), or null"
+        require(f"{counts} keep_last ema_start_epoch", "at least 1", lambda value: value >= 1)
+        require("patience batch_per_gpu", "at least 1, or null", lambda value: value >= 1)
+        require("query_noise random_queries", "0 or more", lambda value: value >= 0)
+        require(above_0, "above 0, or null", lambda value: value > 0)
+        require("ema_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
+        workers = f"from 0 to {MAX_WORKERS:,}, or null"
+        require("workers", workers, lambda value: 0 <= value <= MAX_WORKERS)
+        require("stop_epoch", up_to_last, lambda epoch: 1 <= epoch <= self.epochs)
         require("ema_start_epoch", f"at most the last epoch ({last})", lambda epoch: epoch <= last)
 
         # What would silently do nothing.
@@ -262,11 +238,6 @@ class Train:
                 f"train.patience is {self.patience}: with train.eval_every {self.eval_every} there "
                 f"is no evaluation before the last epoch ({last}); lower that, "
                 f"or pass train.patience=null"
-            )
-        if self.ema_start_epoch > 1 and self.ema_decay is None:
-            raise ConfigError(
-                f"train.ema_start_epoch is {self.ema_start_epoch}: "
-                f"it has no effect without train.ema_decay; leave one out, or set the other"
             )
         if self.cache_features and "backbone" not in self.freeze:
             raise ConfigError(
@@ -337,7 +308,7 @@ class Mix:
 
     def __post_init__(self) -> None:
         require = partial(_require, self, within="mix.")
-        require("mixup cutmix", "0 (off) or more", _from_zero)
+        require("mixup cutmix", "0 (off) or more", lambda value: value >= 0)
         require("prob switch_prob", "from 0 to 1", lambda share: 0 <= share <= 1)
         # At 1, all classes would have the same label.
         require("smoothing", "0 (off) or more, and below 1", lambda share: 0 <= share < 1)
@@ -360,11 +331,11 @@ class Optim:
 
     def __post_init__(self) -> None:
         require = partial(_require, self, within="optim.")
-        require("lr", "above 0", _positive)
-        require("weight_decay", "0 or more", _from_zero)
-        rule = "above 0, or null; train.freeze=[backbone] freezes it"
-        require("backbone_lr", rule, _positive)
-        require("layer_decay", "between 0 and 1, or null", _between)
+        frozen = "above 0, or null; train.freeze=[backbone] freezes it"
+        require("lr", "above 0", lambda value: value > 0)
+        require("weight_decay", "0 or more", lambda value: value >= 0)
+        require("backbone_lr", frozen, lambda value: value > 0)
+        require("layer_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
 
 
 # Which settings have an effect with each schedule.
@@ -402,8 +373,8 @@ class Schedule:
                     f"schedule.{name} has no effect with schedule.name={self.name.value}: "
                     f"leave it out"
                 )
-        require(rates, "0 or more", _from_zero)
-        require("pct_start", "between 0 and 1", _between)
+        require(rates, "0 or more", lambda value: value >= 0)
+        require("pct_start", "between 0 and 1", lambda value: 0 < value < 1)
 
 
 @dataclass(kw_only=True)
@@ -418,6 +389,11 @@ class Log:
     wandb: bool = False  # send numbers and images to Weights & Biases too
     trackio: bool = False  # likewise to trackio
     project: str | None = None  # of both; null: mldec
+
+    @property
+    def trackers(self) -> list[str]:
+        """The packages that get the numbers too."""
+        return [name for name in ("wandb", "trackio") if getattr(self, name)]
 
     def __post_init__(self) -> None:
         require = partial(_require, self, within="log.")

@@ -45,6 +45,22 @@ def write_cached(path: Path, arrays: Mapping[str, Any], otherwise: str) -> None:
         log.warning("%s; until then %s", error, otherwise)
 
 
+def read_cached(path: Path, key: str, otherwise: str) -> dict[str, Any] | None:
+    """Return the arrays of a file of the cache; None if it has another key, or cannot be used.
+
+    `otherwise` says what happens then, unless there is no file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return dict(stored) if str(stored["key"]) == key else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:
+        # zipfile and NumPy raise almost anything on damaged bytes.
+        log.warning("%s is not used (%s): %s", path, brief(error), otherwise)
+        return None
+
+
 class TableCache:
     """A folder of parsed tables, each valid as long as its annotation files do not change.
 
@@ -58,8 +74,8 @@ class TableCache:
     def table(self, name: str, sources: Sequence[Path], parse: Callable[[], Table]) -> Table:
         """Return the table that `parse` makes of annotation files, from the cache if it is valid.
 
-        Its name has every setting that `parse` depends on. The size and the time of each annotation
-        file are stored with the table, and decide whether it is valid.
+        Its name has every setting that `parse` depends on; size and time of each annotation file
+        decide whether it is valid.
         """
         key = f"{FORMAT} {name}"
         for source in sources:
@@ -70,41 +86,22 @@ class TableCache:
         # One file per set of sources, so that a newer table replaces the old one.
         digest = sha256(os.fsencode(f"{name} {' '.join(map(str, sources))}")).hexdigest()[:16]
         path = cache_folder(self.folder) / f"{name.split()[0]}-{digest}.npz"
-        table = _load(path, key)
-        if table is None:
-            table = parse()
-            _store(path, key, table)
-        return table
-
-
-def _load(path: Path, key: str) -> Table | None:
-    """Return a cached table; None if there is none, or it has another key or is damaged."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            if str(stored["key"]) != key:
-                return None
-
+        stored = read_cached(path, key, "the annotations are parsed again")
+        if stored:
             classes = tuple(json.loads(stored["classes"].tobytes()))
             columns = (stored["starts"], stored["label_classes"], stored["values"])
             labels = Labels(*columns, len(classes), int(stored["default"]))
             return Table(stored["files"], labels, classes)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except Exception as error:
-        # zipfile and NumPy raise almost anything on damaged bytes.
-        log.warning("%s is not used (%s): the annotations are parsed again", path, brief(error))
-        return None
 
-
-def _store(path: Path, key: str, table: Table) -> None:
-    """Write a table to the cache."""
-    arrays = {
-        "key": key,
-        "files": table.files,
-        "starts": table.labels.starts,
-        "label_classes": table.labels.classes,
-        "values": table.labels.values,
-        "default": table.labels.default,
-        "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
-    }
-    write_cached(path, arrays, "the annotations are parsed at every start")
+        table = parse()
+        arrays = {
+            "key": key,
+            "files": table.files,
+            "starts": table.labels.starts,
+            "label_classes": table.labels.classes,
+            "values": table.labels.values,
+            "default": table.labels.default,
+            "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
+        }
+        write_cached(path, arrays, "the annotations are parsed at every start")
+        return table

@@ -32,19 +32,12 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, right and
 
 @dataclass(frozen=True, kw_only=True)
 class SceneSettings:
-    """The settings of a `data` node that all data sets of digit scenes share.
+    """The settings of a `data` node that all data sets of digit scenes share."""
 
-    Attributes:
-        image_size: side of a scene in pixels, at least 16.
-        train_images: scenes per epoch; every epoch has new ones.
-        val_images: scenes of the validation split.
-        seed: decides which writings are held out, and the validation scenes.
-    """
-
-    image_size: int = 64
-    train_images: int = 8192
-    val_images: int = 2048
-    seed: int = 0
+    image_size: int = 64  # side of a scene in pixels, at least 16
+    train_images: int = 8192  # scenes per epoch; every epoch has new ones
+    val_images: int = 2048  # scenes of the validation split
+    seed: int = 0  # decides which writings are held out, and the validation scenes
 
     def __post_init__(self) -> None:
         check_minimum("image_size", self.image_size, 16)
@@ -67,16 +60,12 @@ class Writings:
     # rotation does not cut the digit off.
     masks: np.ndarray
 
-    # The digits, 0 to 9, [N], and their rows in scikit-learn's data set, [N].
-    labels: np.ndarray
-    rows: np.ndarray
+    labels: np.ndarray  # the digits, 0 to 9, [N]
+    rows: np.ndarray  # in scikit-learn's data set, [N]
 
 
 def split_writings(seed: int) -> tuple[Writings, Writings]:
-    """Return the writings of training and of validation, which are disjoint.
-
-    Of each digit the same proportion is held out, `VAL_FRACTION`.
-    """
+    """Return the writings of training and of validation, `VAL_FRACTION` of each digit."""
     from sklearn.datasets import load_digits  # slow to import
 
     # scikit-learn stores the ink as 0 to 16.
@@ -93,10 +82,8 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
         train_parts.append(rows[num_val:])
 
     train, val = np.concatenate(train_parts), np.concatenate(val_parts)
-    return (
-        Writings(masks[train], data.target[train], train),
-        Writings(masks[val], data.target[val], val),
-    )
+    labels = data.target
+    return Writings(masks[train], labels[train], train), Writings(masks[val], labels[val], val)
 
 
 @dataclass(frozen=True)
@@ -112,8 +99,7 @@ class Scenes:
     num_images: int
     seed: int | None = None
 
-    # Generator -> the target of a random scene without painting it, to count the labels of new
-    # scenes fast.
+    # Generator -> the target of a random scene, to count labels without painting, which is slow.
     draw_target: Callable[[np.random.Generator], Tensor] | None = None
 
     def __len__(self) -> int:
@@ -121,17 +107,11 @@ class Scenes:
 
     def load(self, index: int, rng: random.Random) -> tuple[Tensor, Tensor]:
         """Return the scene, uint8 [3, S, S], and its target, int8 [K] of 1 and 0."""
-        if not 0 <= index < self.num_images:
-            raise IndexError(f"scene {index} of {self.num_images}")
-
         scene, target = self.draw(self.generator(index, rng))
         return to_tensor(scene), target
 
     def generator(self, index: int, rng: random.Random) -> np.random.Generator:
-        """Return the generator that a scene is drawn with: with a seed always in the same state.
-
-        Whoever draws the scene again with it, as `compose` does, also learns its squares.
-        """
+        """Return the generator that a scene is drawn with: with a seed always in the same state."""
         seed = rng.getrandbits(64) if self.seed is None else (self.seed, index)
         return np.random.default_rng(seed)
 
@@ -158,14 +138,15 @@ def scenes_module(
     """Return the data of scenes; only those of validation have a seed and never change.
 
     `train` and `val` are a function that draws a scene and its target from a generator, `writings`
-    and `size`, and the classes. `train_target` draws only the target, see `Scenes`.
+    and `size`, and the classes. `train_target` draws only the target.
     """
-    train_writings, val_writings = split_writings(settings.seed)
-    of_train = {"writings": train_writings, "size": settings.image_size}
-    of_val = {"writings": val_writings, "size": settings.image_size}
+    size, (train_writings, val_writings) = settings.image_size, split_writings(settings.seed)
+    draw_train = partial(train[0], writings=train_writings, size=size)
+    draw_val = partial(val[0], writings=val_writings, size=size)
+    draw_target = None
+    if train_target is not None:
+        draw_target = partial(train_target, writings=train_writings, size=size)
 
-    draw_target = partial(train_target, **of_train) if train_target is not None else None
-    draw_train, draw_val = partial(train[0], **of_train), partial(val[0], **of_val)
     train_scenes = Scenes(draw_train, settings.train_images, draw_target=draw_target)
     val_scenes = Scenes(draw_val, settings.val_images, settings.seed)
 
@@ -173,7 +154,7 @@ def scenes_module(
         load_train=lambda: Split(train_scenes, train[1]),
         load_val=lambda: Split(val_scenes, val[1]),
         make_evaluator=make_evaluator,
-        transform=EvalTransform(image_size=settings.image_size),
+        transform=EvalTransform(image_size=size),
     )
 
 
@@ -187,8 +168,7 @@ def boxes(
 ) -> list[Box]:
     """Draw squares with little overlap; one that finds no room after `TRIES` tries is left out.
 
-    `size` is the side of the scene in pixels, and `sizes` the range of the side of a square, as
-    fractions of `size`.
+    Their sides are within `sizes`, fractions of the side of the scene, `size` pixels.
     """
     boxes: list[Box] = []
     for _ in range(count):
@@ -223,33 +203,28 @@ def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image
     # centre (m, m) of the mask.
     m, s = len(mask) / 2, side / 2
     matrix = (cos, sin, m - (cos + sin) * s, -sin, cos, m - (cos - sin) * s)
-    return Image.fromarray(mask).transform(
-        (side, side), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
-    )
+    affine, bicubic = Image.Transform.AFFINE, Image.Resampling.BICUBIC
+    return Image.fromarray(mask).transform((side, side), affine, matrix, bicubic)
 
 
 def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
     """Add independent uniform noise of up to `NOISE` to every value."""
-    noise = rng.integers(
-        -NOISE, NOISE, (scene.height, scene.width, 3), dtype=np.int8, endpoint=True
-    )
+    shape = (scene.height, scene.width, 3)
+    noise = rng.integers(-NOISE, NOISE, shape, dtype=np.int8, endpoint=True)
 
     # The sum does not fit into 8 bits.
     values = np.add(np.asarray(scene), noise, dtype=np.int16)
     return Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8))
 
 
-# Side of a single digit's square, as a fraction of the side of the image.
-SIZES_ALONE = (0.6, 1.0)
+SIZES_ALONE = (0.6, 1.0)  # likewise, of a single digit
 
 # In grey values from 0 to 255.
 CONTRAST = (90, 190)  # difference between a digit and the mean of the background
 TINT = 20  # largest distance of a colour channel from the grey value
 CLUTTER = 30  # largest distance of the background, its blobs and strokes from its mean
 
-# Largest numbers in a scene.
-BLOBS = 2
-STROKES = 3
+BLOBS, STROKES = 2, 3  # largest numbers in a scene
 
 SCENES = SceneSettings()
 SMALL_SCENES = SceneSettings(image_size=32)
@@ -258,17 +233,13 @@ SMALL_SCENES = SceneSettings(image_size=32)
 def digits(
     scenes: SceneSettings = SCENES, *, max_digits: int = 4, threshold: float = 0.5
 ) -> DataModule:
-    """Return scenes of handwritten digits with ten classes, "zero" to "nine".
+    """Return scenes of up to `max_digits` handwritten digits with ten classes, "zero" to "nine".
 
-    Args:
-        scenes: number and size of the scenes.
-        max_digits: largest number of digits in a scene; the same digit may occur twice.
-        threshold: see `MultiLabel`.
+    The same digit may occur twice. For the threshold see `MultiLabel`.
     """
     check_minimum("max_digits", max_digits, 1)
     task = MultiLabel(threshold)
 
-    # The labels of new training scenes are counted without painting them, which would be slow.
     draw = partial(draw_scene, max_digits=max_digits)
     target = partial(draw_target, max_digits=max_digits)
     split = (draw, Classes(NAMES))
@@ -276,17 +247,11 @@ def digits(
 
 
 def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
-    """Return scenes of a single handwritten digit: one of ten labels per image.
-
-    Args:
-        scenes: number and size of the scenes.
-        top_k: see `SingleLabelEvaluator`.
-    """
+    """Return scenes of one handwritten digit: one of ten labels per image."""
     task = SingleLabel(top_k)
-    classes = Classes(NAMES, exclusive=True)
 
     draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
-    split = (draw, classes)
+    split = (draw, Classes(NAMES, exclusive=True))
     return scenes_module(scenes, task.evaluator, train=split, val=split)
 
 
@@ -310,7 +275,7 @@ def draw_target(
 ) -> Tensor:
     """Return the target of a random scene without painting it, int8 [10]; see `draw_scene`."""
     # The squares are drawn too: a digit that finds no room has no label.
-    squares = boxes(rng, size, how_many(rng, max_digits, EMPTY), SIZES)
+    squares = boxes(rng, size, how_many(rng, max_digits))
     return _target(writings.labels[rng.integers(len(writings.labels), size=len(squares))])
 
 
@@ -325,18 +290,14 @@ def compose(
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
     """Draw a scene of up to `max_digits` digits; without any with the probability `empty`.
 
-    `size` is its side in pixels, `sizes` the range of the side of a digit's square as fractions of
-    it. Returns the RGB scene, and for each digit in it the row in `writings` and the square.
+    For the sizes see `boxes`. Returns the RGB scene, and for each digit in it the row in `writings`
+    and the square.
     """
     # All digits of a scene are darker than the background, or all are lighter.
     is_dark = rng.random() < 0.5
     contrast = rng.uniform(*CONTRAST)
-    if is_dark:
-        mean = rng.uniform(contrast, 255)
-        ink = mean - contrast
-    else:
-        mean = rng.uniform(0, 255 - contrast)
-        ink = mean + contrast
+    mean = rng.uniform(contrast, 255) if is_dark else rng.uniform(0, 255 - contrast)
+    ink = mean - contrast if is_dark else mean + contrast
 
     scene = _background(rng, size, mean)
     placed = []
@@ -402,14 +363,9 @@ COLOURS = {
     "jade": (0, 255, 128),
 }
 
-# Grey value of the whole background; no colour above is near it.
-BACKGROUND = (75, 115)
-
-# Side of a digit's square, as a fraction of the side of the scene. Zero-shot scenes hold as many
-# digits as fit, in a narrower range.
-SIDES = (0.38, 0.62)
-LARGE = (0.45, 0.55)
-
+BACKGROUND = (75, 115)  # grey value of the whole background; no colour above is near it
+SIDES = (0.38, 0.62)  # of a digit's square, as `SIZES`
+LARGE = (0.45, 0.55)  # likewise, in zero-shot scenes
 SHADING = 15  # largest distance of a digit's channel from its colour
 VECTOR_WIDTH = 300  # that of common word vectors
 
@@ -421,14 +377,7 @@ def coloured_digits(
     colours: int = 12,
     threshold: float = 0.5,
 ) -> DataModule:
-    """Return scenes with 10 classes per colour, all of them in both splits.
-
-    Args:
-        scenes: number and size of the scenes.
-        max_digits: largest number of digits in a scene.
-        colours: number of colours, 2 to 14.
-        threshold: see `MultiLabel`.
-    """
+    """Return scenes with 10 classes per colour, of 2 to 14 colours, all of them in both splits."""
     check_minimum("max_digits", max_digits, 1)
     names = class_names(colours)
     task = MultiLabel(threshold)
@@ -449,24 +398,18 @@ def digits_zsl(
 ) -> DataModule:
     """Return zero-shot scenes: training shows the seen classes only, validation all classes.
 
-    Every colour and every digit is seen, but not every pair of them. Validation evaluates all
-    classes at once, as in `mldec.data.zero_shot`. The task is to bind the attributes: a red three
-    beside a blue five has the colours and the digits of a red five beside a blue three. Therefore
-    digits are large, and most scenes show two.
+    Every colour and every digit is seen, but not every pair of them. The task is to bind the
+    attributes: a red three beside a blue five has the colours and the digits of a red five beside a
+    blue three. Therefore digits are large, and scenes show `max_digits`, as far as they fit: with
+    2, a third of the scenes has room for only one.
 
     Args:
         scenes: number and size of the scenes; the seed also decides which classes are unseen.
-        max_digits: number of digits in a scene, if they fit: with 2, a third of the scenes has room
-            for only one.
+        max_digits: number of digits in a scene.
         colours: number of colours, 2 to 14.
         unseen: number of classes that training never shows.
         vectors: form of the class vectors, see `class_queries`.
-        threshold: probability from which on a class counts as predicted, for precision, recall and
-            F1.
-
-    Raises:
-        ValueError: An argument is out of range, or so many classes are unseen that a colour or a
-            digit is never seen.
+        threshold: see `MultiLabel`.
     """
     check_minimum("max_digits", max_digits, 1)
 
@@ -477,16 +420,17 @@ def digits_zsl(
     seen = sorted(set(range(len(names))) - set(hidden))
     seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
 
-    # A wrong threshold fails now, not after an epoch.
-    make_evaluator = partial(ZeroShotEvaluator, unseen=hidden, threshold=threshold)
-    make_evaluator(len(names))
+    def evaluator(classes: Classes) -> Evaluator:
+        return ZeroShotEvaluator(len(classes), unseen=hidden, threshold=threshold)
 
-    # Validation scenes show all classes.
-    draw = partial(draw_coloured, max_digits=max_digits, full=True)
+    # A wrong threshold fails now, not after an epoch.
     all_classes = Classes(names, queries=queries)
+    evaluator(all_classes)
+
+    draw = partial(draw_coloured, max_digits=max_digits, full=True)
     return scenes_module(
         scenes,
-        lambda classes: make_evaluator(len(classes)),
+        evaluator,
         train=(partial(draw, classes=tuple(seen)), seen_classes),
         val=(partial(draw, classes=tuple(range(len(names)))), all_classes),
     )
@@ -507,32 +451,26 @@ def class_queries(colours: int, vectors: str) -> Tensor:
     """Return the vectors of all classes, made of their attributes: float32 [10 colours, D].
 
     "words": each colour and each digit has a fixed random vector of width 300, and a class has the
-    sum of its two over sqrt(2), as names of two words have with common word vectors. "one_hot": a 1
-    for the colour and a 1 for the digit, D = colours + 10.
+    sum of its two over sqrt(2). "one_hot": a 1 for the colour and a 1 for the digit.
     """
     numbers = torch.arange(10 * colours)
     colour, digit = numbers.div(10, rounding_mode="floor"), numbers % 10
     if vectors == "one_hot":
         return torch.cat([torch.eye(colours)[colour], torch.eye(10)[digit]], 1)
 
-    # The vocabulary is fixed, whatever the seed of the data and the number of colours: a colour and
-    # a digit have the same vectors in every run.
+    # A colour and a digit have the same vectors in every run, whatever the seed of the data.
     generator = torch.Generator().manual_seed(0)
     word_vectors = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
     return (word_vectors[digit] + word_vectors[10 + colour]) / 2**0.5
 
 
 def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
-    """Return the classes that training never shows, in ascending order.
-
-    They are spread evenly: about as many of each colour and of each digit.
-    """
+    """Return the classes that training never shows, ascending, spread over colours and digits."""
     check_minimum("unseen", count, 1)
     rng = np.random.default_rng(seed)
     colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
 
-    # Walk along the diagonals of the table of shuffled colours (rows) and digits (columns): each
-    # diagonal has every colour once.
+    # Walk along the diagonals of the table of shuffled colours and digits.
     unseen = set()
     for number in range(min(count, 10 * colours)):
         diagonal, row = divmod(number, colours)
@@ -559,17 +497,14 @@ def draw_coloured(
     max_digits: int,
     full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene and its target, int8 [K] of 1 and 0 in the order of `classes`.
+    """Return an RGB scene of some classes and its target, int8 [K] of 1 and 0 in their order.
 
-    `classes` are those that may be shown, see `class_names`. With `full`, `max_digits` large digits
-    are placed, as far as they fit, instead of a random number.
+    With `full`, `max_digits` large digits are placed, as far as they fit, not a random number.
     """
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
-    if full:
-        count, sides = max_digits, LARGE
-    else:
-        count, sides = how_many(rng, max_digits), SIDES
+    sides = LARGE if full else SIDES
+    count = max_digits if full else how_many(rng, max_digits)
 
     target = torch.zeros(len(classes), dtype=torch.int8)
     for box in boxes(rng, size, count, sides):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,19 +26,15 @@ class Fingerprint:
 
 
 def fingerprint(split: Split) -> Fingerprint:
-    """Return the fingerprint of a split.
-
-    It covers images, labels and class names in their order, but not the folder. If a dataset is
-    generated rather than stored, only its length and its classes count.
-    """
+    """Return the fingerprint of a split: images, labels and class names in their order."""
     dataset = split.dataset
     files = labels = ""
     if isinstance(dataset, StoredImages):
         files = _digest(_key_bytes(dataset.storage.keys))
         labels = _digest(_label_bytes(dataset.labels))
 
-    names = json.dumps(split.classes.names).encode()
-    return Fingerprint(len(dataset), files, labels, _digest(iter([names])))
+    classes = _digest([json.dumps(split.classes.names).encode()])
+    return Fingerprint(len(dataset), files, labels, classes)
 
 
 def check_same(
@@ -46,8 +42,7 @@ def check_same(
 ) -> str | None:
     """Compare the fingerprint in a checkpoint, if it has one, with that of the present data.
 
-    Returns a warning or None; raises a `CheckpointError` if the data differs, unless that is
-    allowed.
+    Returns a warning or None; raises a `CheckpointError` for other data unless it is allowed.
     """
     if saved is None:
         return f"{path} has no fingerprint of its training data: a change of it goes unnoticed"
@@ -77,7 +72,7 @@ def difference(before: Fingerprint, now: Fingerprint) -> str | None:
     return None
 
 
-def _digest(chunks: Iterator[bytes]) -> str:
+def _digest(chunks: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -98,11 +93,7 @@ def _key_bytes(keys: np.ndarray) -> Iterator[bytes]:
 
 
 def _label_bytes(labels: Labels) -> Iterator[bytes]:
-    """Yield the labels as bytes that do not depend on how a reader stores them.
-
-    Readers may list the entries of an image in any order, and may or may not list those that equal
-    the default.
-    """
+    """Yield the labels as bytes, in whatever order the entries of an image are listed."""
     yield f"{labels.num_classes} {labels.default} ".encode()
     for first in range(0, len(labels), ROWS):
         starts = labels.starts[first : first + ROWS + 1]
@@ -111,6 +102,7 @@ def _label_bytes(labels: Labels) -> Iterator[bytes]:
         pairs = images * labels.num_classes + labels.classes[entries]
         values = labels.values[entries]
 
+        # Readers may or may not list what equals the default.
         listed = values != labels.default
         pairs, values = pairs[listed], values[listed]
 

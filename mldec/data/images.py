@@ -2,7 +2,6 @@
 
 import importlib.util
 import io
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,6 @@ from mldec.files.text import open_binary
 # The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
 # program.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-
-MAX_FILE = 2**30  # size of an image file in bytes
 
 DECODERS = ("pillow", "torchcodec")
 
@@ -58,13 +55,12 @@ def read_image(
         path: of the file; with `content` only a name for messages.
         content: bytes of the file, if they come from elsewhere, such as a tar shard.
         draft: let the decoder shrink a JPEG file by 2, 4 or 8 as long as both sides keep this many
-            pixels, which is faster and changes the pixels a little; None decodes all of them.
+            pixels, which is faster and changes the pixels a little.
         max_pixels: width times height at most, seen before the image is decoded; None for the
             limit of Pillow.
 
     Raises:
-        DataError: if the file is missing, empty, truncated, too large or no image; the message has
-            path, problem and advice.
+        DataError: if the file is missing, empty, truncated, too large or no image.
     """
     if content is None:
         content = read_content(path)
@@ -100,11 +96,10 @@ def read_image(
 
 
 def read_content(path: str | Path) -> bytes:
-    """Return the bytes of an image file of at most `MAX_FILE`; see `read_image`."""
+    """Return the bytes of an image file; see `read_image`."""
     try:
         with open_binary(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read() if size <= MAX_FILE else b""
+            return file.read()
     except OSError as error:
         fault = f"it cannot be read ({error.strerror})"
         if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -112,10 +107,6 @@ def read_content(path: str | Path) -> bytes:
         elif isinstance(error, IsADirectoryError):
             fault = "a folder, not an image"
         raise DataError(f"{path}: {fault}; {_FIX}") from error
-
-    if size > MAX_FILE:
-        raise DataError(f"{path}: more than {MAX_FILE:,} bytes are no image; {_FIX}")
-    return content
 
 
 def open_image(
@@ -127,16 +118,13 @@ def open_image(
 ) -> Image.Image | Tensor:
     """Read an image file with a decoder of choice, see `read_image`; the pixels are the same.
 
-    "torchcodec" decodes JPEG files of colour or grey pixels into uint8 [3, H, W], unless they are
-    to be shrunk (`draft`), and leaves all other files to Pillow.
+    "torchcodec" decodes JPEG files into uint8 [3, H, W], and leaves all others to Pillow.
     """
-    if content is None:
-        content = read_content(path)
+    content = read_content(path) if content is None else content
+    pixels = None
     if decoder == "torchcodec" and draft is None:
         pixels = _by_torchcodec(content)
-        if pixels is not None:
-            return pixels
-    return read_image(path, content, draft=draft)
+    return read_image(path, content, draft=draft) if pixels is None else pixels
 
 
 def load_image(
@@ -147,11 +135,7 @@ def load_image(
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Tensor:
-    """Read an image file and apply a transform: uint8 [3, S, S].
-
-    For the arguments see `read_image` and `open_image`. A `DataError` of the transform gets the
-    path and advice too.
-    """
+    """Read an image file, see `open_image`, and apply a transform: uint8 [3, S, S]."""
     image = open_image(path, content, draft=draft, decoder=decoder)
     try:
         return transform(image)
@@ -172,8 +156,7 @@ def _by_torchcodec(content: bytes) -> Tensor | None:
     """Decode a JPEG file of colour or grey pixels, upright, uint8 [3, H, W]; None for any other."""
     from torchcodec.decoders import decode_jpeg
 
-    # Pillow knows the kind and the size of an image before it decodes it. Of a damaged file it
-    # also knows what is wrong.
+    # Pillow knows the kind of an image before it decodes it, and what is wrong with a damaged one.
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             if image.mode not in ("RGB", "L"):

@@ -5,7 +5,7 @@ import multiprocessing.util
 import os
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.config.schema import Mix
-from mldec.data.digits import Scenes
-from mldec.data.mixing import Mixing
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.table import Labels, from_dense
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, draw, epoch_length
 from mldec.errors import ConfigError, DataError, brief
 
 Loaded = TypeVar("Loaded")  # what a loader yields
+Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of images and targets, see `Mixing`
 
 # What to do about loader processes that died or cannot hand over what they loaded.
 ADVICE = (
@@ -77,8 +76,7 @@ def _started(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
 def end_workers() -> None:
     """Kill the loader processes of this process, so that a hanging one cannot keep it from ending.
 
-    SIGTERM would not end them: they have inherited the handlers of this process, which only take
-    note of a signal.
+    SIGTERM would not end them: they have inherited handlers that only take note of a signal.
     """
     # Loader processes are recognised by the process group of their own, see `start_worker`.
     for child in multiprocessing.active_children():
@@ -87,12 +85,9 @@ def end_workers() -> None:
 
 
 def start_worker(worker: int) -> None:
-    """Prepare a loader process; torch calls this inside it, before its first sample.
-
-    Ctrl-C, torchrun and schedulers signal whole process groups. The main process still needs
-    batches to stop in order, so that its workers are in groups of their own. A worker whose parent
-    is gone ends by itself.
-    """
+    """Prepare a loader process; torch calls this inside it, before its first sample."""
+    # Ctrl-C, torchrun and schedulers signal whole process groups, and the main process still needs
+    # batches to stop in order. A worker whose parent is gone ends by itself.
     os.setpgrp()
 
 
@@ -116,29 +111,17 @@ class TrainBatches(Sampler[list[Key]]):
     """The micro-batches of one process in one epoch, from any step on.
 
     They are a pure function of (seed, epoch), so that a run can be resumed within an epoch. The
-    shuffled images are cut into global batches, and the images of each are dealt in turn to
-    world_size x accumulate micro-batches. The last batch may be smaller, as officially; it is left
-    out if one of its micro-batches would hold fewer than two images, on which batch norm cannot
-    train.
+    shuffled images are cut into global batches of `batch_size`, and the images of each are dealt in
+    turn to world_size x accumulate micro-batches. The last batch may be smaller, as officially; it
+    is left out if one of its micro-batches would hold fewer than two images, on which batch norm
+    cannot train.
 
     Repeated augmentation: each image appears `repeats` times in succession, with other random
-    numbers, and an epoch covers 1 / `repeats` of the images. On any number of processes the batches
-    are those of timm's RepeatAugSampler, except at the end of an epoch, which timm rounds down to a
-    multiple of 256 images.
+    numbers, and an epoch covers 1 / `repeats` of the images. The batches are those of timm's
+    RepeatAugSampler, except at the end of an epoch, which timm rounds down to a multiple of 256.
 
-    Args:
-        num_images: size of the dataset; with `factors` the attribute is that of an epoch.
-        batch_size: images per optimiser step, over all processes; see `config.schema.Train.on`.
-        accumulate: micro-batches per optimiser step on each process.
-        repeats: how often each image appears per batch, 1 or more.
-        factors: how often each image appears per epoch on average, [num_images], 1 or more, see
-            `draw`; None for once.
-        seed: of the run.
-        rank: of this process.
-        world_size: number of processes.
-
-    Raises:
-        ConfigError: if the dataset has too few images for a batch.
+    With `factors`, how often each image appears per epoch on average, [num_images], see `draw`, the
+    attribute `num_images` is that of an epoch. A `ConfigError` says that there are too few images.
     """
 
     def __init__(
@@ -214,11 +197,7 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 class SeededDataset(Dataset[Any]):
-    """Load every sample with the random numbers of (seed, epoch, index, repetition).
-
-    A `DataError` is returned rather than raised: torch would turn an exception in a worker into
-    another one, whose message holds a traceback.
-    """
+    """Load every sample with the random numbers of (seed, epoch, index, repetition)."""
 
     def __init__(self, dataset: ImageDataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -228,6 +207,7 @@ class SeededDataset(Dataset[Any]):
         try:
             image, target = self.dataset.load(key[1], rng)
         except DataError as error:
+            # Not raised: torch would make another error of it, whose message holds a traceback.
             return error
         return image, target, key
 
@@ -241,6 +221,8 @@ def train_loader(
     """
     mixing = None
     if mix and (mix.on or mix.soft):
+        from mldec.data.mixing import Mixing
+
         mixing = Mixing(mix, data.train.classes)
 
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
@@ -257,14 +239,12 @@ def eval_loader(
 ) -> DataLoader[Batch]:
     """Load every validation image once; nothing is padded or dropped.
 
-    The batches are the same for any number of processes, which take them in turn. The arithmetic on
-    an image may depend on its batch, so that the scores are bitwise equal only in this way.
+    The processes take the same batches in turn: the arithmetic on an image may depend on its batch.
     """
-    num_images = len(data.val.dataset)
+    indices = range(len(data.val.dataset))
     batches = []
-    for start in range(0, num_images, batch_size)[rank::world_size]:
-        end = min(start + batch_size, num_images)
-        batches.append([(0, index, 0) for index in range(start, end)])
+    for start in indices[::batch_size][rank::world_size]:
+        batches.append([(0, index, 0) for index in indices[start : start + batch_size]])
 
     return _loader(data, data.val, batches, 0, workers, pin)
 
@@ -273,13 +253,12 @@ def collate(
     samples: Sequence[Sample | DataError],
     *,
     skip: bool = False,
-    mixing: Mixing | None = None,
+    mixing: Mixer | None = None,
     seed: int = 0,
 ) -> Batch | DataError:
     """Stack samples into a batch; an error stands in place of each image that cannot be read.
 
-    With `skip` these are left out, and listed in `Batch.bad`; else the first error is returned. The
-    seed of the run and the first sample determine the random numbers of the mixing.
+    With `skip` these are left out, and listed in `Batch.bad`; else the first error is returned.
     """
     errors = [sample for sample in samples if isinstance(sample, DataError)]
     if errors and not skip:
@@ -294,7 +273,7 @@ def collate(
     image_list, target_list, keys = zip(*readable, strict=True)
     images, targets = torch.stack(image_list), torch.stack(target_list)
 
-    # One more number than in the seed of the sample itself, so that the two differ.
+    # The seed has one more number than that of the sample itself, so that the two differ.
     if mixing:
         with seeded(sample_seed(seed, *keys[0], 1)):
             images, targets = mixing(images, targets)
@@ -307,16 +286,16 @@ def collate(
 def share(tensors: Iterable[Tensor]) -> DataError | None:
     """Move what a loader process has loaded into shared memory; return the fault if that is full.
 
-    The thread that hands batches over would silently drop one that does not fit, and the main
-    process would wait for it for ever.
+    The thread that hands batches over would silently drop one that does not fit.
     """
-    if get_worker_info() is not None:
-        try:
-            for tensor in tensors:
-                tensor.share_memory_()
-        except RuntimeError as error:
-            fault = f"a loader process cannot hand over a batch ({brief(error)})"
-            return DataError(f"{fault}, {ADVICE}")
+    if get_worker_info() is None:
+        return None
+
+    try:
+        for tensor in tensors:
+            tensor.share_memory_()
+    except RuntimeError as error:
+        return DataError(f"a loader process cannot hand over a batch ({brief(error)}), {ADVICE}")
     return None
 
 
@@ -327,7 +306,7 @@ def _loader(
     seed: int,
     workers: int,
     pin: bool,
-    mixing: Mixing | None = None,
+    mixing: Mixer | None = None,
 ) -> DataLoader[Batch]:
     """Return a loader of the batches of a split with these keys."""
     workers = workers if data.loads_slowly else 0
@@ -354,8 +333,11 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
     if isinstance(dataset, StoredImages):
         return dataset.labels
 
+    # Only a data set that is drawn has no table. The labels of a scene are known before it is
+    # painted, which takes longer.
+    from mldec.data.digits import Scenes
+
     rng = SampleRandom(sample_seed(seed))
-    # The labels of a scene are known before it is painted, which takes longer.
     if isinstance(dataset, Scenes):
         targets = [dataset.target(index, rng) for index in range(len(dataset))]
     else:

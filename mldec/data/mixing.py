@@ -75,10 +75,7 @@ class Mixing:
         return mixed, self._labels(targets, own_share, partner_share)
 
     def _labels(self, targets: Tensor, own_share: Tensor, partner_share: Tensor) -> Tensor:
-        """Mix the targets [b, K] of each image and its partner to float32 [b, K].
-
-        The weights of the image itself and of image b - 1 - i, [b, 1], sum to 1.
-        """
+        """Mix the targets [b, K] of each image and its partner, whose shares [b, 1] sum to 1."""
         own, partner = own_share >= VISIBLE, partner_share >= VISIBLE
         positive, unknown = targets == 1, targets == -1
         is_unknown = unknown & own | unknown.flip(0) & partner

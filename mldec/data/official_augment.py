@@ -11,23 +11,16 @@ from PIL import Image, ImageEnhance, ImageOps
 # Rows of pixels that are computed at once: enough to be fast, few enough for the processor's cache.
 ROWS = 32
 
-# Weight of a pixel and sum of all weights in Pillow's ImageFilter.SMOOTH; its eight neighbours have
-# a weight of 1.
-CENTRE = 5
-WEIGHTS = 13
-
 # Columns read beyond the two ends of a row: bicubic interpolation needs two neighbours.
 MARGIN = 2
 
 
 def shear_x(image: Image.Image, slope: float, fill: int) -> Image.Image:
-    """Give pixel (x, y) the colour at (x + slope y, y).
+    """Give pixel (x, y) the colour at (x + slope y, y), or the grey `fill` if that lies outside.
 
-    Pillow interpolates between 4 x 4 pixels, whatever the transform; a shear only needs the four in
-    a row. They are combined by the operations of src/libImaging/Geometry.c, in the same order and
-    precision, so that the results are those of Pillow's affine transform with bicubic
-    interpolation. The slope is below 1 to either side; `fill` is the grey value, 0 to 255, of
-    pixels whose colour would lie outside the image.
+    The results are those of Pillow's affine transform with bicubic interpolation, in half the time:
+    it interpolates between 4 x 4 pixels, and a shear only needs the four in a row. They are
+    combined by the operations of src/libImaging/Geometry.c, in the same order and precision.
     """
     channels = np.stack([np.asarray(channel) for channel in image.split()])
     sheared = _sheared(channels, slope, fill)
@@ -38,35 +31,6 @@ def shear_y(image: Image.Image, slope: float, fill: int) -> Image.Image:
     """Give pixel (x, y) the colour at (x, y + slope x); see `shear_x`."""
     turned = image.transpose(Image.Transpose.TRANSPOSE)
     return shear_x(turned, slope, fill).transpose(Image.Transpose.TRANSPOSE)
-
-
-def smoothed(image: Image.Image) -> Image.Image:
-    """Return the RGB image after Pillow's ImageFilter.SMOOTH, which leaves its border as it is."""
-    values = np.asarray(image)
-    height, width, _ = values.shape
-    result = np.array(values)
-    if height < 3 or width < 3:
-        return Image.fromarray(result)
-
-    # As lines of 3 W numbers, the neighbours of a number are three away.
-    lines, smooth_lines = values.reshape(height, -1), result.reshape(height, -1)
-    for top in range(1, height - 1, ROWS):
-        bottom = min(top + ROWS, height - 1)
-        block = lines[top - 1 : bottom + 1].astype(np.uint16)
-
-        columns = block[:-2] + block[1:-1]
-        columns += block[2:]
-        total = columns[:, :-6] + columns[:, 3:-3]
-        total += columns[:, 6:]
-        total += (CENTRE - 1) * block[1:-1, 3:-3]
-
-        # Rounded half up. No multiple of 1/13 is near a half, so that single precision is exact.
-        mean = total.astype(np.float32)
-        mean += WEIGHTS / 2
-        mean *= np.float32(1 / WEIGHTS)
-        smooth_lines[top:bottom, 3:-3] = mean
-
-    return Image.fromarray(result)
 
 
 def _sheared(channels: np.ndarray, slope: float, fill: int) -> np.ndarray:
@@ -108,10 +72,9 @@ def _sheared(channels: np.ndarray, slope: float, fill: int) -> np.ndarray:
 
 
 def _interpolated(pixels: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-    """Interpolate between four neighbours in a row of pixels, uint8 [3, N], by a cubic.
+    """Interpolate in a row of pixels, uint8 [3, N], by a cubic; the last three are undefined.
 
-    Value i of the result, uint8 [3, N], is at fraction i, float64 [N], between pixels i + 1 and
-    i + 2; the last three are undefined.
+    Value i is at fraction i, float64 [N], between pixels i + 1 and i + 2.
     """
     result = np.empty_like(pixels)
     count = pixels.shape[1] - 3
@@ -153,8 +116,8 @@ Operation = Callable[[Image.Image, float, Random], Image.Image]
 def cutout(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
     """Cover one rectangle of an RGB image with a random colour and return the image itself.
 
-    The centre is uniform over the image, and the part beyond the border is cut off. The rectangle
-    measures `fraction` of each side, in (0, 1], rounded to an odd number of pixels: 225 of 448.
+    The centre is uniform over the image. The rectangle measures `fraction` of each side, in (0, 1],
+    rounded to an odd number of pixels: 225 of 448.
 
     Source: official helper_functions.py, CutoutPIL.
     """
@@ -179,32 +142,9 @@ def _moved(image: Image.Image, across: float, down: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
 
 
-def _shear_x(image: Image.Image, slope: float, rng: Random) -> Image.Image:
-    return shear_x(image, slope * _sign(rng), GREY[0])
-
-
-def _shear_y(image: Image.Image, slope: float, rng: Random) -> Image.Image:
-    return shear_y(image, slope * _sign(rng), GREY[0])
-
-
-def _translate_x(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
-    return _moved(image, fraction * image.width * _sign(rng), 0)
-
-
-def _translate_y(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
-    return _moved(image, 0, fraction * image.height * _sign(rng))
-
-
-def _rotate(image: Image.Image, degrees: float, rng: Random) -> Image.Image:
-    # No random sign: the package, with which the published results were made, rotates
-    # anticlockwise only.
-    return image.rotate(degrees, fillcolor=GREY)
-
-
 def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image:
-    # The side is in pixels whatever the size of the image, as in the package: at 448 pixels such a
-    # cutout hides almost nothing. It is rounded down to an even number, and the last corner is not
-    # part of it.
+    # In pixels whatever the size of the image, as in the package: at 448 pixels such a cutout hides
+    # almost nothing. The side is rounded down to an even number.
     x, y = rng.randrange(image.width), rng.randrange(image.height)
     half = int(pixels) // 2
 
@@ -213,30 +153,9 @@ def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image
     return covered
 
 
-def _enhance(image: Image.Image, strength: float, rng: Random, *, kind: type[Any]) -> Image.Image:
-    # `kind` is one of Pillow's enhancements.
+def _enhanced(kind: type[Any], image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    """Apply one of Pillow's enhancements."""
     return kind(image).enhance(1 + strength * _sign(rng))
-
-
-def _sharpness(image: Image.Image, strength: float, rng: Random) -> Image.Image:
-    # Pillow's ImageEnhance.Sharpness.
-    return Image.blend(smoothed(image), image, 1 + strength * _sign(rng))
-
-
-def _posterize(image: Image.Image, bits: float, rng: Random) -> Image.Image:
-    return ImageOps.posterize(image, int(bits))
-
-
-def _solarize(image: Image.Image, threshold: float, rng: Random) -> Image.Image:
-    # Pillow only compares with the threshold, so that a fraction is fine.
-    return ImageOps.solarize(image, threshold)  # type: ignore[arg-type]
-
-
-def _plain(
-    image: Image.Image, _: float, rng: Random, *, operation: Callable[[Image.Image], Image.Image]
-) -> Image.Image:
-    # One of Pillow's operations without a magnitude.
-    return operation(image)
 
 
 def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[float, ...]:
@@ -247,24 +166,34 @@ def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[f
 
 _NO_MAGNITUDE = (0.0,) * NUM_LEVELS
 
-# Name -> operation, magnitudes of rows 0 to 9.
+# Name -> operation on image i with magnitude m, magnitudes of rows 0 to 9.
 OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
-    "shear_x": (_shear_x, _levels(0, 0.3)),  # slope
-    "shear_y": (_shear_y, _levels(0, 0.3)),
-    "translate_x": (_translate_x, _levels(0, 150 / 331)),  # fraction of the side
-    "translate_y": (_translate_y, _levels(0, 150 / 331)),
-    "rotate": (_rotate, _levels(0, 30)),  # degrees
+    "shear_x": (lambda i, m, rng: shear_x(i, m * _sign(rng), GREY[0]), _levels(0, 0.3)),
+    "shear_y": (lambda i, m, rng: shear_y(i, m * _sign(rng), GREY[0]), _levels(0, 0.3)),
+    # Fractions of the side of the image.
+    "translate_x": (
+        lambda i, m, rng: _moved(i, m * i.width * _sign(rng), 0),
+        _levels(0, 150 / 331),
+    ),
+    "translate_y": (
+        lambda i, m, rng: _moved(i, 0, m * i.height * _sign(rng)),
+        _levels(0, 150 / 331),
+    ),
+    # Degrees, without a random sign: the package, with which the published results were made,
+    # rotates anticlockwise only.
+    "rotate": (lambda i, m, rng: i.rotate(m, fillcolor=GREY), _levels(0, 30)),
     # Distance of the factor from 1.
-    "color": (partial(_enhance, kind=ImageEnhance.Color), _levels(0, 0.9)),
-    "contrast": (partial(_enhance, kind=ImageEnhance.Contrast), _levels(0, 0.9)),
-    "brightness": (partial(_enhance, kind=ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (_sharpness, _levels(0, 0.9)),
-    "posterize": (_posterize, _levels(8, 4, whole=True)),  # bits kept of each channel
-    "solarize": (_solarize, _levels(256, 0)),  # values from here on are inverted
-    "cutout": (_small_cutout, _levels(0, 20, whole=True)),  # pixels
-    "autocontrast": (partial(_plain, operation=ImageOps.autocontrast), _NO_MAGNITUDE),
-    "equalize": (partial(_plain, operation=ImageOps.equalize), _NO_MAGNITUDE),
-    "invert": (partial(_plain, operation=ImageOps.invert), _NO_MAGNITUDE),
+    "color": (partial(_enhanced, ImageEnhance.Color), _levels(0, 0.9)),
+    "contrast": (partial(_enhanced, ImageEnhance.Contrast), _levels(0, 0.9)),
+    "brightness": (partial(_enhanced, ImageEnhance.Brightness), _levels(0, 0.9)),
+    "sharpness": (partial(_enhanced, ImageEnhance.Sharpness), _levels(0, 0.9)),
+    # Bits kept of each channel; value from which on all are inverted; pixels of the side.
+    "posterize": (lambda i, m, rng: ImageOps.posterize(i, int(m)), _levels(8, 4, whole=True)),
+    "solarize": (lambda i, m, rng: ImageOps.solarize(i, m), _levels(256, 0)),  # type: ignore[arg-type]
+    "cutout": (_small_cutout, _levels(0, 20, whole=True)),
+    "autocontrast": (lambda i, m, rng: ImageOps.autocontrast(i), _NO_MAGNITUDE),
+    "equalize": (lambda i, m, rng: ImageOps.equalize(i), _NO_MAGNITUDE),
+    "invert": (lambda i, m, rng: ImageOps.invert(i), _NO_MAGNITUDE),
 }
 
 
@@ -284,7 +213,4 @@ class PairAugment:
     @staticmethod
     def draw(rng: Random) -> tuple[str, int]:
         """Return the name of an operation and a row of its magnitude table, both uniform."""
-        return rng.choice(_NAMES), rng.randrange(1, NUM_LEVELS)
-
-
-_NAMES = tuple(OPERATIONS)
+        return rng.choice(tuple(OPERATIONS)), rng.randrange(1, NUM_LEVELS)

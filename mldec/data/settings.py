@@ -1,23 +1,27 @@
 """The settings that all readers share, and how a reader's source becomes a data module."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from mldec.data.cache import TableCache
 from mldec.data.images import check_decoder
+from mldec.data.table import fold_numbers, parse_fold
 from mldec.data.tasks import Task
-from mldec.data.transforms import EvalTransform, TrainTransform, Transform
+from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.data.types import (
+    PREFIX,
+    PROMPT,
     SHUFFLED,
-    Classes,
     DataModule,
     ImageFiles,
     Sampling,
     Split,
     StoredImages,
+    WordVectors,
 )
 from mldec.errors import ConfigError, DataError
 
@@ -31,18 +35,9 @@ NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0,
 class View:
     """The image settings of a `data` node, which are the same for every reader of image files.
 
-    The defaults are those of the official COCO recipe. The option files under `configs/data` set
-    other values where these are usual for a data set.
-
-    Attributes:
-        image_size: see `TrainTransform`, also for the next six settings.
-        test_crop: side of the evaluated centre as a fraction of the image's shorter side, from 0.1
-            to 1; None resizes the whole image, as the official code does.
-        test_size: side of the evaluated square in pixels; None is `image_size`.
-        test_interpolation: "bilinear" or "bicubic"; None is `interpolation`, and bicubic where that
-            is "random".
-        decoder: see `EvalTransform`, also for the next; both are those of training, too.
-        resize: likewise.
+    The defaults are those of the official COCO recipe. For the attributes see `TrainTransform`, for
+    those of evaluation `EvalTransform`: `test_size` None is `image_size`, `test_interpolation` None
+    is `interpolation`, and bicubic where that is "random".
 
     Raises:
         ConfigError: for a value out of its range, or a decoder that is not installed.
@@ -68,7 +63,7 @@ class View:
         check_decoder(self.decoder)
 
     def train(self) -> TrainTransform:
-        """Return the transform of training images: RGB image -> uint8 [3, S, S]."""
+        """Return the transform of training images."""
         return TrainTransform(
             image_size=self.image_size,
             augment=self.augment,
@@ -82,7 +77,7 @@ class View:
         )
 
     def eval(self) -> EvalTransform:
-        """Return the transform of evaluated images: RGB image -> uint8 [3, S, S]."""
+        """Return the transform of evaluated images."""
         # Evaluation must not draw its interpolation at random.
         interpolation = self.test_interpolation
         if interpolation is None:
@@ -99,30 +94,52 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """The file settings of a `data` node, which are the same for every reader of image files.
+    """The file settings of a `data` node, which are the same for every reader of image files."""
 
-    Attributes:
-        bad_images: what to do with an image that cannot be read: "stop", or "skip": leave it out,
-            name it and count it.
-        absent: what to do with listed images that do not exist, which is checked at the start:
-            "stop"; "skip": leave them out and log their number; or "unchecked": do not check, which
-            saves a minute for millions of files.
-        cache_dir: folder for parsed annotations; None is $XDG_CACHE_HOME/mldec or ~/.cache/mldec.
+    # Of an image that cannot be read: "skip" leaves it out, names it and counts it.
+    bad_images: Literal["stop", "skip"] = "stop"
 
-    Raises:
-        ConfigError: for an unknown choice; `DataModule` checks `bad_images`.
-    """
+    # Of listed images that do not exist: "unchecked" saves a minute for millions of files.
+    absent: Literal["stop", "skip", "unchecked"] = "stop"
 
-    bad_images: str = "stop"
-    absent: str = "stop"
-    cache_dir: str | None = None
+    cache_dir: str | None = None  # see `cache_folder`
 
-    def __post_init__(self) -> None:
-        if self.absent not in ("stop", "skip", "unchecked"):
+
+@dataclass(frozen=True, kw_only=True)
+class VectorSettings:
+    """The settings of a zero-shot `data` node that say where its word vectors come from."""
+
+    # A source as of `word_vectors`; a relative path is in `root`. None: there are no vectors.
+    vectors: str | None = "wordvec_array.pth"
+
+    prompts: str = PROMPT  # of a text encoder, see `read_templates`
+    cache_dir: str | None = None  # for the vectors of a text encoder, see `cache_folder`
+
+    def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
+        """Return the word vectors of the classes of a data set in a folder.
+
+        `order` are the names of an array file without a text file of names beside it.
+        """
+        # Most data sets have none.
+        from mldec.data.text_encoder import read_templates
+        from mldec.data.word_vectors import word_vectors
+
+        if self.vectors is None:
             raise ConfigError(
-                f"data.absent {self.absent!r} is not known: choose stop, skip or unchecked"
+                "data.vectors is null: name the word vectors of the classes; see DATASETS.md, "
+                "section Word vectors"
             )
+        if self.vectors.startswith(PREFIX):
+            templates = read_templates(self.prompts, folder)
+            return word_vectors(self.vectors, names, templates=templates, cache_dir=self.cache_dir)
 
+        path = folder / Path(self.vectors).expanduser()
+        has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
+        return word_vectors(str(path), names, order=None if has_names_beside else order)
+
+
+DEFAULT_VECTORS = VectorSettings()
+NO_VECTORS = VectorSettings(vectors=None)
 
 # Maps the name of a split and the cache to images and labels.
 LoadSplit = Callable[[str, TableCache], StoredImages]
@@ -130,30 +147,16 @@ LoadSplit = Callable[[str, TableCache], StoredImages]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a reader knows about its data set: where the images are and what their labels mean.
+    """What a reader knows about its data set: where the images are and what their labels mean."""
 
-    Attributes:
-        load: returns the images of a split, without a transform; called when the split is first
-            used, which is when the files of that split are checked.
-        train: name of the split to train on.
-        val: name of the split to evaluate on.
-        task: what the labels mean.
-        where: folder or file of the data set, for messages.
-        see: pointer to the documentation, such as "see DATASETS.md, section MS-COCO".
-        load_train: like `load`, for a training split whose labels mean something else; None is
-            `load`.
-        folder_setting: key of the image folder, such as "data.images", for messages; None if there
-            is none.
-    """
-
-    load: LoadSplit
-    train: str
-    val: str
+    load: LoadSplit  # images of a split, without a transform; called when the split is first used
+    train: str  # name of the split to train on
+    val: str  # name of the split to evaluate on
     task: Task
-    where: Path
-    see: str
-    load_train: LoadSplit | None = None
-    folder_setting: str | None = None
+    where: Path  # folder or file of the data set, for messages
+    see: str  # pointer to the documentation, such as "see DATASETS.md, section MS-COCO"
+    load_train: LoadSplit | None = None  # of a training split whose labels mean something else
+    folder_setting: str | None = None  # key of the image folder, such as "data.images"
 
 
 def assemble(
@@ -174,23 +177,25 @@ def assemble(
     def load_val() -> Split:
         images = source.load(val, tables)
         if sampling.fold is not None:
-            images = _part(source, images, sampling, held_out=True)
+            images = _part(source, images, sampling.fold, held_out=True)
         images, classes = source.task.validation(images)
 
         # Only for its checks: a setting that does not fit the classes must fail at the start, not
         # after an epoch.
         source.task.evaluator(classes)
-        return _split(source, val, images, classes, files, eval_transform)
+        images = _present(source, val, images, files.absent)
+        return Split(replace(images, transform=eval_transform), classes)
 
     def load_train() -> Split:
         images = (source.load_train or source.load)(source.train, tables)
         if sampling.fold is not None:
-            images = _part(source, images, sampling, held_out=False)
+            images = _part(source, images, sampling.fold, held_out=False)
 
         # Column c of the targets must mean the same class in training and evaluation.
         _check_same_classes(source, train=images.classes, val=load_val().classes.names)
         images, classes = source.task.training(images)
-        return _split(source, source.train, images, classes, files, view.train())
+        images = _present(source, source.train, images, files.absent)
+        return Split(replace(images, transform=view.train()), classes)
 
     return DataModule(
         load_train,
@@ -202,26 +207,24 @@ def assemble(
     )
 
 
-def _part(
-    source: Source, images: StoredImages, sampling: Sampling, *, held_out: bool
-) -> StoredImages:
+def _part(source: Source, images: StoredImages, fold: str, *, held_out: bool) -> StoredImages:
     """Return the training images that a fold holds out, or the others."""
-    is_held_out = sampling.held_out(images.storage.keys)
+    number, count = parse_fold(fold)
+    is_held_out = fold_numbers(images.storage.keys, count) == number
     part = images.select(is_held_out if held_out else ~is_held_out)
     if not len(part):
         split = "validate" if held_out else "train"
         raise DataError(
-            f"{source.where}: data.fold={sampling.fold} leaves no image to {split}, of "
-            f"{len(images):,}: choose fewer folds; {source.see}"
+            f"{source.where}: data.fold={fold} leaves no image to {split}, of {len(images):,}: "
+            f"choose fewer folds; {source.see}"
         )
 
     _, train = source.task.training(part)
     _, val = source.task.validation(part)
     if train.names != val.names:
         raise ConfigError(
-            f"data.fold {sampling.fold}: this data is trained on {len(train)} classes and "
-            f"evaluated on {len(val)}, as zero-shot data is, so that a part of its training images "
-            f"cannot be the validation images; leave it out"
+            f"data.fold {fold}: zero-shot data is trained on {len(train)} classes and evaluated on "
+            f"{len(val)}, so that its training images cannot be the validation images; leave it out"
         )
     return part
 
@@ -232,50 +235,37 @@ def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[st
         return
 
     in_one_only = sorted(set(train) ^ set(val))
-    difference = "their order differs"
-    if in_one_only:
-        difference = f"{in_one_only[0]!r} is in one only"
-
+    difference = f"{in_one_only[0]!r} is in one only" if in_one_only else "their order differs"
     raise DataError(
         f"{source.where}: the classes of train ({len(train)}) and val ({len(val)}) differ: "
         f"{difference}; {source.see}"
     )
 
 
-def _split(
-    source: Source,
-    name: str,
-    images: StoredImages,
-    classes: Classes,
-    files: FileSettings,
-    transform: Transform,
-) -> Split:
-    """Return a split after checking that its images exist."""
+def _present(source: Source, split: str, images: StoredImages, how: str) -> StoredImages:
+    """Return the images of a split that exist; `how` is the setting `absent`."""
     if not len(images):
-        raise DataError(f"{source.where}: {name} has no image; {source.see}")
-    if files.absent != "unchecked":
-        images = _present(source, images, skip=files.absent == "skip")
-    return Split(replace(images, transform=transform), classes)
+        raise DataError(f"{source.where}: {split} has no image; {source.see}")
+    storage = images.storage
+    if how == "unchecked" or not isinstance(storage, ImageFiles):
+        return images
 
-
-def _present(source: Source, images: StoredImages, *, skip: bool) -> StoredImages:
-    """Return the images that exist; raise a `DataError` for the others unless `skip`."""
-    absent = images.storage.absent()
+    absent = storage.absent()
     count = int(absent.sum())
     if not count:
         return images
 
     summary = f"{count:,} of {len(images):,} listed images are absent"
     # A split without any image is of no use, even if images may be skipped.
-    if skip and count < len(images):
+    if how == "skip" and count < len(images):
         log.warning("%s: %s and left out", source.where, summary)
         return images.select(~absent)
 
     # Lists often hold bare file names.
     first, advice = int(absent.argmax()), ""
-    if source.folder_setting is not None and isinstance(images.storage, ImageFiles):
+    if source.folder_setting is not None:
         advice = f"set {source.folder_setting} to the folder that the paths start from; "
-        if inner_folder := images.storage.find_inside(first):
+        if inner_folder := storage.find_inside(first):
             advice = f"it is in {inner_folder}: pass {source.folder_setting}={inner_folder}; "
     raise DataError(
         f"{source.where}: {summary}, the first is {images.name(first)}; {advice}{source.see}"

@@ -20,8 +20,6 @@ from mldec.files.text import read_lines
 
 log = logging.getLogger("mldec")
 
-MAX_NAME = 1_000  # characters
-
 # These characters would control the terminal that prints a name, break its line or not be valid
 # UTF-8: control characters (C0, DEL, C1), line and paragraph separators, surrogates.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -35,17 +33,11 @@ def name_fault(name: object) -> str | None:
         return "is empty"
     if control := _CONTROL.search(name):
         return f"has the control character U+{ord(control[0]):04X}"
-    if len(name) > MAX_NAME:
-        return f"has {len(name):,} characters, more than {MAX_NAME:,}"
     return None
 
 
 def names_fault(names: Sequence[object]) -> str | None:
-    """Return why values cannot be the class names of a dataset; None if they can.
-
-    `Classes` and the reader of checkpoints share this check, so that every model that can be
-    trained can also be read again.
-    """
+    """Return why values cannot be the class names of a dataset; None if they can."""
     numbers: dict[object, int] = {}
     for number, name in enumerate(names):
         if fault := name_fault(name):
@@ -59,8 +51,8 @@ def names_fault(names: Sequence[object]) -> str | None:
 def as_name(value: object, where: str | Path, see: str) -> str:
     """Return a class name from a file; a number becomes text.
 
-    Raises a `DataError` for a name that is not allowed; it begins with `where`, the file and the
-    row, and ends with `see`, a pointer to the documentation.
+    A `DataError` for a name that is not allowed begins with `where`, the file and the row, and ends
+    with `see`, a pointer to the documentation.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -81,11 +73,16 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Return up to `most` names and the number of the others, for a message."""
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most:,} more"
+
+
 def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:
     """Return the class names of the setting `data.classes`; None if it is not set.
 
-    It is a list of names, or the path, relative to the folder `root` of the data, of a text file
-    with one name per line. See `check_names`.
+    It is a list, or the path, relative to `root`, of a text file with one name per line.
     """
     if classes is None:
         return None
@@ -93,10 +90,7 @@ def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[
         path = root / Path(classes).expanduser()
         return check_names(read_lines(path, see), path, see)
 
-    names = [name.strip() for name in classes]
-    if not names or "" in names:
-        raise DataError(f"data.classes: it has {'an empty' if names else 'no'} name; {see}")
-    return check_names(names, "data.classes", see)
+    return check_names(map(str.strip, classes), "data.classes", see)
 
 
 def without_quotes(name: str) -> str:
@@ -107,8 +101,7 @@ def without_quotes(name: str) -> str:
 def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
     """Return the names, with a mark in brackets appended to those that several classes share.
 
-    The marks of the K names are different ones, by default their indices. Data and released
-    checkpoints thus get the same names for the same classes in the same order.
+    The marks of the K names are different ones, by default their indices.
     """
     count = Counter(names)
     marked = zip(names, range(len(names)) if marks is None else marks, strict=True)
@@ -116,16 +109,11 @@ def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> t
 
 
 def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:
-    """Return the names unchanged; see `as_name`.
-
-    Raises a `DataError`, too, if two are equal or differ in case only.
-    """
+    """Return the names; a `DataError` refuses those that are equal or differ in case only."""
     seen: dict[str, str] = {}
     for name in names:
         as_name(name, where, see)
-
-        other = seen.get(name.casefold())
-        if other is not None:
+        if other := seen.get(name.casefold()):
             problem = "is there twice" if other == name else f"and {other!r} differ in case only"
             raise DataError(f"{where}: the class {name!r} {problem}: rename one; {see}")
         seen[name.casefold()] = name
@@ -138,12 +126,9 @@ def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> Data
     same_letters = [other for other in known if other.casefold() == name.casefold()]
     near = same_letters or get_close_matches(name, known, n=1)
 
-    # A suggestion may list all known names, which is useful for a few classes only.
-    hint = ""
-    if near:
-        hint = f"; did you mean {near[0]!r}?"
-    elif len(known) <= 20:
-        hint = suggest(name, known)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    if not near and len(known) <= 20:
+        hint = suggest(name, known)  # lists all known names
 
     return DataError(
         f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}"
@@ -180,20 +165,14 @@ class Labels:
     by little, because every access changes the reference counts in their pages.
     """
 
-    # [N + 1] int64: where the entries of each image start.
-    starts: np.ndarray
-
-    # [M] int32: the class of each entry.
-    classes: np.ndarray
+    starts: np.ndarray  # [N + 1] int64: where the entries of each image start
+    classes: np.ndarray  # [M] int32: the class of each entry
 
     # [M] int8: 1 present, 0 absent, -1 not annotated, or a code that only this dataset uses.
     values: np.ndarray
 
-    # K.
-    num_classes: int
-
-    # The value of unlisted entries: 0 (absent) or -1 (not annotated).
-    default: int = 0
+    num_classes: int  # K
+    default: int = 0  # value of unlisted entries: 0 (absent) or -1 (not annotated)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -253,13 +232,8 @@ class Labels:
         # each old start is the new start.
         classes = new_column[self.classes]
         kept = classes >= 0
-        return Labels(
-            _starts(kept)[self.starts],
-            classes[kept],
-            self.values[kept],
-            len(columns),
-            self.default,
-        )
+        starts = _starts(kept)[self.starts]
+        return Labels(starts, classes[kept], self.values[kept], len(columns), self.default)
 
     def recode(self, values: Mapping[int, int]) -> "Labels":
         """Return the labels with some values replaced, such as {2: -1}."""
@@ -366,10 +340,9 @@ def random_drop(labels: Labels, p: float, seed: int) -> Labels:
 
 
 def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
-    """Return labels that keep n random positives and n random negatives per class.
+    """Return labels that keep n random positives and n random negatives per class, or all of fewer.
 
-    All of them are kept if there are fewer than n. All other entries become -1 (not annotated); an
-    image may lose all its labels. Source: as of `random_drop` ("fpc").
+    All other entries become -1 (not annotated). Source: as of `random_drop` ("fpc").
     """
     matrix = labels.dense()
     kept = np.full_like(matrix, -1)
@@ -407,8 +380,7 @@ class TableBuilder:
     Args:
         see: pointer to the documentation, for messages, such as "see DATASETS.md, section MS-COCO".
         classes: the class names in their order; None: the names in the labels, sorted.
-        default: value of the classes that an image has no label for: 0 (absent) or -1 (not
-            annotated).
+        default: value of the classes that an image has no label for, 0 or -1.
     """
 
     def __init__(self, see: str, *, classes: Sequence[str] | None = None, default: int = 0) -> None:
@@ -421,16 +393,12 @@ class TableBuilder:
         self._first_seen: dict[str, str] = {}
         self._entries: list[dict[int, int]] = []
 
-    def __len__(self) -> int:
-        return len(self._first_seen)
-
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
         """Add an image by the path of its file, see `path_inside`.
 
-        The labels map a class (its name, or its index if the classes were given) to 1 (present), 0
-        (absent), -1 (not annotated) or a code that only this data set uses. `where` is the
-        annotation file and the row, for messages. A `DataError` says that the path leads out of the
-        folder, the image was added before, or a class is unknown.
+        The labels map a class (its name, or its index if the classes were given) to its value, see
+        `Labels`. `where` is the annotation file and the row, for messages. A `DataError` says that
+        the path leads out of the folder, the image was added before, or a class is unknown.
         """
         path = path_inside(path, where, self.see)
         if path in self._first_seen:
@@ -446,11 +414,7 @@ class TableBuilder:
         self._entries.append(entries)
 
     def build(self, where: str | Path) -> Table:
-        """Return the table, images in the order in which they were added.
-
-        Raises a `DataError` that begins with `where` if no class was given and no image has a
-        label, or a class name is not allowed.
-        """
+        """Return the table, images in the order in which they were added."""
         num_classes = len(self._columns if self.classes is None else self.classes)
         labels = from_entries(self._entries, num_classes=num_classes, default=self.default)
         files = encode_paths(list(self._first_seen))
@@ -469,12 +433,10 @@ class TableBuilder:
         # Without a list of classes every name is one, and gets the next index.
         if self.classes is None:
             return self._columns.setdefault(str(label), len(self._columns))
-
+        if label in self._columns:
+            return self._columns[str(label)]
         if isinstance(label, str):
-            if label not in self._columns:
-                raise unknown_class(label, self.classes, where, self.see)
-            return self._columns[label]
-
+            raise unknown_class(label, self.classes, where, self.see)
         if not 0 <= label < len(self.classes):
             raise DataError(
                 f"{where}: the class {label} is not an index below {len(self.classes)}; {self.see}"
@@ -490,8 +452,7 @@ def encode_paths(paths: Sequence[str]) -> np.ndarray:
 def path_inside(path: str, where: str, see: str) -> str:
     """Return a path from an annotation file with '/' between its folders.
 
-    Raises a `DataError` if it is empty, absolute, or contains '..': it must stay inside the folder
-    of the images. `where` and `see` are for the message, see `as_name`.
+    Raises a `DataError` unless it stays inside the folder of the images.
     """
     parts = path.replace("\\", "/").split("/")
 
@@ -509,11 +470,9 @@ def log_split(what: str, split: str, table: Table, *, max_names: int = 3) -> Non
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
         names = ", ".join(repr(table.classes[column]) for column in empty[:max_names])
-        if len(empty) > max_names:
-            names += ", ..."
-
-        message = "%s %s: %d of %d classes have no image: %s"
-        log.warning(message, what, split, len(empty), len(table.classes), names)
+        more = ", ..." if len(empty) > max_names else ""
+        message = "%s %s: %d of %d classes have no image: %s%s"
+        log.warning(message, what, split, len(empty), len(table.classes), names, more)
 
 
 # How the images of a table are divided into splits and folds.
@@ -526,10 +485,9 @@ def path_hash(file: bytes, seed: int) -> int:
 
 
 def held_out(files: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
-    """Return which images are held out for validation, bool [N].
+    """Return which images are held out for validation, bool [N], by a hash of seed and path.
 
-    A hash of seed and path decides, so that an image stays in its split when others are added or
-    removed.
+    An image stays in its split when others are added or removed.
     """
     limit = fraction * 2**64
     return np.array([path_hash(file, seed) < limit for file in files], bool)
@@ -550,8 +508,7 @@ def check_fraction(val_fraction: float) -> None:
 def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
     """Return the images that are held out for validation, or the others; see `stratified`.
 
-    The same images with the same labels are divided in the same way, in whatever order they are
-    listed. Other than with `held_out`, an image may change its split when others are added.
+    The order of the images does not count, but one may change its split when others are added.
     """
     hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
     is_held_out = stratified(table.labels, np.argsort(hashes, kind="stable"), fraction)
@@ -582,7 +539,11 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
     split_of_images = np.full(len(labels), -1, np.int8)
     num_left = labels.counts()
 
-    def assign(image: int, split: int) -> None:
+    def deal(image: int, wanted_by: np.ndarray) -> None:
+        train, val = wanted_by
+        if train == val:
+            train, val = wanted_images
+        split = int(val > train)
         split_of_images[image] = split
         wanted_images[split] -= 1
         wanted[split, classes_of_image[image]] -= 1
@@ -593,15 +554,11 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
         rarest = int(np.where(num_left > 0, num_left, len(labels) + 1).argmin())
         for image in images_of_class[rarest]:
             if split_of_images[image] < 0:
-                train, val = wanted[:, rarest]
-                if train == val:
-                    train, val = wanted_images
-                assign(image, int(val > train))
+                deal(image, wanted[:, rarest])
 
     # Images without a positive fill the splits up.
     for image in order[split_of_images[order] < 0]:
-        train, val = wanted_images
-        assign(image, int(val > train))
+        deal(image, wanted_images)
 
     return split_of_images == 1
 
@@ -618,11 +575,10 @@ def parse_fold(fold: str) -> tuple[int, int]:
 
 
 def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Return the fold of each image, int64 [M] from 1 to `count`.
+    """Return the fold of each image, int64 [M] from 1 to `count`, by a hash of its `Storage.keys`.
 
-    A hash of its key, see `Storage.keys`, decides on an image, so that it stays in its fold
-    whatever the order is and whichever images are added or removed. Another seed spreads the images
-    of one fold evenly.
+    An image stays in its fold when others are added or removed. Another seed spreads the images of
+    one fold evenly.
     """
     is_text = keys.dtype.kind == "S"
     texts = keys.tolist() if is_text else [key.tobytes() for key in keys]

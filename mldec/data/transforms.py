@@ -30,11 +30,8 @@ INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamp
 MEAN_COLOUR = (124, 116, 104)
 
 # Pixels that a resized image may need; Pillow's limit for image files. A file of a few hundred
-# bytes with 1 x 100,000 pixels would otherwise need gigabytes. Square inputs of up to 13,377 pixels
-# per side are below the limit, whatever the file.
+# bytes with 1 x 100,000 pixels would otherwise need gigabytes.
 MAX_RESIZED = 178_956_970
-MAX_SIDE = math.isqrt(MAX_RESIZED)
-
 
 # An RGB image of Pillow's, or uint8 [3, H, W].
 Picture = Image.Image | Tensor
@@ -43,8 +40,7 @@ Picture = Image.Image | Tensor
 def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Picture:
     """Resize an image to a width and height, Pillow's with Pillow and a tensor with torch.
 
-    Raises a `DataError` if the result, or the intermediate image in which the width has changed but
-    not yet the height, has more than `MAX_RESIZED` pixels.
+    Raises a `DataError` if it needs more than `MAX_RESIZED` pixels; the width changes first.
     """
     width, height = size
     image_width, image_height = size_of(image)
@@ -110,51 +106,33 @@ def to_tensor(image: Picture) -> Tensor:
 class EvalTransform:
     """Resize an RGB image to a square, as officially, or crop its centre, as for ImageNet.
 
-    All attributes are plain values, so that a checkpoint can store them; all but the size have a
-    default, so that older checkpoints load.
+    All attributes are plain values, so that a checkpoint can store them. A `ConfigError` says that
+    one is out of range.
 
     Source: official train.py and validate.py, Resize((S, S)); with `crop`: timm's
     transforms_imagenet_eval.
-
-    Attributes:
-        image_size: side S of the square in pixels.
-        crop: side of the square as a fraction of the image's shorter side, from 0.1 to 1; None
-            resizes the whole image, and its aspect ratio is lost.
-        interpolation: "bilinear" or "bicubic".
-        decoder: of image files: "pillow", or "torchcodec" for JPEG files; the pixels are the same.
-        resize: "pillow", or "tensor" for torch, whose values differ by up to one level of 255.
-
-    Raises:
-        ConfigError: if a value is out of range, or even a square image would be resized to more
-            than `MAX_RESIZED` pixels.
     """
 
-    image_size: int
+    image_size: int  # side S of the square in pixels
+
+    # Side of the square as a fraction of the image's shorter side, from 0.1 to 1; None resizes the
+    # whole image, and its aspect ratio is lost.
     crop: float | None = None
-    interpolation: str = "bilinear"
-    decoder: str = "pillow"
-    resize: str = "pillow"
+
+    interpolation: str = "bilinear"  # or "bicubic"
+    decoder: str = "pillow"  # of image files; or "torchcodec" for JPEG files, with the same pixels
+    resize: str = "pillow"  # or "tensor" for torch, whose values differ by up to one level of 255
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         if self.crop is not None:
-            # With a crop, the image is first resized to a larger size than the square.
             _check_fraction("test crop", self.crop, MIN_TEST_CROP)
-            if self.image_size > MAX_SIDE * self.crop:
-                raise ConfigError(
-                    f"image_size: {self.image_size} with a test crop of {self.crop} resizes images "
-                    f"to more than {MAX_SIDE:,} pixels a side"
-                )
-
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
         _check_known("decoder", self.decoder, DECODERS)
         _check_known("resize", self.resize, RESIZES)
 
     def __call__(self, image: Picture, rng: SampleRandom | None = None) -> Tensor:
-        """Return uint8 [3, S, S] of an RGB image, without random choices; see `resized`.
-
-        Without `crop` it is bitwise equal to the resize of its library.
-        """
+        """Return uint8 [3, S, S] of an RGB image, without random choices; see `resized`."""
         size = self.image_size
         image = RESIZES[self.resize](image)
         if self.crop is None:
@@ -170,10 +148,7 @@ class EvalTransform:
         return self.image_size if self.crop is None else math.floor(self.image_size / self.crop)
 
     def visible_part(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the part of an image that the square shows: left, top, right, bottom.
-
-        All are in pixels, as are the width and height of the image.
-        """
+        """Return the part of an image that the square shows: left, top, right, bottom in pixels."""
         if self.crop is None:
             return (0, 0, *image_size)
 
@@ -187,8 +162,7 @@ class EvalTransform:
         """Return width and height of the resized image, and left and top of the square in it."""
         assert self.crop is not None
 
-        # Resize the shorter side to S / crop, rounded down as in timm. In whole numbers, of which a
-        # product with a rounded scale may fall short.
+        # Resize the shorter side to S / crop, rounded down as in timm.
         shorter = min(image_size)
         width = self.shorter_side * image_size[0] // shorter
         height = self.shorter_side * image_size[1] // shorter
@@ -201,8 +175,7 @@ class EvalTransform:
 class TrainTransform:
     """Resize or crop, flip, cutout, augment and erase, in this order; erase works on the tensor.
 
-    The defaults are those of the official COCO recipe: no crop and no flip. `augment` does not
-    include the cutout: no augmentation at all is `augment="none"` and `cutout=0`.
+    The defaults are those of the official COCO recipe: no crop and no flip.
 
     Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor; for ImageNet
     timm's transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.
@@ -225,12 +198,10 @@ class TrainTransform:
 
         Args:
             image_size: side S of the result in pixels.
-            augment: "official" (pairs of operations with p = 0.5 each, see `PairAugment`),
-                "randaugment" (torchvision's: two operations of magnitude 9 on a scale of 31),
-                "none", or a RandAugment of timm such as "rand-m7-mstd0.5-inc1" (see
-                timm.data.auto_augment.rand_augment_transform).
-            cutout: side of the covered rectangle as a fraction of the image side, in [0, 1]; 0
-                turns it off.
+            augment: "official" (see `PairAugment`), "randaugment" (torchvision's: two operations of
+                magnitude 9 on a scale of 31), "none", or a RandAugment of timm such as
+                "rand-m7-mstd0.5-inc1" (see timm.data.auto_augment.rand_augment_transform).
+            cutout: side of the covered rectangle as a fraction of the image side, in [0, 1].
             flip: mirror half of the images left to right.
             crop: smallest area of a random crop as a fraction of the image, in (0, 1], with an
                 aspect ratio from 3/4 to 4/3; 1 turns it off.
@@ -267,10 +238,7 @@ class TrainTransform:
         self.draws_globally = crop < 1 or erase > 0 or augment not in ("official", "none")
 
     def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
-        """Return uint8 [3, S, S] of an RGB image, which is not changed; see `resized`.
-
-        `rng`, in its first state, is the source of all random choices.
-        """
+        """Return uint8 [3, S, S] of an RGB image; all random choices come from the new `rng`."""
         if not self.draws_globally:
             return self._transformed(image, rng)
 
@@ -278,7 +246,6 @@ class TrainTransform:
             return self._transformed(image, rng)
 
     def _transformed(self, picture: Picture, rng: SampleRandom) -> Tensor:
-        """Return uint8 [3, S, S]; see `__call__`."""
         # A choice among one would still draw a number, and change what a seed means.
         resize = self.resizes[0] if len(self.resizes) == 1 else rng.choice(self.resizes)
         image = as_pillow(resize(RESIZES[self.resize](picture)))
@@ -296,12 +263,9 @@ class TrainTransform:
 Transform = EvalTransform | TrainTransform
 
 
-# torchvision takes a second to import, and evaluation does without it: it is imported where it is
-# used.
-
-
 def _erasing(probability: float) -> Callable[[Tensor], Tensor]:
     """Build the operation that erases a random rectangle."""
+    # torchvision takes a second to import, and most runs do without it.
     from torchvision.transforms import v2
 
     return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR)
@@ -342,14 +306,11 @@ def _augment(name: str, size: int, interpolation: str) -> Augment:
         return partial(_by_library, operation=_timm_augment(name, size, interpolation))
 
     _check_known("augment", name, AUGMENTS)
-    if name == "official":
-        return PairAugment()
-    if name == "none":
-        return _unchanged
+    if name == "randaugment":
+        from torchvision.transforms import v2
 
-    from torchvision.transforms import v2
-
-    return partial(_by_library, operation=v2.RandAugment())
+        return partial(_by_library, operation=v2.RandAugment())
+    return PairAugment() if name == "official" else _unchanged
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
@@ -362,7 +323,7 @@ def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.I
             f"augment: {text!r} is no RandAugment of timm's; write for example rand-m7-mstd0.5-inc1"
         )
 
-    # timm takes seconds to import, and few recipes need it.
+    # timm takes seconds to import.
     from timm.data.auto_augment import rand_augment_transform
 
     settings = {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR}
@@ -383,7 +344,6 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 
 
 def _check_size(size: int) -> None:
-    """Raise a `ConfigError` unless the size is an integer from 1 to `MAX_IMAGE_SIZE`."""
     if type(size) is not int or not 1 <= size <= MAX_IMAGE_SIZE:
         raise ConfigError(
             f"image_size: {size!r} is not a positive whole number of pixels up to "

@@ -2,12 +2,11 @@
 
 import math
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,29 +15,26 @@ from torch import Tensor
 
 from mldec.data.images import load_image, read_content, read_image
 from mldec.data.randomness import SampleRandom, sample_seed
-from mldec.data.table import Labels, Table, fold_numbers, names_fault, parse_fold
-from mldec.data.text_encoder import PREFIX, templates_fault
+from mldec.data.table import Labels, Table, names_fault, parse_fold
 from mldec.data.transforms import EvalTransform, Transform
-from mldec.errors import ConfigError, DataError
+from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 
-_HASH = re.compile("[0-9a-f]{64}")
-MAX_SOURCE = 4_096  # characters; a path has no more
+PREFIX = "clip:"  # of the sources that are text encoders
+PROMPT = "a photo of a {}."  # the template that a text encoder is given by default
 
 
 @dataclass(frozen=True)
 class VectorOrigin:
-    """The source of word vectors.
+    """The source of word vectors."""
 
-    Attributes:
-        source: a text encoder, such as "clip:ViT-B-32:openai", with absolute paths; or the name of
-            a file of vectors, without its folder.
-        sha256: of the encoder's weights, or of the file.
-        templates: sentences with {} for the name, whose vectors were averaged; none for a file.
-    """
-
+    # A text encoder, such as "clip:ViT-B-32:openai", with absolute paths; or the name of a file of
+    # vectors, without its folder.
     source: str
-    sha256: str
+
+    sha256: str  # of the encoder's weights, or of the file, in hexadecimal
+
+    # Sentences with {} for the name, whose vectors were averaged; none for a file.
     templates: tuple[str, ...] = ()
 
     @property
@@ -50,15 +46,13 @@ class VectorOrigin:
         """Name the source and its hash, for messages."""
         return f"{self.source} (sha256 {self.sha256[:12]})"
 
-    def fault(self) -> str | None:
-        """Return what is wrong with these values, which may be from a stranger's file, or None."""
-        if not isinstance(self.source, str) or not 0 < len(self.source) <= MAX_SOURCE:
-            return "its source is no text"
-        if not isinstance(self.sha256, str) or _HASH.fullmatch(self.sha256) is None:
-            return "its sha256 is none"
-        if not isinstance(self.templates, tuple) or self.is_encoder is not bool(self.templates):
-            return "it has templates without a text encoder, or an encoder without templates"
-        return templates_fault(self.templates)
+
+class WordVectors(NamedTuple):
+    """Word vectors of K names, which are those asked for, and then optional ones that have one."""
+
+    names: tuple[str, ...]
+    queries: Tensor  # float32 [K, D]; row i belongs to names[i]
+    origin: VectorOrigin
 
 
 @dataclass(frozen=True)
@@ -67,14 +61,9 @@ class Classes:
 
     names: tuple[str, ...]
 
-    # One label per image (softmax and top-1) or several (sigmoid and mAP).
-    exclusive: bool = False
-
-    # Word vectors [K, D] of zero-shot data; None for closed-set data.
-    queries: Tensor | None = None
-
-    # How they were made; None if there are none, or it is not known.
-    origin: VectorOrigin | None = None
+    exclusive: bool = False  # one label per image (softmax and top-1), or several (sigmoid and mAP)
+    queries: Tensor | None = None  # word vectors [K, D] of zero-shot data
+    origin: VectorOrigin | None = None  # how they were made, if it is known
 
     def __post_init__(self) -> None:
         if fault := names_fault(self.names):
@@ -93,9 +82,8 @@ class ImageDataset(Protocol):
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
 
-        All random choices come from `rng`, which the loader makes for every sample. What takes no
-        generator can be called in `seeded(rng.initial_seed)`, see `mldec.data.randomness`. A
-        `DataError` that names the file says that the image cannot be read.
+        All random choices come from `rng`, which the loader makes for every sample; see `seeded`
+        for libraries that take no generator. A `DataError` says that the image cannot be read.
         """
 
     def name(self, index: int) -> str:
@@ -121,28 +109,16 @@ class Storage(Protocol):
     def select(self, images: np.ndarray) -> "Storage":
         """Return some of the images: bool [N], or their indices in the wanted order."""
 
-    def absent(self) -> np.ndarray:
-        """Return which images do not exist, bool [N], without reading them."""
-
-    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Compare all files with their checksums, if there are any.
-
-        `progress` wraps their indices, as a progress bar does. A `DataError` names the first file
-        whose content has changed.
-        """
-
 
 @dataclass(frozen=True, eq=False)
 class StoredImages:
-    """N stored images with their labels of K classes; see `ImageDataset`.
-
-    The transform, RGB image -> uint8 [3, S, S], is None until `mldec.data.settings.assemble` knows
-    what the images are for.
-    """
+    """N stored images with their labels of K classes; see `ImageDataset`."""
 
     storage: Storage
     labels: Labels
     classes: tuple[str, ...]
+
+    # RGB image -> uint8 [3, S, S]; None until `assemble` knows what the images are for.
     transform: Transform | None = None
 
     def __len__(self) -> int:
@@ -152,10 +128,10 @@ class StoredImages:
         """Return the image uint8 [3, S, S] and its target int8 [K]; see `ImageDataset`."""
         # The labels first: they refuse an index that is out of range, a storage may not.
         target = self.labels.row(index)
+        content = self.storage.content(index)
 
         assert self.transform is not None
         transform, decoder = partial(self.transform, rng=rng), self.transform.decoder
-        content = self.storage.content(index)
         return load_image(self.name(index), transform, content, decoder=decoder), target
 
     def name(self, index: int) -> str:
@@ -199,44 +175,25 @@ def picture(dataset: ImageDataset, index: int) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).numpy())
 
 
-# The threshold of LVIS.
-THRESHOLD = 0.001
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Which training images an epoch has: settings of a `data` node, the same for every reader.
+    """Which training images an epoch has: settings of a `data` node, the same for every reader."""
 
-    Attributes:
-        sampler: "shuffle": each image appears once per epoch; "repeat_factor": images of rare
-            classes appear more often, see `repeat_factors`.
-        repeat_threshold: "repeat_factor": classes that a smaller fraction of the training images
-            shows are repeated, in (0, 1]; None is 0.001.
-        fold: "i/N": the training images are divided into N folds, of which fold i, from 1 to N, is
-            the validation split of the run, and the others are trained on. The validation split of
-            the data set is not read. None uses both splits as they are.
-
-    Raises:
-        ValueError: for a value out of its range, or one without effect.
-    """
-
+    # "repeat_factor": images of rare classes appear more than once per epoch.
     sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
+
+    # Its threshold, see `repeat_factors`, in (0, 1]; None is that of LVIS, 0.001.
     repeat_threshold: float | None = None
+
+    # "i/N": fold i of N, from 1, of the training images is the validation split of the run, and the
+    # others are trained on; the validation split of the data set is not read.
     fold: str | None = None
 
     def __post_init__(self) -> None:
         if self.fold is not None:
             parse_fold(self.fold)
-        if self.repeat_threshold is None:
-            return
-
-        if not 0 < self.repeat_threshold <= 1:
+        if self.repeat_threshold is not None and not 0 < self.repeat_threshold <= 1:
             raise ValueError(f"repeat_threshold is {self.repeat_threshold}: it must be in (0, 1]")
-        if self.sampler != "repeat_factor":
-            raise ValueError(
-                f"repeat_threshold has no effect with data.sampler={self.sampler}: "
-                f"leave it out, or pass data.sampler=repeat_factor"
-            )
 
     def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
         """Return how often each training image appears per epoch on average, float64 [N].
@@ -245,18 +202,10 @@ class Sampling:
         """
         if self.sampler == "shuffle":
             return None
-        threshold = THRESHOLD if self.repeat_threshold is None else self.repeat_threshold
-        return repeat_factors(labels(), threshold)
-
-    def held_out(self, keys: np.ndarray) -> np.ndarray:
-        """Return which training images the fold holds out, bool [M]; see `Storage.keys`."""
-        assert self.fold is not None
-        number, count = parse_fold(self.fold)
-        return fold_numbers(keys, count) == number
+        return repeat_factors(labels(), self.repeat_threshold or 0.001)
 
 
-# Each image once per epoch.
-SHUFFLED = Sampling()
+SHUFFLED = Sampling()  # each image once per epoch
 
 
 def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
@@ -285,13 +234,11 @@ def epoch_length(factors: np.ndarray) -> int:
 def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw the images of an epoch by factors float64 [N] of 1 or more.
 
-    Each image appears as often as its factor says, rounded down or up at random, and in the mean of
-    many epochs exactly so, but for the rounding of the epoch's length. The factors are laid end to
-    end in a random order, and marks at distance 1, which start at a random point below 1, count for
-    the images that they fall on ("systematic sampling"), so that their number is fixed.
+    Each image appears as often as its factor says, rounded down or up at random ("systematic
+    sampling"): the factors are laid end to end in a random order, and marks at distance 1, the
+    first at a random point, count for the images that they fall on, so that their number is fixed.
 
-    Returns the index of each drawn image, and the number of its appearances before: int64 [L], in
-    the same random order.
+    Returns the index of each drawn image, and the number of its appearances before, int64 [L] each.
     """
     length = epoch_length(factors)
     images = torch.randperm(len(factors), generator=generator)
@@ -321,24 +268,12 @@ class DataModule:
     # Called with the validation classes; raises a `ConfigError` for settings that do not fit them.
     make_evaluator: Callable[[Classes], Evaluator]
 
-    # How an image file becomes the model's input; part of the checkpoint.
-    transform: EvalTransform
-
-    # What to do with an image that cannot be read: "stop", or "skip": leave it out, name it and
-    # count it.
-    bad_images: str = "stop"
-
-    # How often each training image appears per epoch.
+    transform: EvalTransform  # how an image file becomes the model's input
+    bad_images: Literal["stop", "skip"] = "stop"  # see `FileSettings`
     sampling: Sampling = SHUFFLED
 
     # Whether an image takes longer to load than to be handed over by a loader process.
     loads_slowly: bool = True
-
-    def __post_init__(self) -> None:
-        if self.bad_images not in ("stop", "skip"):
-            raise ConfigError(
-                f"data.bad_images {self.bad_images!r} is not known: choose stop or skip"
-            )
 
     @cached_property
     def train(self) -> Split:
@@ -351,10 +286,7 @@ class DataModule:
         return self.load_val()
 
     def evaluator(self) -> Evaluator:
-        """Return a new evaluator for the classes of the validation split.
-
-        Raises a `ConfigError` if a setting does not fit these classes, such as top-5 of three.
-        """
+        """Return a new evaluator for the classes of the validation split."""
         return self.make_evaluator(self.val.classes)
 
 
@@ -383,7 +315,7 @@ class ImageFiles:
         return read_content(self.name(index))
 
     def select(self, images: np.ndarray) -> "ImageFiles":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
+        """Return some of the files; see `Storage`."""
         return replace(self, files=self.files[images])
 
     def absent(self) -> np.ndarray:
@@ -413,9 +345,6 @@ class ImageFiles:
             if (self.folder / name / path).is_file():
                 return name
         return None
-
-    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Do nothing: there are no checksums to compare the files with."""
 
 
 def in_folder(table: Table, folder: Path, see: str) -> StoredImages:

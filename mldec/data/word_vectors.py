@@ -2,19 +2,17 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mldec.data.table import as_name, names_fault, unknown_class
-from mldec.data.text_encoder import DEFAULT, PREFIX, ClipSource, encode_names, read_templates
-from mldec.data.types import VectorOrigin
+from mldec.data.table import as_name, listed, names_fault, unknown_class
+from mldec.data.text_encoder import ClipSource, encode_names
+from mldec.data.types import PREFIX, PROMPT, VectorOrigin, WordVectors
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.files.text import open_binary, read_lines
 from mldec.files.torch_files import read_torch, sha256_of
@@ -22,37 +20,8 @@ from mldec.files.torch_files import read_torch, sha256_of
 log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section Word vectors"
-_SHOWN = 10  # names in a message
+_SEE_LISTS = "see docs/zero_shot.md, section Any class list"
 _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
-
-
-def read_vectors(
-    path: str | Path, names: Sequence[str], *, order: Sequence[str] | None = None
-) -> Tensor:
-    """Return the word vectors of some names from a file.
-
-    In a text file the first line may be "count width". A name is looked up as it is, then with
-    blanks, '_' and '-' between its words, then in lower case. If it is not in the file, a name of
-    several words gets the mean of their vectors, with a warning. If a word has several lines, the
-    first counts.
-
-    Args:
-        path: a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N], where the dimension
-            of size N is that of the names; or a text file with "word number number ..." in each
-            line.
-        names: the K wanted names, each once.
-        order: the N names of an array file; None: the lines of the text file beside it
-            (`vectors.txt` for `vectors.npy`). No effect on other files.
-
-    Returns:
-        float32 [K, D]; row i belongs to names[i].
-
-    Raises:
-        DataError: if a name is missing or listed twice, counts or widths differ, a vector is all
-            zeros or has NaN or infinite numbers, or the file has another format. Nothing in a file
-            is executed.
-    """
-    return word_vectors(str(path), names, order=order).queries
 
 
 def _look_up(
@@ -67,7 +36,10 @@ def _look_up(
 
     missing = [name for name in names if name not in vectors]
     if missing:
-        raise DataError(f"{path}: {lacking(missing, len(names))}; {_SEE}")
+        raise DataError(
+            f"{path}: {len(missing):,} of {len(names):,} names have no vector: {listed(missing)}; "
+            f"{_SEE}"
+        )
 
     # A vector of zeros cannot be scaled to length 1, as the zero-shot heads and `nearest` do.
     for name, vector in vectors.items():
@@ -81,8 +53,7 @@ def _by_name(
     path: Path, names: Sequence[str], optional: Sequence[str], order: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
     """Return the vectors of the names that an array file has; its own names are `order`."""
-    if order is None:
-        order = read_lines(path.with_suffix(".txt"), _SEE)
+    order = read_lines(path.with_suffix(".txt"), _SEE) if order is None else order
     if fault := names_fault(order):
         raise DataError(f"the names of {path}: {fault}; {_SEE}")
 
@@ -117,34 +88,32 @@ def _by_name(
 
 def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the vectors of the names that have one in lines of "word number number ..."."""
-    # Bytes are compared, as some files have words in no encoding. The single words of a name are
-    # needed for the mean.
-    spellings: dict[str, list[bytes]] = {}
-    for name in (*names, *optional):
-        for text in (name, *_words(name)):
-            spellings[text] = [spelling.encode() for spelling in _spellings(text)]
+    # The single words of a name are needed for the mean.
+    all_names = (*names, *optional)
+    texts = {text for name in all_names for text in (name, *_words(name))}
+    spellings = {text: _spellings(text) for text in texts}
     vector_of_word = _scan(path, {word for words in spellings.values() for word in words})
 
+    # Each text has the vector of its first spelling that has one.
+    vector_of_text = {}
+    for text, words in spellings.items():
+        present = [word for word in words if word in vector_of_word]
+        if present:
+            vector_of_text[text] = vector_of_word[present[0]]
+
     vectors: dict[str, np.ndarray] = {}
-    by_mean = []
-    for name in (*names, *optional):
-        # Each text has the vector of its first spelling that has one.
-        parts = []
-        for text in (name, *_words(name)):
-            of_text = [vector_of_word[word] for word in spellings[text] if word in vector_of_word]
-            parts.append(of_text[0] if of_text else None)
-
+    means = []
+    for name in all_names:
+        words_of_name = _words(name)
+        if name in vector_of_text:
+            vectors[name] = vector_of_text[name]
         # With a word missing, the mean would stand for another name.
-        whole, *of_words = parts
-        known_words = [vector for vector in of_words if vector is not None]
-        if whole is not None:
-            vectors[name] = whole
-        elif len(known_words) == len(of_words) > 1:
-            vectors[name] = np.mean(known_words, axis=0)
-            by_mean.append(name)
+        elif len(words_of_name) > 1 and all(word in vector_of_text for word in words_of_name):
+            vectors[name] = np.mean([vector_of_text[word] for word in words_of_name], axis=0)
+            means.append(name)
 
-    if means := [name for name in by_mean if name in set(names)]:
-        log.warning("%s: the mean of their words' vectors serves %s", path, listed(means))
+    if wanted_means := [name for name in means if name in set(names)]:
+        log.warning("%s: the mean of their words' vectors serves %s", path, listed(wanted_means))
     return vectors
 
 
@@ -152,10 +121,11 @@ def _words(name: str) -> list[str]:
     return re.split(r"[ _-]+", name.strip())
 
 
-def _spellings(name: str) -> list[str]:
+def _spellings(name: str) -> list[bytes]:
     """Return the spellings under which a name is looked up, in the order of preference."""
     spellings = [name, *(separator.join(_words(name)) for separator in " _-")]
-    return [*spellings, *(spelling.lower() for spelling in spellings)]
+    # Bytes are compared, as some files have words in no encoding.
+    return [text.encode() for text in (*spellings, *map(str.lower, spellings))]
 
 
 def _scan(path: Path, wanted: Collection[bytes]) -> dict[bytes, np.ndarray]:
@@ -197,130 +167,36 @@ def _is_number(field: bytes) -> bool:
     return True
 
 
-def lacking(missing: Sequence[str], total: int) -> str:
-    """Return the message that some of the names have no vector."""
-    return f"{len(missing):,} of {total:,} names have no vector: {listed(missing)}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return up to ten names and the number of the others, for a message."""
-    shown = ", ".join(names[:_SHOWN])
-    if len(names) <= _SHOWN:
-        return shown
-    return f"{shown} and {len(names) - _SHOWN:,} more"
-
-
-def nearest(
-    names: Sequence[str], vectors: Tensor, seen: Iterable[int], k: int = 3
-) -> dict[str, list[tuple[str, float]]]:
-    """Return the k seen classes nearest to each unseen class, to be inspected before training.
-
-    `vectors` [N, D] are of all N classes, and `seen` the indices of the seen ones. An unseen class
-    is mapped to the names of seen classes and their cosines, the nearest first.
-    """
-    seen_indices = sorted(set(seen))
-    unseen_indices = sorted(set(range(len(names))) - set(seen_indices))
-
-    unit = torch.nn.functional.normalize(vectors.float(), dim=1)
-    similarity = unit[unseen_indices] @ unit[seen_indices].T  # [unseen, seen]
-    cosines, columns = similarity.topk(min(k, len(seen_indices)), dim=1)
-
-    neighbours = {}
-    for row, index in enumerate(unseen_indices):
-        near = [names[seen_indices[column]] for column in columns[row].tolist()]
-        neighbours[names[index]] = list(zip(near, cosines[row].tolist(), strict=True))
-    return neighbours
-
-
-def twins(seen: Collection[str], unseen: Collection[str]) -> list[tuple[str, str]]:
-    """Return the pairs (unseen, seen) of which one name is the regular plural of the other.
-
-    Such an unseen class is not new to the model: 30 of the 81 unseen classes of NUS-WIDE.
-    """
-    pairs = set()
-    for singulars, plurals in ((unseen, set(seen)), (seen, set(unseen))):
-        for name in singulars:
-            for plural in {name + "s", name + "es", re.sub("y$", "ies", name)} & plurals - {name}:
-                pairs.add((name, plural) if singulars is unseen else (plural, name))
-    return sorted(pairs)
-
-
-class WordVectors(NamedTuple):
-    """Word vectors of K names."""
-
-    # Those asked for, and then the optional ones that have a vector.
-    names: tuple[str, ...]
-
-    # float32 [K, D]; row i belongs to names[i].
-    queries: Tensor
-
-    # How they were made.
-    origin: VectorOrigin
-
-
-@dataclass(frozen=True, kw_only=True)
-class VectorSettings:
-    """The settings of a zero-shot `data` node that say where its word vectors come from.
-
-    Attributes:
-        vectors: a file in `root` (or elsewhere, by an absolute path), see `vectors.read_vectors`;
-            or a text encoder of open_clip: "clip:MODEL:WEIGHTS", or "clip:FOLDER" without network,
-            see `mldec.data.text_encoder.ClipSource.parse`. None: the classes have no word vectors.
-        prompts: of a text encoder: a sentence with {} for the name; "clip80" or "simple7", lists of
-            CLIP; or a file in `root` with one sentence per line. Several are averaged.
-        cache_dir: folder for the vectors of names by a text encoder; see `FileSettings`.
-
-    Raises:
-        ConfigError: if prompts are given without a text encoder.
-    """
-
-    vectors: str | None = "wordvec_array.pth"
-    prompts: str = DEFAULT
-    cache_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.prompts != DEFAULT and not (self.vectors or "").startswith(PREFIX):
-            raise ConfigError(
-                f"data.prompts {self.prompts!r} has no effect on the vectors of a file "
-                f"(data.vectors {self.vectors!r}); leave it out, or choose a text encoder"
-            )
-
-    def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
-        """Return the word vectors of the classes of a data set in a folder.
-
-        `order` are the names of an array file without a text file of names beside it.
-        """
-        if self.vectors is None:
-            raise ConfigError(f"data.vectors is null: name the word vectors of the classes; {_SEE}")
-        if self.vectors.startswith(PREFIX):
-            templates = read_templates(self.prompts, folder)
-            return word_vectors(self.vectors, names, templates=templates, cache_dir=self.cache_dir)
-
-        path = folder / Path(self.vectors).expanduser()
-        has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
-        return word_vectors(str(path), names, order=None if has_names_beside else order)
-
-
-DEFAULT_VECTORS = VectorSettings()
-NO_VECTORS = VectorSettings(vectors=None)
-
-
 def word_vectors(
     source: str,
     names: Sequence[str],
     *,
     optional: Sequence[str] = (),
     order: Sequence[str] | None = None,
-    templates: Sequence[str] = (DEFAULT,),
+    templates: Sequence[str] = (PROMPT,),
     cache_dir: str | None = None,
     keep: bool = True,
 ) -> WordVectors:
     """Return the word vectors of names from a file or a text encoder.
 
-    The source is as in `VectorSettings.vectors`, but a relative path is relative to the working
-    directory. Optional names need not have a vector in a file, whose `order` is as in
-    `read_vectors`. A text encoder fills the names into templates; `keep` writes the vectors of new
-    names to its cache.
+    In a text file the first line may be "count width". A name is looked up as it is, then with
+    blanks, '_' and '-' between its words, then in lower case. If it is not in the file, a name of
+    several words gets the mean of their vectors, with a warning. If a word has several lines, the
+    first counts.
+
+    Args:
+        source: a text encoder, see `ClipSource.parse`; a `.pth` or `.npy` file of an array [N, D],
+            [D, N] or [1, D, N]; or a text file with "word number number ..." in each line.
+        names: the K wanted names, each once.
+        optional: names that need not have a vector in a file.
+        order: the N names of an array file; None: the lines of the text file beside it.
+        templates: into which a text encoder fills the names.
+        cache_dir: folder for the vectors of a text encoder; see `cache_folder`.
+        keep: write the vectors of new names to that folder.
+
+    Raises:
+        DataError: if a name is missing or listed twice, counts or widths differ, a vector is all
+            zeros or has NaN or infinite numbers, or the file has another format.
     """
     all_names = (*names, *optional)
     if fault := names_fault(all_names):
@@ -345,32 +221,21 @@ def made_alike(
     Messages begin with `where` and end with `remedy`: how to give the weights of the encoder.
     Raises a `ConfigError` if it cannot be had, and a `CheckpointError` if it has other weights now.
     """
+    maker = f"{where}: the checkpoint makes word vectors by {origin.described()}"
     try:
         made = word_vectors(origin.source, names, templates=origin.templates, keep=keep)
     except ConfigError as error:
-        raise ConfigError(
-            f"{where}: the checkpoint makes word vectors by {origin.described()}, which cannot be "
-            f"had here: {error}; or {remedy}"
-        ) from error
+        raise ConfigError(f"{maker}, which cannot be had here: {error}; or {remedy}") from error
 
     if made.origin.sha256 != origin.sha256:
-        raise CheckpointError(
-            f"{where}: the checkpoint makes word vectors by {origin.described()}, and the weights "
-            f"there now have the sha256 {made.origin.sha256[:12]}; {remedy}"
-        )
+        now = f"the weights there now have the sha256 {made.origin.sha256[:12]}"
+        raise CheckpointError(f"{maker}, and {now}; {remedy}")
     return made
-
-
-_SEPARATOR = ";"
-_SEE_LISTS = "see docs/zero_shot.md, section Any class list"
 
 
 @dataclass(frozen=True)
 class ClassList:
-    """Classes and their names, in the order of a file.
-
-    The first name of a class is that of the data set, the others are synonyms.
-    """
+    """Classes and their names; the first of a class is that of the data set, then synonyms."""
 
     path: Path
     classes: tuple[tuple[str, ...], ...]
@@ -391,16 +256,6 @@ class ClassList:
     def columns(self, known: Sequence[str]) -> list[int]:
         """Return the index of each class among the classes of a data set."""
         column_of = {name: column for column, name in enumerate(known)}
-
-        # A comma may belong to a name of the data, such as "tench, Tinca tinca". Anywhere else it
-        # is more likely to be meant as a separator.
-        for name in self.names:
-            if "," in name and name not in column_of:
-                raise DataError(
-                    f"{self.path}: '{name}' has a comma and is no class of the data; write "
-                    f"semicolons between the names of a class, {_SEE_LISTS}"
-                )
-
         for own_name, *_ in self.classes:
             if own_name not in column_of:
                 raise unknown_class(own_name, known, str(self.path), _SEE_LISTS)
@@ -408,14 +263,14 @@ class ClassList:
 
 
 def read_class_list(path: Path) -> ClassList:
-    """Read a class list: a class per line, its name in the data first, then synonyms.
+    """Read a class list: a class per line, its name in the data and synonyms, split by semicolons.
 
-    Between the names of a class there are semicolons. Upper and lower case make no different names.
+    Upper and lower case make no different names.
     """
     classes: list[tuple[str, ...]] = []
     class_of: dict[str, str] = {}  # folded name -> the class in whose line it was
     for line in read_lines(path, _SEE_LISTS):
-        names = tuple(name.strip() for name in line.split(_SEPARATOR))
+        names = tuple(name.strip() for name in line.split(";"))
         for name in names:
             as_name(name, path, _SEE_LISTS)
             if other := class_of.get(name.casefold()):

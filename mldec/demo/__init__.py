@@ -80,7 +80,7 @@ def serve(args: argparse.Namespace) -> None:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"the web page needs {package}, which is not installed; "
-                f"run pip install 'mldec[demo]'"
+                f"run pip install -e '.[demo]'"
             )
     os.environ["OTEL_SDK_DISABLED"] = "true"  # FastAPI would send its measurements elsewhere
 

@@ -288,7 +288,7 @@ def explainer_of(engine: TorchEngine) -> Explainer:
 
 
 def application(answerer: Answerer, names: Iterable[str] = (), token: str | None = None) -> FastAPI:
-    """Return the page and its routes, behind a `Door`."""
+    """Return the page and its routes, behind a `RequestGuard`."""
     # The parser of uploads writes files above this size to the disk.
     MultiPartParser.spool_max_size = MAX_UPLOAD
     app = FastAPI(
@@ -298,7 +298,7 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
         redoc_url=None,
         max_body_size=MAX_UPLOAD,
     )
-    app.add_middleware(Door, names=names, token=token)
+    app.add_middleware(RequestGuard, names=names, token=token)
     one_at_a_time = asyncio.Lock()
     template = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -346,7 +346,7 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
     return app
 
 
-class Door:
+class RequestGuard:
     """Refuse requests of strangers and of other sites' pages, too many at a time, and slow ones.
 
     This machine is called by `names`, its addresses, "localhost" and its own name. Each request

@@ -8,9 +8,8 @@ from torch import Tensor
 class Evaluator(Protocol):
     """Gather predictions batch by batch, then compute every number at once.
 
-    The constructor takes the number of classes K and keywords of its own, and raises a
-    `ConfigError` for a keyword that does not fit them. With several processes each process gets its
-    share of the images, possibly none. `compute` then exchanges what it needs, with
+    The constructor takes the number of classes K and keywords of its own. With several processes
+    each gets its share of the images, possibly none; `compute` exchanges what it needs, with
     `mldec.runtime.distributed`, and returns the same on every process.
     """
 
@@ -19,13 +18,9 @@ class Evaluator(Protocol):
         ...
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics in percent.
+        """Return the metrics in percent, and numbers of classes as "classes_...".
 
-        The first metric decides which checkpoint is the best, and is never NaN. Metrics whose names
-        start with "classes_" are numbers of classes instead.
-
-        Raises:
-            DataError: if the first metric is undefined on these images.
+        The first metric decides which checkpoint is the best; it is a `DataError` if it is NaN.
         """
         ...
 

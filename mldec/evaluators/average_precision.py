@@ -22,9 +22,8 @@ def average_precision(
 ) -> dict[str, Tensor]:
     """Compute the average precision of each class.
 
-    The precision at a positive counts every image whose score is at least as high. So images with
-    equal scores share one rank, as in scikit-learn, and the order of the rows never matters, not
-    even in the last bit.
+    Images with equal scores share one rank, as in scikit-learn: the order of the rows never
+    matters, not even in the last bit.
 
     Args:
         scores: float [N, K], higher is more likely (logits will do), or a sequence of row blocks.
@@ -36,9 +35,6 @@ def average_precision(
 
     Returns:
         For each interpolation, float64 [K] in [0, 1]; NaN for a class without a positive.
-
-    Raises:
-        DataError: if a score is not finite.
     """
     score_blocks = [scores] if isinstance(scores, Tensor) else list(scores)
     target_blocks = [targets] if isinstance(targets, Tensor) else list(targets)
@@ -61,10 +57,7 @@ def average_precision(
 
 
 def check_finite(scores: np.ndarray, metric: str) -> None:
-    """Raise a `DataError` that names the metric if a score is not finite.
-
-    Otherwise a broken network would get a metric, and could become the best checkpoint.
-    """
+    """Raise a `DataError` if a score is not finite: a broken network must not get a metric."""
     if not np.isfinite(scores).all():
         raise DataError(
             f"a score is not finite: {metric} has no meaning; look at the model's logits"

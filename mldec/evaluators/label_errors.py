@@ -38,7 +38,7 @@ class Ranking:
 def rank(logits: np.ndarray, labels: np.ndarray) -> Ranking:
     """Rank all annotated pairs by the calibrated probability of their label, lowest first.
 
-    Logits are [N, K], labels int8 [N, K]: 1 (present), 0 (absent) or -1 (not annotated).
+    Logits are [N, K], labels int8 [N, K] of 1, 0 or -1 (not annotated).
     """
     probabilities = calibrated(logits, labels)
 

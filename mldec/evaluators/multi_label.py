@@ -88,15 +88,9 @@ class MultiLabelEvaluator:
             value in (0, 1).
         top_k: the second rule of decision: the k highest logits of an image are predicted, and of
             equal logits the lower class.
-
-    Raises:
-        ConfigError: for a value out of its range.
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5, top_k: int = 3) -> None:
-        if top_k < 1:
-            raise ConfigError(f"top_k is {top_k}: it must be at least 1")
-
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.top_k = top_k
 
@@ -125,10 +119,7 @@ class MultiLabelEvaluator:
     def metrics(
         self, per_class_ap: Mapping[str, Tensor], at_threshold: Counts, at_top_k: Counts
     ) -> dict[str, float]:
-        """Return the metrics of `compute` from their parts, which may be of weighted images.
-
-        The average precision per class, [K], is that of each of `INTERPOLATIONS`.
-        """
+        """Return the metrics of `compute` from their parts, which may be of weighted images."""
         return {
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),

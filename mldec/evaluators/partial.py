@@ -24,9 +24,6 @@ class PartialLabelEvaluator:
     Args:
         num_classes: K.
         threshold: see `MultiLabelEvaluator`.
-
-    Raises:
-        ConfigError: for a threshold out of its range.
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:
@@ -91,11 +88,7 @@ class PartialLabelEvaluator:
         positives: Tensor,
         negatives: Tensor,
     ) -> dict[str, float]:
-        """Return the metrics of `compute` from their parts, which may be of weighted images.
-
-        The average precision per class, [K], is that of its annotated labels; `naive` takes -1 as
-        negative.
-        """
+        """Return the metrics of `compute` from their parts, which may be of weighted images."""
         valid = (positives > 0) & (negatives > 0)
         weighted = (precision * positives)[valid].sum() / positives[valid].sum()
         return {
@@ -110,10 +103,7 @@ class PartialLabelEvaluator:
         }
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return AP in percent, AP_naive, and the numbers of annotated positives and negatives.
-
-        AP is NaN for a class that is not valid.
-        """
+        """Return AP (NaN if not valid) and AP_naive in percent, and the annotated labels."""
         return {name: column.tolist() for name, column in self._per_class.items()}
 
 

@@ -25,18 +25,16 @@ class SingleLabelEvaluator:
             left out for fewer classes than that.
         bins: number of bins of the confidence, for the calibration error.
         suffix: of the metrics' names, for other labels than the dataset's own, such as "_real".
-
-    Raises:
-        ConfigError: for a value out of its range, such as a `top_k` above the number of classes.
     """
 
     def __init__(
         self, num_classes: int, *, top_k: int | None = None, bins: int = 15, suffix: str = ""
     ) -> None:
-        if top_k is not None and top_k < 2:
-            raise ConfigError(f"data.top_k {top_k} is below 2: top-1 is reported in any case")
-        if top_k is not None and top_k > num_classes:
-            raise ConfigError(f"data.top_k {top_k} needs as many classes; there are {num_classes}")
+        if top_k is not None and not 2 <= top_k <= num_classes:
+            raise ConfigError(
+                f"data.top_k {top_k} needs as many classes; there are {num_classes}, and top-1 is "
+                f"reported in any case"
+            )
 
         self.top_k, self.bins, self.suffix = top_k, bins, suffix
         self.num_classes = num_classes
@@ -67,9 +65,6 @@ class SingleLabelEvaluator:
         confidence (softmax of the prediction) puts each image into one of `bins` intervals of equal
         width, (low, high]; ECE is the mean over the images of |accuracy - mean confidence| of their
         interval. Classes without an image are left out of the mean accuracy.
-
-        Raises:
-            DataError: if no image has a label.
         """
         rows = torch.cat(distributed.gather(torch.cat(self.rows, dim=1)), dim=1)
         if not rows.shape[1]:

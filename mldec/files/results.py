@@ -37,12 +37,15 @@ def check_targets(*targets: str | None) -> None:
 
 def _check_file(path: Path) -> None:
     """Check that one file can be written, or created."""
+    fault = None
     if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a folder; add the name of a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: no permission; choose another place")
+        fault = "it is a folder; add the name of a file"
+    elif not path.parent.is_dir():
+        fault = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        fault = "no permission; choose another place"
+    if fault:
+        raise ConfigError(f"cannot write {path}: {fault}")
 
 
 def is_special(path: Path) -> bool:
@@ -57,12 +60,13 @@ def check_folder(option: str, folder: str) -> None:
     while not existing.exists():
         existing = existing.parent
 
+    fault = None
     if not existing.is_dir():
-        raise ConfigError(f"{option} {folder}: {existing} is a file; name a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"{option} {folder}: no permission to write to {existing}; choose another place"
-        )
+        fault = f"{existing} is a file; name a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        fault = f"no permission to write to {existing}; choose another place"
+    if fault:
+        raise ConfigError(f"{option} {folder}: {fault}")
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -90,14 +94,9 @@ def _clean(value: Any) -> Any:
 def replacing(path: Path, *, durable: bool = False, of_run: bool = False) -> Iterator[BinaryIO]:
     """Open a file to write bytes, which gets its name if the block ends without an error.
 
-    Otherwise an existing file stays as it is. The folder of the file is made.
-
-    Args:
-        path: of the file.
-        durable: wait until the content is on the disk; otherwise the name may be there before it
-            after a loss of power.
-        of_run: one process at a time writes it, see `RunLock`: the temporary file always has the
-            same name, so that runs that are killed leave one of them at most.
+    Otherwise an existing file stays as it is. The folder of the file is made. With `durable` the
+    content is on the disk before the name. `of_run` says that one process at a time writes it, see
+    `RunLock`: its temporary file has a fixed name, so that killed runs leave one at most.
     """
     name = f"{path.name}.tmp" if of_run else f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
     temporary = path.with_name(name)
@@ -121,10 +120,9 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 class ResultFile:
-    """A result file of text; if writing fails, what was written is dropped and an error names it.
+    """A result file of text, which gets its name at `commit`, see `replacing`.
 
-    A temporary file gets the name at `commit`, see `replacing`; a device, a pipe and standard
-    output, which is "-", are written directly.
+    A device, a pipe and standard output, which is "-", are written directly.
     """
 
     def __init__(self, target: str) -> None:

@@ -3,6 +3,8 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,19 +57,24 @@ class RunFacts:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
+@contextmanager
+def written_by_run(path: Path) -> Iterator[None]:
+    """Name a file of a run whose content is not what a run writes."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
+
+
 def read_facts(folder: Path) -> RunFacts | None:
     """Read run.json; None if there is none."""
     path = folder / RUN_FILE
-    try:
+    with written_by_run(path):
         return RunFacts(**json.loads(path.read_text())) if path.exists() else None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl, each a number or null by name; none without the file."""
-    try:
+    with written_by_run(path):
         texts = path.read_text().splitlines() if path.exists() else []
         return [dict(json.loads(text)) for text in texts]
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not what a run writes: {error}") from error

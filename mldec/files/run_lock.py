@@ -21,7 +21,6 @@ PAUSE = 1.0  # seconds between two attempts
 class RunLock:
     """The lock file `run.lock` in a folder; a context manager that releases it.
 
-    The file names the host, the process and its start, and is removed when the lock is released.
     The lock of a process that was killed is free at once. `of_run` tells the folder of a training
     run, which has a name and can be resumed, from that of another command.
     """
@@ -33,10 +32,9 @@ class RunLock:
         self._owner: int | None = None  # the process that holds it
 
     def take(self) -> None:
-        """Lock the folder until `release`, or until this process ends.
+        """Lock the folder until `release`; a lock of another process is a `RunInUseError`.
 
-        A process that torchrun has restarted waits until the one before it has ended. Else a lock
-        that another process holds is a `RunInUseError`.
+        A process that torchrun has restarted waits until the one before it has ended.
         """
         with writing(self.path.parent, of_run=self._of_run):
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,11 +35,15 @@ def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
 
 @contextmanager
 def reading(path: Path, see: str) -> Iterator[None]:
-    """Turn an `OSError` in this context into a `DataError`: the file cannot be read."""
+    """Turn a file that cannot be read, or is no UTF-8, into a `DataError`."""
     try:
         yield
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); {see}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8; {see}"
+        ) from error
 
 
 def read_bytes(path: Path, see: str) -> bytes:
@@ -50,13 +54,8 @@ def read_bytes(path: Path, see: str) -> bytes:
 
 def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
     """Return the text of a UTF-8 file, with or without a byte order mark; newline as for `open`."""
-    try:
-        with reading(path, see), open_text(path, newline=newline) as file:
-            return file.read()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8; {see}"
-        ) from error
+    with reading(path, see), open_text(path, newline=newline) as file:
+        return file.read()
 
 
 def read_json(path: Path, see: str) -> Any:
@@ -129,5 +128,3 @@ def csv_columns(
         raise DataError(
             f"{path}: wrong quoting after row {first - 1} ({error}, line {reader.line_num}); {see}"
         ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text after row {first - 1}; {see}") from error

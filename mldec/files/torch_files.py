@@ -21,23 +21,15 @@ from mldec.errors import CheckpointError, refusing, writing
 from mldec.files.results import replacing, write_file
 
 SUFFIX = ".safetensors"
-RECORD_BYTES = 2**16  # at most this much of a checksum file is read; one of ours has two lines
+RECORD_LENGTH = 2**16  # characters of a checksum file that are read; one of ours has two lines
 
 
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
     """Write a checkpoint so that a crash at any moment leaves a complete one, new or old.
 
     The new file is written beside the old one, flushed to the disk and renamed. While a name passes
-    from one file to the next, its checksum file holds the hashes of both.
-
-    Args:
-        path: of the checkpoint.
-        state: plain containers and tensors.
-        keep: number of versions to keep, this one included; `versions` names the older ones.
-        of_run: the file belongs to a training run, which can be resumed once it can be written.
-
-    Raises:
-        DataError: if it cannot be written; the existing files stay as they are.
+    from one file to the next, its checksum file holds the hashes of both. The state is plain
+    containers and tensors; `keep` versions stay, this one included, see `versions`.
     """
     with replacing(path, durable=True, of_run=of_run) as file:
         try:
@@ -61,18 +53,12 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
 
 
 def versions(path: Path, keep: int) -> list[Path]:
-    """Return the paths of `keep` versions of a checkpoint, the newest first.
-
-    They are called last.pt, last.1.pt, last.2.pt and so on, and need not exist.
-    """
+    """Return the paths of `keep` versions, the newest first: last.pt, last.1.pt and so on."""
     return [path, *(path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep))]
 
 
 def duplicate(source: Path, target: Path) -> None:
-    """Give a checkpoint a second name, by a hard link if the file system has them, else by a copy.
-
-    An existing target stays as it is if that fails.
-    """
+    """Give a checkpoint a second name, by a hard link or a copy; replace an existing target."""
     temporary = target.with_name(target.name + ".tmp")
     with writing(target, of_run=True):
         # An interrupted run may have left one, and a link needs a name that is free.
@@ -115,10 +101,10 @@ def snapshot(value: Any) -> Any:
 
 
 def read_torch(path: Path) -> Any:
-    """Read a file of torch.save: a checkpoint, released weights, word vectors or class names.
+    """Read a file of torch.save without running anything in it.
 
-    All such files are read here, and nothing in them is run. If there is a checksum beside the
-    file, it is compared. Whatever cannot be read is a `CheckpointError` that names the file.
+    If there is a checksum beside the file, it is compared. Whatever cannot be read is a
+    `CheckpointError` that names the file.
     """
     # A pipe is no file either: reading it would block.
     if not path.is_file():
@@ -196,18 +182,13 @@ def hash_record(path: Path) -> Path:
 def known_hashes(path: Path) -> list[str]:
     """Return the hashes in the checksum file of a file, in lower case; none without such a file.
 
-    Both forms of `sha256sum` are read ("HASH  NAME" and "SHA256 (NAME) = HASH"), and also what
-    PowerShell writes: capitals, with a byte order mark.
+    Both forms of `sha256sum` are read: "HASH  NAME" and "SHA256 (NAME) = HASH".
     """
     record = hash_record(path)
     if not record.is_file():
         return []
-    with record.open("rb") as file:
-        content = file.read(RECORD_BYTES)
-
-    # PowerShell's redirection writes UTF-16 by default.
-    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    text = content.decode(encoding, errors="replace")
+    with record.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(RECORD_LENGTH)
     return [match.lower() for match in re.findall(r"\b[0-9a-fA-F]{64}\b", text)]
 
 

@@ -4,11 +4,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mldec.heads.attached import attach
-from mldec.heads.gap import GAP
+from mldec import lazily
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.heads.query2label import Query2Label
-from mldec.heads.words import Cosine, WordGAP, WordGroupDecoder
+
+# A run has one head: it does not import the others.
+__getattr__ = lazily(
+    __name__,
+    {
+        "GAP": "gap",
+        "Query2Label": "query2label",
+        "attach": "attached",
+        **dict.fromkeys(("Cosine", "WordGAP", "WordGroupDecoder"), "words"),
+    },
+)
 
 __all__ = [
     "GAP",

@@ -25,8 +25,7 @@ class Form(NamedTuple):
     """What a kind of models needs: where its head goes, and how its tokens are computed.
 
     The head takes the place of the first of the classifiers, which are paths of layers; the others,
-    of a distilled model, become `nn.Identity`. The function maps the model and images [B, 3, H, W]
-    to tokens [B, N, C] or a map [B, C, H, W].
+    of a distilled model, become `nn.Identity`. The tokens may be a map too.
     """
 
     classifiers: tuple[str, ...]
@@ -103,10 +102,9 @@ def attach(
     """Replace the pooling and classifier of a model by a head, in place.
 
     `model(images)` then gives logits [B, K]. Images are floating point and normalised by the
-    caller, as the weights need it. The head stands where the classifier stood, under its name, on
-    the device and in the number format of the model. Class and register tokens are dropped, and a
-    norm behind the pooling is applied to each token, as in `TimmBackbone`. Layers behind the
-    features that are used no more, such as the last convolution of a MobileNetV3, are frozen.
+    caller, as the weights need it. The head stands where the classifier stood, under its name.
+    Class and register tokens are dropped, and a norm behind the pooling is applied to each token,
+    as in `TimmBackbone`. Layers behind the features are frozen.
 
     Args:
         model: a network of timm whose features are one map or one sequence of tokens, or ResNet,
@@ -123,9 +121,7 @@ def attach(
         The same model, whose class is now a subclass of its own.
 
     Raises:
-        ConfigError: if the model has none of these forms, or the value of an option is wrong. The
-            model is then as before.
-        TypeError: for an option that the head does not have.
+        ConfigError: if the model has none of these forms; it is then as before.
     """
     form = model._form if isinstance(model, Attached) else _form_of(model)
     trial = _Tokens(model, form)

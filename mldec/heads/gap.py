@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError
-from mldec.heads.layers import as_tokens, at_least_one
+from mldec.heads.layers import as_tokens, at_least_one, refuse_words
 
 
 class GAP(nn.Module):
@@ -14,10 +13,9 @@ class GAP(nn.Module):
         in_features: width C of the tokens.
         num_classes: number of classes K.
         dropout: probability of dropping a pooled feature in training.
-        bottleneck: width of a linear layer before the classifier, with nothing but its bias between
-            the two: with thousands of classes it saves parameters. None for no such layer. Source:
-            `bottleneck_head` of the official ASL code (width 512 there), which has it for Open
-            Images.
+        bottleneck: width of a linear layer before the classifier, which saves parameters with
+            thousands of classes; None for no such layer. Source: `bottleneck_head` of the official
+            ASL code, for Open Images (width 512).
     """
 
     def __init__(
@@ -39,16 +37,9 @@ class GAP(nn.Module):
         self.fc = nn.Linear(bottleneck or in_features, num_classes)
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
-
-        Word queries are refused: this head has weights for its own classes only.
-        """
+        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K]."""
         tokens = as_tokens(tokens, self.in_features)
-        if queries is not None:
-            raise ConfigError(
-                "head GAP takes no word queries: use head=ml_decoder with head.word_dim=<width>"
-            )
-
+        refuse_words(queries, self)
         pooled = self.dropout(tokens.mean(1))
 
         # Half precision would round different logits to the same value, and ties change the mAP:

@@ -27,10 +27,7 @@ def renamed(key: str, names: list[tuple[str, str]]) -> str:
 
 
 class Attention(nn.Module):
-    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them.
-
-    Dropout is that of attention weights.
-    """
+    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -71,9 +68,9 @@ class Attention(nn.Module):
         return attended, _weights(q, k).mean(1) if need_weights else None
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the attention weights of each head, float32 [B, heads, G, N].
+        """Return the attention weights of each head, which fused kernels do not give.
 
-        A fused kernel does not give its weights: they are computed once more.
+        They are float32 [B, heads, G, N].
         """
         return _weights(self._project(query, 0), self._project(key, 1))
 
@@ -124,10 +121,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Map tokens [B, N, D] to tokens [B, N, D].
-
-        The positions [N, D] are added to the queries and keys, never to the values, as in DETR.
-        """
+        """Map tokens [B, N, D] to tokens; positions [N, D] are for queries and keys, as in DETR."""
         located = tokens + positions
         attended, _ = self.self_attn(located, located, tokens)
         tokens = self.norm1(tokens + self.dropout(attended))
@@ -205,6 +199,15 @@ def as_tokens(features: Tensor, width: int) -> Tensor:
             f"give [B, N, {width}] or [B, {width}, H, W]"
         )
     return tokens
+
+
+def refuse_words(words: Tensor | None, head: nn.Module) -> None:
+    """Raise a `ConfigError` if a head that knows only its own classes is given word vectors."""
+    if words is not None:
+        raise ConfigError(
+            f"head {type(head).__name__} takes no word queries: use head=ml_decoder with "
+            f"head.word_dim=<width>"
+        )
 
 
 def check_words(words: Tensor | None, width: int) -> Tensor:

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError
 from mldec.heads.layers import (
     OFFICIAL_LAYERS,
     DecoderLayer,
@@ -14,6 +13,7 @@ from mldec.heads.layers import (
     as_tokens,
     at_least_one,
     check_words,
+    refuse_words,
     renamed,
 )
 
@@ -54,10 +54,8 @@ class MLDecoder(nn.Module):
         self_attention: let the queries attend to each other: the transformer-decoder baseline of
             the paper.
         word_dim: width D_w of word vectors; makes the head zero-shot: `forward` then needs queries,
-            and no parameter belongs to a class (paper section 2.4).
-
-    Raises:
-        ConfigError: for a size below 1, or switches that exclude each other.
+            and no parameter belongs to a class (paper section 2.4). `num_groups` and `queries` have
+            no effect then.
     """
 
     def __init__(
@@ -79,14 +77,6 @@ class MLDecoder(nn.Module):
         super().__init__()
         at_least_one(embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
         at_least_one(num_groups=num_groups, word_dim=word_dim)
-        if word_dim is not None and num_groups is not None:
-            raise ConfigError(
-                f"head.num_groups {num_groups} has no effect with head.word_dim: set it to null"
-            )
-        if word_dim is not None and queries != "random":
-            raise ConfigError(
-                f"head.queries '{queries}' has no effect with head.word_dim: leave it out"
-            )
 
         self.num_classes = num_classes
         self.word_dim = word_dim
@@ -167,10 +157,7 @@ class MLDecoder(nn.Module):
     def _initial_queries(self, words: Tensor | None) -> Tensor:
         """Return the queries [G, D] before the first layer."""
         if self.word_dim is None:
-            if words is not None:
-                raise ConfigError(
-                    "this head knows only its own classes: set head.word_dim to use word queries"
-                )
+            refuse_words(words, self)
             return self.queries
 
         return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))

@@ -13,6 +13,7 @@ from mldec.heads.layers import (
     QueryStep,
     as_tokens,
     at_least_one,
+    refuse_words,
 )
 
 # Official names of tensors -> ours, see `OFFICIAL_LAYERS`.
@@ -37,7 +38,7 @@ class Query2Label(nn.Module):
     Args:
         in_features: width C of the tokens.
         num_classes: number of classes K.
-        embed_dim: transformer width D.
+        embed_dim: transformer width D, a multiple of 4.
         num_heads: number of attention heads; divides D.
         mlp_dim: hidden width of the feed-forward parts.
         encoder_layers: number of encoder layers, 0 or more.
@@ -65,24 +66,13 @@ class Query2Label(nn.Module):
         self_attention: bool = False,
     ) -> None:
         super().__init__()
-        at_least_one(
-            num_classes=num_classes,
-            embed_dim=embed_dim,
-            mlp_dim=mlp_dim,
-            decoder_layers=decoder_layers,
-        )
-
-        if encoder_layers < 0:
-            raise ConfigError(f"head.encoder_layers is {encoder_layers}: it must be 0 or more")
+        at_least_one(num_classes=num_classes, embed_dim=embed_dim)
+        at_least_one(mlp_dim=mlp_dim, decoder_layers=decoder_layers)
 
         if in_features != embed_dim and not input_proj:
             raise ConfigError(
                 f"head.embed_dim {embed_dim} differs from the backbone's width {in_features}: "
                 f"set head.input_proj=true or head.embed_dim={in_features}"
-            )
-        if embed_dim % 4:
-            raise ConfigError(
-                f"head.embed_dim {embed_dim} is not a multiple of 4, which sine positions need"
             )
 
         self.in_features = in_features
@@ -120,11 +110,7 @@ class Query2Label(nn.Module):
         decoder layer is returned too, averaged over heads: [B, K, N].
         """
         tokens = as_tokens(tokens, self.in_features)
-        if queries is not None:
-            raise ConfigError(
-                "head Query2Label takes no word queries: "
-                "use head=ml_decoder with head.word_dim=<width>"
-            )
+        refuse_words(queries, self)
 
         memory = self.input_proj(tokens)
         positions = self._positions(memory)

@@ -35,9 +35,6 @@ class WordGroupDecoder(nn.Module):
         mlp_dim: hidden width of the feed-forward part.
         num_layers: number of decoder layers.
         dropout: dropout probability in all parts of the decoder.
-
-    Raises:
-        ConfigError: for a size below 1, or a group size that does not divide embed_dim.
     """
 
     def __init__(
@@ -135,8 +132,7 @@ class WordGAP(nn.Module):
 
     Args:
         in_features: width C of the tokens.
-        num_classes: number of training classes; has no effect, because no parameter belongs to a
-            class.
+        num_classes: number of training classes; has no effect.
         word_dim: width D_w of word vectors.
         dropout: probability of dropping a pooled feature in training.
     """
@@ -175,7 +171,7 @@ class Cosine(nn.Module):
 
     Args:
         in_features: width C of the tokens, which is that of the word vectors too.
-        num_classes: no effect, because no parameter belongs to a class.
+        num_classes: has no effect.
         bias: whether there is an offset b; it is 0 without.
     """
 

@@ -4,10 +4,18 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mldec import lazily
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
-from mldec.losses.cross_entropy import BinaryCrossEntropy, CrossEntropy
-from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss, TwoWayLoss
-from mldec.losses.partial import PartialAsymmetricLoss
+
+# A run has one loss: it does not import the others.
+__getattr__ = lazily(
+    __name__,
+    {
+        "PartialAsymmetricLoss": "partial",
+        **dict.fromkeys(("BinaryCrossEntropy", "CrossEntropy"), "cross_entropy"),
+        **dict.fromkeys(("DistributionBalancedLoss", "TwoWayLoss", "ZLPR"), "from_timm"),
+    },
+)
 
 __all__ = [
     "ZLPR",

@@ -40,9 +40,6 @@ class AsymmetricLoss(nn.Module):
             it), or "mean".
         eps: lower bound of a probability inside the logarithm.
         label_counts: counts the training labels, for "auto".
-
-    Raises:
-        ValueError: for a value out of its range.
     """
 
     exclusive = False
@@ -108,9 +105,6 @@ class AsymmetricLossSingleLabel(nn.Module):
         gamma_neg: focusing of the other classes, >= 0; without smoothing it has no effect.
         gamma_pos: focusing of the true class, >= 0.
         smoothing: label smoothing in [0, 1), applied after the focal weight.
-
-    Raises:
-        ValueError: for a value out of its range.
     """
 
     reduction = "mean"

@@ -56,9 +56,8 @@ def prepare(
 def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
     """Return the logits of a batch whose targets are good.
 
-    Otherwise it is a `DataError` with the message of `fault`. To look at the targets, a GPU would
-    have to be waited for in each step. Instead the logits of targets that are not good become NaN
-    there, and so does the loss: training leaves such a step out, and names its images.
+    Otherwise it is a `DataError` with the message of `fault`. A GPU would have to be waited for:
+    there these logits become NaN, and so does the loss; training names the images of such a step.
     """
     if logits.device.type != "cpu":
         return logits.masked_fill(~good, torch.nan)
@@ -68,10 +67,7 @@ def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
 
 
 class LabelCounts(NamedTuple):
-    """The training images that show each class, and those that do not, [K].
-
-    Unannotated ones are neither.
-    """
+    """The training images that show each class, and those that do not, [K]."""
 
     positives: Tensor
     negatives: Tensor
@@ -79,15 +75,6 @@ class LabelCounts(NamedTuple):
 
 # Counts the labels when it is called: a loss that does not need them costs nothing.
 CountLabels = Callable[[], LabelCounts]
-
-
-def counted(label_counts: CountLabels | None, argument: str) -> LabelCounts:
-    """Count the labels, or raise a `ValueError` that names the argument that needs the counts."""
-    if label_counts is None:
-        raise ValueError(
-            f"{argument} needs the counts of the training labels: pass label_counts=..."
-        )
-    return label_counts()
 
 
 def positive_weight(
@@ -103,12 +90,11 @@ def positive_weight(
         return None
 
     if pos_weight != "auto":
-        if pos_weight <= 0:
-            raise ValueError(f"pos_weight is {pos_weight}: it must be above 0, or auto")
+        check_above_0(pos_weight=pos_weight)
         return torch.tensor(float(pos_weight))
 
-    counts = counted(label_counts, "pos_weight auto")
-    positives, negatives = (count.double().clamp(min=1) for count in counts)
+    assert label_counts is not None, "pos_weight=auto needs label_counts"
+    positives, negatives = (count.double().clamp(min=1) for count in label_counts())
     return (negatives / positives).clamp(max=cap).float()
 
 

@@ -33,9 +33,6 @@ class BinaryCrossEntropy(nn.Module):
         pos_weight_cap: largest factor of "auto".
         reduction: "mean" over batch and classes (unannotated entries count as 0), or "sum".
         label_counts: counts the training labels, for "auto".
-
-    Raises:
-        ValueError: for a value out of its range.
     """
 
     soft = True
@@ -101,9 +98,6 @@ class CrossEntropy(nn.Module):
 
     Args:
         smoothing: targets move towards 1/K by this share, in [0, 1).
-
-    Raises:
-        ValueError: for a value out of its range.
     """
 
     reduction = "mean"

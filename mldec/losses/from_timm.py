@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from mldec.losses.common import CountLabels, check_above_0, check_range, counted, prepare
+from mldec.losses.common import CountLabels, check_above_0, check_range, prepare
 
 
 class _FromTimm(nn.Module):
@@ -100,7 +100,8 @@ class DistributionBalancedLoss(_FromTimm):
         check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
 
         # Labels of -1 are refused, so that every class has the labels of all images.
-        counts = counted(label_counts, "the distribution-balanced loss")
+        assert label_counts is not None, "this loss needs label_counts"
+        counts = label_counts()
         images = int((counts.positives + counts.negatives).max())
         super().__init__(
             "DistributionBalancedLoss",

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import ConfigError, DataError, refusing
+from mldec.errors import DataError, refusing
 from mldec.files.text import open_text
 from mldec.losses.common import check_class_count, check_range, prepare
 from mldec.runtime import distributed
@@ -53,10 +53,6 @@ class PartialAsymmetricLoss(nn.Module):
         prior_threshold: "selective": unannotated labels of classes with a higher prior do not
             count.
         eps: lower bound of a probability inside the logarithm.
-
-    Raises:
-        ValueError: for a value out of its range, or one without effect in the mode.
-        DataError: if the file of priors is not one.
     """
 
     reduction = "sum"
@@ -82,16 +78,6 @@ class PartialAsymmetricLoss(nn.Module):
         check_range(0, gamma_pos=gamma_pos, gamma_neg=gamma_neg)
         check_range(0, gamma_unannotated=gamma_unannotated, likelihood_top_k=likelihood_top_k)
         check_range(0, 1, clip=clip)
-
-        # A setting without effect is a mistake of the user's, and silence would hide it.
-        if mode != "selective" and (likelihood_top_k or class_prior not in (None, "estimate")):
-            raise ConfigError(
-                f"loss.likelihood_top_k and loss.class_prior have no effect with loss.mode={mode}"
-            )
-        if mode == "selective" and not likelihood_top_k and class_prior is None:
-            raise ConfigError(
-                "loss.mode=selective selects nothing: set loss.likelihood_top_k or loss.class_prior"
-            )
 
         self.mode, self.clip, self.eps = mode, clip, eps
         self.gammas = gamma_pos, gamma_neg, gamma_unannotated  # for targets of 1, 0 and -1
@@ -169,11 +155,9 @@ class PartialAsymmetricLoss(nn.Module):
 class PriorEstimate(nn.Module):
     """The mean probability of each class over the training images so far, on all processes.
 
-    It is part of the loss's `state_dict`, so that a resumed run continues the estimate.
-
-    Args:
-        forgetting: over the newer images only, at least half and at most three quarters of them:
-            what an untrained model predicts, near 0.5 for every class, must not count for ever.
+    It is part of the loss's `state_dict`. With `forgetting` it is over the newer images only, at
+    least half and at most three quarters of them: what an untrained model predicts, near 0.5 for
+    every class, must not count for ever.
     """
 
     def __init__(self, *, forgetting: bool = False) -> None:
@@ -231,19 +215,11 @@ def read_prior(path: str | Path) -> list[float]:
     form = f"a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 per class"
     with refusing(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):
         with open_text(path, newline="") as file:
-            header, *rows = csv.reader(file, strict=True)
-        if header != COLUMNS or not rows:
-            raise ValueError(f"the header {','.join(header)!r} and {len(rows)} rows")
-
-        prior = []
-        # Row 1 is the header.
-        for number, row in enumerate(rows, 2):
-            _, text = row
-            value = float(text)
-            # NaN fails this comparison too.
-            if not 0 <= value <= 1:
-                raise ValueError(f"{text} in row {number}")
-            prior.append(value)
+            _, *rows = csv.reader(file, strict=True)
+        prior = [float(text) for _, text in rows]
+        # NaN fails these comparisons too.
+        if not all(0 <= value <= 1 for value in prior):
+            raise ValueError("a number outside of this range")
         return prior
 
 

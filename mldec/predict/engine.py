@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from mldec.checkpoint import Loaded, check_queries, is_tower
+from mldec.checkpoint import Loaded, check_queries, is_open_clip
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
@@ -453,7 +453,7 @@ class ExportedEngine:
 def is_exported(path: str | Path) -> bool:
     """Tell whether a path names an ONNX file, by its ending."""
     # A repository of the hub may have any name, and so may weights of open_clip.
-    is_name = str(path).startswith("hf:") or is_tower(path)
+    is_name = str(path).startswith("hf:") or is_open_clip(path)
     return Path(path).suffix == ONNX and not is_name
 
 

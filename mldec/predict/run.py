@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from mldec.checkpoint import Loaded, load_model
-from mldec.checkpoint.classes import can_make, queries_for
+from mldec.checkpoint.classes import can_make
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, complain, say
 from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is_special
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import sha256_of
+from mldec.open_vocabulary import queries_for
 from mldec.predict.answers import Answering, Content, Pictures, Row, Rule, chosen_rule, counted
 from mldec.predict.engine import (
     Engine,

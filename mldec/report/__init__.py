@@ -4,7 +4,7 @@ The report is one HTML file that needs no network: the settings and the cost of 
 metrics, the main ones with a 95 % interval, a table of classes, curves and a threshold to move,
 images that the model gets right and wrong, and labels that may be wrong. With --compare it tests
 whether the checkpoint is better than another one on the same images. It needs
-pip install 'mldec[report]'.
+pip install -e '.[report]'.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def report(args: argparse.Namespace) -> None:
     if missing:
         raise ConfigError(
             f"a report needs {' and '.join(missing)}, not installed here; "
-            f"run pip install 'mldec[report]'"
+            f"run pip install -e '.[report]'"
         )
 
     # Imported late: --help and a wrong argument need not wait for torch.

@@ -17,13 +17,13 @@ from mldec.config.compose import to_yaml
 from mldec.data.fingerprint import fingerprint
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import (
+    EvaluationSetup,
     Results,
     Scores,
-    Subject,
-    asked_for,
     chosen_thresholds,
     open_for_evaluation,
     scorer,
+    with_same_classes,
 )
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------- the checkpoint, the data
 
 
-def prepare(args: argparse.Namespace) -> Subject:
+def prepare(args: argparse.Namespace) -> EvaluationSetup:
     """Load the checkpoint of a command line, and the data that it is asked about."""
     args.settings += precision_setting(args)
     subject = open_for_evaluation(load_model(**chosen_model(args)), args)
@@ -69,7 +69,7 @@ def prepare(args: argparse.Namespace) -> Subject:
     return replace(subject, data=replace(subject.data, bad_images="skip"))
 
 
-def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
+def prepare_other(args: argparse.Namespace, subject: EvaluationSetup) -> EvaluationSetup:
     """Load the checkpoint to compare with; it sees the images of the first one in its own way."""
     path = args.compare
     its_args = argparse.Namespace(**{**vars(args), "checkpoint": path})
@@ -79,7 +79,7 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
         # It is asked by word vectors of its own, whatever those of the first one are.
         split = replace(split, classes=replace(split.classes, queries=None, origin=None))
     data = replace(subject.data, load_val=lambda: split)
-    loaded, data = asked_for(loaded, data, path)
+    loaded, data = with_same_classes(loaded, data, path)
     if loaded.classes.exclusive != subject.loaded.classes.exclusive:
         raise ConfigError(
             f"--compare {path}: one of the models is for one label per image, the other for "
@@ -93,7 +93,7 @@ def prepare_other(args: argparse.Namespace, subject: Subject) -> Subject:
     )
 
 
-def threshold_notes(subject: Subject) -> list[str]:
+def threshold_notes(subject: EvaluationSetup) -> list[str]:
     """Return where the thresholds come from; see `chosen_thresholds`."""
     loaded, classes, thresholds = subject.loaded, subject.data.val.classes, subject.thresholds
     if classes.exclusive:
@@ -124,7 +124,7 @@ def threshold_notes(subject: Subject) -> list[str]:
 # ------------------------------------------------------------------------------------- the contents
 
 
-def gather(subject: Subject, other: Subject | None) -> Content:
+def gather(subject: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     """Score the images, with another checkpoint too, and compute what a report says."""
     scores = subject.scores()
     classes = subject.data.val.classes
@@ -195,7 +195,9 @@ def gather(subject: Subject, other: Subject | None) -> Content:
     )
 
 
-def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answers, Numbers]:
+def examine(
+    subject: EvaluationSetup, scores: Scores, weights: np.ndarray
+) -> tuple[Answers, Numbers]:
     """Compute the numbers of a model and their resamples, which have these weights.
 
     The scores are changed in place if an image has one label.
@@ -218,7 +220,7 @@ def examine(subject: Subject, scores: Scores, weights: np.ndarray) -> tuple[Answ
 
 
 def examine_other(
-    other: Subject, indices: np.ndarray, weights: np.ndarray
+    other: EvaluationSetup, indices: np.ndarray, weights: np.ndarray
 ) -> tuple[Answers, Numbers]:
     """Score the images of the first model, by their indices [N], with another one."""
     scores = other.scores()
@@ -258,7 +260,7 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- the words
 
 
-def summary(subject: Subject, labels: np.ndarray, unreadable: int) -> dict[str, str]:
+def summary(subject: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict[str, str]:
     """Return headings and texts about the checkpoint and its images, with labels [N, K]."""
     loaded, node = subject.loaded, subject.config.data
     data = str(node.get("_target_", "")).removeprefix("mldec.data.")
@@ -281,7 +283,7 @@ def summary(subject: Subject, labels: np.ndarray, unreadable: int) -> dict[str, 
     }
 
 
-def notes_on(subject: Subject, resamples: int, classes_with_images: int) -> list[str]:
+def notes_on(subject: EvaluationSetup, resamples: int, classes_with_images: int) -> list[str]:
     """Return what was sampled, and which scores and thresholds the numbers are of."""
     classes, calibration = subject.data.val.classes, subject.loaded.calibration
     sentences = [

@@ -164,28 +164,23 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
 def run_command(
     parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
 ) -> None:
-    """Parse the command line and do the work of a command, which returns the exit status.
-
-    An error ends it with one line.
-    """
+    """Parse the command line and do the work of a command; an error ends it with one line."""
     with one_line():
         args = parse()
         to_console()
         sys.exit(work(args))
 
 
+def whole(text: str, *, smallest: int = 0) -> int:
+    """Read a whole number from 0, or `smallest`, on."""
+    if not text.isdecimal() or int(text) < smallest:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {smallest} on")
+    return int(text)
+
+
 def positive(text: str) -> int:
     """Read a whole number from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    """Read a whole number from 0 on."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 on")
-    return int(text)
+    return whole(text, smallest=1)
 
 
 def image_side(text: str) -> int:

@@ -72,27 +72,19 @@ def prepare_device(device: torch.device, *, tf32: bool) -> None:
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def _check_environment() -> None:
-    """Refuse a group of processes that is described in part only."""
+@contextmanager
+def processes(device: torch.device) -> Iterator[None]:
+    """Join the group that torchrun describes, and leave it at the end."""
+    if "RANK" not in os.environ:
+        yield
+        return
+
     missing = [name for name in GROUP if not os.environ.get(name)]
     if missing:
         raise ConfigError(
             f"RANK is set, {', '.join(missing)} not: start several processes with torchrun, "
             f"which sets {', '.join(GROUP)}, or unset RANK to train with one"
         )
-
-
-@contextmanager
-def processes(device: torch.device) -> Iterator[None]:
-    """Join the group that torchrun describes, and leave it at the end.
-
-    Gradients are averaged with NCCL on CUDA and with gloo on the CPU.
-    """
-    if "RANK" not in os.environ:
-        yield
-        return
-
-    _check_environment()
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -121,8 +113,7 @@ def processes(device: torch.device) -> Iterator[None]:
 def wrap(model: nn.Module, *, static: bool) -> nn.Module:
     """Return the model itself, or under torchrun one that averages gradients over the processes.
 
-    Every parameter must get a gradient in every step. `static` says that every step does the same
-    operations, which lets the averaging overlap more of the backward pass.
+    `static` says that every step does the same operations, so that averaging overlaps more.
     """
     if not dist.is_initialized():
         return model
@@ -152,10 +143,7 @@ def copy_buffers(model: nn.Module) -> None:
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Return a context without averaging of gradients, for all but the last micro-batch of a step.
-
-    The model is one of `wrap`; `unless` averages nevertheless.
-    """
+    """Return a context in which a model of `wrap` does not average gradients, `unless` it must."""
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
@@ -181,8 +169,7 @@ def broadcast(value: T) -> T:
 def on_main(job: Callable[[], T]) -> T:
     """Do a job on the main process only, and return its value on all processes.
 
-    A `UserError` or an `OSError` is raised on all of them, so that none waits for one that has
-    ended; the main process prints it for all.
+    A `UserError` or an `OSError` is raised on all of them; the main process prints it for all.
     """
     if not dist.is_initialized():
         return job()
@@ -215,9 +202,8 @@ def gather(value: T) -> list[T]:
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
     """Exchange rows for columns, so that no process holds the scores of all images and classes.
 
-    From blocks [n, K] of this process's images (one of 0 rows if it has none) to one block
-    [N_r, K / processes] per process, of the N_r images of its rank. The columns of a process are
-    adjacent, and in the order of the ranks; see `join_columns`.
+    From blocks [n, K] of this process's images to one block [N_r, K / processes] per process, of
+    the N_r images of its rank. Columns are in the order of the ranks; see `join_columns`.
     """
     if not dist.is_initialized():
         return rows

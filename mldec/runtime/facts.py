@@ -30,9 +30,9 @@ def multiply_accumulates(
 ) -> float:
     """Count the multiply-accumulates per image in evaluation mode, without computing anything.
 
-    The GFLOPs of the paper are these: one product and one sum together count once, of convolutions,
-    linear layers and attention only; work that does not depend on the image counts in full. The
-    model may be on any device, including meta; `queries` is the shape [K, D_w] of its word vectors.
+    The GFLOPs of the paper are these: of convolutions, linear layers and attention only; work that
+    does not depend on the image counts in full. The model may be on any device, including meta;
+    `queries` is the shape [K, D_w] of its word vectors.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -86,31 +86,24 @@ def git_commit() -> str | None:
     "+dirty" is appended if tracked files of the checkout have changes.
     """
     # Without the lock that git takes to refresh its index: of a run that is killed it would stay,
-    # and block the user's own commands. Of the commands that tell whether files have changed,
-    # `status` can do without it, `describe --dirty` cannot.
+    # and block the user's own commands.
     git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
-    status = [*git, "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-
     # An installed package may lie inside somebody else's repository, whose commit says nothing
     # about it: git must track this very file.
+    commands = (
+        ["ls-files", "--error-unmatch", mldec.__file__],
+        ["rev-parse", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no"],
+    )
     try:
-        tracked = subprocess.run(
-            [*git, "ls-files", "--error-unmatch", mldec.__file__], capture_output=True
+        tracked, commit, changes = (
+            subprocess.run([*git, *command], capture_output=True, text=True) for command in commands
         )
-        state = subprocess.run(status, capture_output=True, text=True)
     except OSError:
         return None
-    if tracked.returncode or state.returncode:
+    if tracked.returncode or commit.returncode:
         return None
-
-    # Headings begin with "#", and the other lines name one changed file each.
-    lines = state.stdout.splitlines()
-    heading = "# branch.oid "
-    commit = next(line.removeprefix(heading) for line in lines if line.startswith(heading))
-    if commit == "(initial)":
-        return None
-    is_changed = any(not line.startswith("#") for line in lines)
-    return commit + ("+dirty" if is_changed else "")
+    return commit.stdout.strip() + ("+dirty" if changes.stdout else "")
 
 
 @contextmanager
@@ -131,8 +124,7 @@ def keep_freed_memory() -> bool:
     """Keep what torch frees for the tensors of the next step; tell whether it is so now.
 
     By default glibc returns large blocks to the system, which clears each page again when the next
-    step touches it: 2 to 18 percent of a training step on a CPU. The peak of memory stays as it is.
-    Settings of the user in the environment stay, and other C libraries have no such setting.
+    step touches it: 2 to 18 percent of a training step on a CPU. Settings of the user stay.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in OF_THE_USER):

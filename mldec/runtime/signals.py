@@ -16,17 +16,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 class NothingCame(BaseException):
     """A stop was requested, and the next item did not come in time.
 
-    It is raised wherever the program waits at that moment, like KeyboardInterrupt. It is no
-    `Exception`, so that code that reads images does not take it for a broken image.
+    It is no `Exception`, so that code that reads images does not take it for a broken image.
     """
 
 
 class StopRequest:
-    """The first signal that came; false as long as there is none.
-
-    The training loop looks at it between two steps. While the loop waits for data there may be no
-    next step: see `bounded`.
-    """
+    """The first signal that came; false as long as there is none."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None

@@ -58,9 +58,9 @@ def with_tokens(
 ) -> DataModule:
     """Return a data set with the tokens of a frozen backbone in place of the images.
 
-    They are computed when a split is first used, by the backbone in evaluation mode from images as
-    those of validation are, and kept in the cache folder. The name of a file is a hash of the image
-    file, and that of its folder one of the network, so that nothing there is ever out of date.
+    They are computed when a split is first used, as in validation, and kept in the cache folder.
+    The name of a file is a hash of the image file, and that of its folder one of the network, so
+    that nothing there is ever out of date.
     """
     if distributed.world_size() > 1:
         raise ConfigError(

@@ -17,12 +17,12 @@ import torch
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.errors import CheckpointError, writing
+from mldec.errors import writing
 from mldec.files.results import replacing
-from mldec.files.run_folder import read_log
+from mldec.files.run_folder import read_log, written_by_run
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
-from mldec.training.monitor import Details, TensorBoard, Tracker, start_trackers
+from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -31,8 +31,8 @@ log = logging.getLogger("mldec")
 class RunLog:
     """The log of one run: train.log, metrics.jsonl and tensorboard/ in its directory.
 
-    A resumed run goes on from `step`, by which it had written `lines` lines of metrics.jsonl; later
-    ones are dropped. With the config `tracked` its numbers go to the trackers that it chooses.
+    A resumed run goes on from `step`, by which it had written `lines` lines of metrics.jsonl. With
+    the config `tracked` its numbers go to the trackers that it chooses.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RunLog:
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / "metrics.jsonl"
-        self._monitors: list[TensorBoard | Tracker] = []  # on the main process
+        self._monitors: list[Any] = []  # TensorBoard and trackers, on the main process
         self._handler: logging.Handler | None = None
         self.lines = distributed.on_main(partial(self._open, directory, step, lines, tracked))
 
@@ -60,7 +60,9 @@ class RunLog:
         log.addHandler(self._handler)
 
         self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
-        if tracked is not None:
+        if tracked is not None and tracked.log.trackers:
+            from mldec.training.trackers import start_trackers
+
             self._monitors += start_trackers(tracked, directory)
         return cut_back(self._jsonl, lines)
 
@@ -110,10 +112,7 @@ class RunLog:
         return partial(tqdm, desc="evaluate", leave=False, disable=hidden)
 
     def status(self, position: str, text: str) -> None:
-        """Show the state of the loop beside the progress bar, or without one as a line of its own.
-
-        The bar shows the position, epoch and step, by itself.
-        """
+        """Show the state of the loop beside the progress bar, or without one as a line."""
         if self._bar is not None and not self._bar.disable:
             self._bar.set_postfix_str(text)
         elif self.main:
@@ -146,8 +145,7 @@ class TextFile(logging.Handler):
 class Meter:
     """Mean loss, speed and waiting time since the last report.
 
-    `loss` and `steps` are those between the last report and an interruption; they do not count for
-    the speed.
+    `loss` and `steps` are those before an interruption; they do not count for the speed.
     """
 
     def __init__(self, *, loss: float = 0.0, steps: int = 0) -> None:
@@ -202,10 +200,7 @@ def clock(seconds: float) -> str:
 
 
 def cut_back(path: Path, lines: int) -> int:
-    """Cut metrics.jsonl back to the lines that a run had written by a checkpoint.
-
-    Returns how many remain: if the file was damaged since, some are missing.
-    """
+    """Cut metrics.jsonl back to the lines of a checkpoint; return how many there are."""
     content = path.read_bytes() if path.exists() else b""
 
     # What follows the last newline was cut off while it was written.
@@ -257,7 +252,7 @@ def read_progress(path: Path) -> Progress:
     """Read metrics.jsonl; a run without the file has no progress."""
     lines = read_log(path)
     progress, previous_time = Progress(), 0.0
-    try:
+    with written_by_run(path):
         for line in lines:
             # Each process counts from its own start, so a resumed run begins at 0 again.
             time = line["time"]
@@ -267,8 +262,6 @@ def read_progress(path: Path) -> Progress:
 
             if any(key.startswith("val/") for key in line):
                 progress.evaluations.append(_evaluation(line, progress.seconds))
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
     return progress
 
 

@@ -47,9 +47,8 @@ def check_trainable(config: Config) -> None:
 
 
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
-    """Freeze what the settings name, before the optimiser and the moving average are built.
+    """Freeze what the settings name; return the batch norms to keep in evaluation mode.
 
-    Returns the batch norms to keep in evaluation mode, in which they use and keep their statistics.
     They compute the same as Query2Label's FrozenBatchNorm2d, with the names of batch norms.
     """
     parameters = dict(model.named_parameters())
@@ -120,9 +119,6 @@ def parameter_groups(
     add_weight_decay of the official code, and param_groups_layer_decay of timm.
     """
     rates = _backbone_rates(model, lr if backbone_lr is None else backbone_lr, layer_decay)
-    if (backbone_lr or layer_decay) and not rates:
-        setting = "optim.backbone_lr" if backbone_lr else "optim.layer_decay"
-        raise ConfigError(f"{setting} has no effect on a frozen backbone: leave it out")
 
     # The first two are always there, so that the groups of a checkpoint are those of its run.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, False): [], (lr, True): []}
@@ -192,8 +188,7 @@ def build_optimizer(
 def step_if(go: Tensor, optimizer: Optimizer) -> None:
     """Do a step if `go`, bool [] on the device of the parameters; else leave everything as it is.
 
-    The fused kernels know the condition, as GradScaler has it: they do nothing if it is 1, and the
-    host need not wait for the device. For other optimisers it waits.
+    The fused kernels know the condition, as GradScaler has it: the host need not wait for it.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.grad_scale, optimizer.found_inf = None, (~go).float()  # type: ignore[attr-defined]

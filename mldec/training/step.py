@@ -53,8 +53,8 @@ class _OnDevice(NamedTuple):
 class Learner:
     """A model in training, on its device, for all optimiser steps of a run.
 
-    The loss takes logits float32 [B, K] and targets [B, K]; its attribute `reduction` says whether
-    it is the sum or the mean over the batch. Zero-shot data has word vectors [K, D] as `queries`.
+    The loss takes logits float32 [B, K] and targets [B, K]. Zero-shot data has word vectors [K, D]
+    as `queries`.
     """
 
     def __init__(
@@ -68,12 +68,6 @@ class Learner:
         queries: Tensor | None = None,
     ) -> None:
         train = config.train
-        for name in ("query_noise", "random_queries"):
-            if queries is None and getattr(train, name):
-                raise ConfigError(
-                    f"train.{name} has no effect: the data has no word queries; leave it out"
-                )
-
         self.memory_format = memory_format(channels_last=train.channels_last)
         # One process has all images, whatever its device.
         if train.sync_batchnorm and distributed.world_size() > 1:
@@ -163,9 +157,8 @@ class Learner:
         """Do one optimiser step, without waiting for the device; see `read` for its numbers.
 
         A loss or gradients that are not finite change no weights. If the run is to stop for them,
-        no later step changes any either. The micro-batches are this process's share of the batch,
-        whose size is `images_in_step`; an image that was left out counts with a loss of 0. `stop`
-        is looked at after the backward pass, so that a request during the step counts.
+        no later step changes any either. The micro-batches are this process's share of the
+        `images_in_step`; an image that was left out counts with a loss of 0.
         """
         # Random numbers are a function of seed, step and process, as those of the data are, so that
         # a checkpoint need not hold the state of a generator.

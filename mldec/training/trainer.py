@@ -55,10 +55,7 @@ ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group
 
 
 class Trainer:
-    """Train a model on its device, evaluate it after each epoch, and keep last.pt and best.pt.
-
-    The two files are in `folder`. `stop` turns true when the run should end after its step.
-    """
+    """Train a model, evaluate it after each epoch, and keep last.pt and best.pt in `folder`."""
 
     def __init__(
         self,
@@ -113,10 +110,7 @@ class Trainer:
 
     @property
     def ended(self) -> str | None:
-        """Return why the run has ended, or None as long as it goes on.
-
-        It is a function of what a checkpoint holds, so a resumed run ends where it would have.
-        """
+        """Return why the run has ended, or None; a function of what a checkpoint holds."""
         train, best = self.config.train, self.best
         if self.epoch >= train.epochs:
             return f"train.epochs is {train.epochs}"
@@ -198,11 +192,7 @@ class Trainer:
                 self.save()
 
     def _batches(self) -> Iterator[Batch]:
-        """Load the micro-batches of an epoch.
-
-        While the loader is waited for, training is between two steps: the state can be saved if no
-        batch comes after a request to stop, or if the data has a fault.
-        """
+        """Load the micro-batches of an epoch; while it waits, the state can be saved."""
         try:
             for batch in self.stop.bounded(unwrap(self.loader)):
                 if not len(batch.images):
@@ -291,10 +281,7 @@ class Trainer:
         self.lines += 1
 
     def _stop(self, moment: str, *, together: bool = False) -> None:
-        """End the run; the main process names the checkpoint.
-
-        If all processes end at this moment, `together`, the main one alone reports it.
-        """
+        """End the run; if all processes end `together`, the main one alone reports it."""
         self.files.wait()
 
         message = f"stopped by {self.stop.name} {moment}"
@@ -309,8 +296,7 @@ class Trainer:
     def evaluate(self, runlog: RunLog) -> dict[str, float]:
         """Evaluate the moving average and the raw weights, log both, and update the best result.
 
-        Returns the metrics "val/..." of the moving average, or before its start and without one of
-        the raw weights; with a moving average also "val_raw/...".
+        The metrics are "val/..." of the average if there is one, then "val_raw/..." of the weights.
         """
         models: dict[str, nn.Module] = {}
         if self.learner.average is not None:
@@ -353,10 +339,7 @@ class Trainer:
         return values
 
     def _watched(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
-        """Iterate over the batches of an evaluation, and end the run when a stop was requested.
-
-        An evaluation is not saved, so a process need not wait for the others before it ends.
-        """
+        """Iterate over the batches of an evaluation, and end the run when a stop was requested."""
         moment = f"in the evaluation after step {self.learner.step}"
         try:
             for batch in bar(self.stop.bounded(batches), total=total):
@@ -459,10 +442,7 @@ class CheckpointFiles:
         return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def save(self, checkpoint: Callable[[], Checkpoint], *, best: bool) -> None:
-        """Write last.pt, with `best` also best.pt, and return before the files are complete.
-
-        An error in the writing of the file before this one is raised here.
-        """
+        """Write last.pt, with `best` also best.pt, in the background."""
         self._saved_at = time.monotonic()
         if not distributed.is_main():
             return
@@ -485,7 +465,6 @@ class CheckpointFiles:
         """Give the name best.pt to a checkpoint of this folder that holds the best result.
 
         A run that was killed between the save and the second name left an older best.pt behind.
-        A checkpoint in another folder is left alone: that run has a best.pt of its own.
         """
         if not distributed.is_main() or path.parent != self.last.parent:
             return
@@ -507,20 +486,15 @@ def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: 
                 best, metric=metric, value=value, weights=weights, epoch=epoch, evaluations_since=0
             )
 
-    if values["raw"] > _value(best.raw):
+    if values["raw"] > (-math.inf if best.raw is None else best.raw):
         best = dataclasses.replace(best, raw=values["raw"], evaluations_since=0)
     average = values.get("ema", -math.inf)
-    if average > _value(best.average):
+    if average > (-math.inf if best.average is None else best.average):
         return dataclasses.replace(best, average=average, falls=False)
     return dataclasses.replace(best, falls=True)
 
 
-def _value(best: float | None) -> float:
-    """Return the best value so far; minus infinity if there is none."""
-    return -math.inf if best is None else best
-
-
-def opening(trainer: Trainer, wanted: Precision) -> str:
+def describe_run(trainer: Trainer, wanted: Precision) -> str:
     """Describe what is about to be trained, on which data, and where it starts."""
     config, learner = trainer.config, trainer.learner
     train, val = trainer.data.train, trainer.data.val

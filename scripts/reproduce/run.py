@@ -86,7 +86,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
 
     The weights that a run started from are a setting too, `init`.
     """
-    from mldec.config.compose import flat
+    from mldec.config.compose import flat, to_dict
     from mldec.errors import ConfigError
     from mldec.runtime.devices import Precision
 
@@ -95,7 +95,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
         # Without checkpoints there is nothing that would be taken for the row's.
         return ["no config.yaml"] if any(folder.glob("checkpoints/*.pt")) else []
 
-    wanted = flat(composed((*row.settings, f"seed={seed}", *settings)))
+    wanted = flat(to_dict(composed((*row.settings, f"seed={seed}", *settings))))
     try:
         there = _flat_file(recorded)
     except (ConfigError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -115,9 +115,9 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
 
 def _flat_file(path: Path) -> dict[str, Any]:
     """Return the settings in the config.yaml of a run by their full keys."""
-    from mldec.config.compose import flat, parse
+    from mldec.config.compose import flat, parse, to_dict
 
-    return flat(parse(yaml.safe_load(path.read_text())))
+    return flat(to_dict(parse(yaml.safe_load(path.read_text()))))
 
 
 def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from support import read_option
 
 from mldec.build import SHARED
 from mldec.config.compose import config_dir
-from mldec.data.word_vectors import VectorSettings
+from mldec.data.settings import VectorSettings
 
 TEXT = (Path(__file__).parents[2] / "DATASETS.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)

@@ -15,7 +15,7 @@ from torch import nn
 
 import mldec
 from mldec import checkpoint
-from mldec.data.word_vectors import read_vectors
+from mldec.data.word_vectors import word_vectors
 from mldec.errors import UserError, printable
 
 ROOT = Path(mldec.__file__).parents[1]
@@ -60,7 +60,7 @@ def fault_of(call: Callable[[], object], path: Path) -> str | None:
 
 
 def words(path: Path) -> object:
-    return read_vectors(path, ["one", "two"], order=["one", "two"])
+    return word_vectors(str(path), ["one", "two"], order=["one", "two"])
 
 
 def test_every_file_ends_in_one_line_at_every_door(

@@ -16,10 +16,10 @@ from support import CONFIGS, one_line
 
 from mldec import checkpoint
 from mldec.checkpoint import check_classes, check_queries, load_model
-from mldec.data.text_encoder import TextEncoder
+from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import read_image
 from mldec.data.types import Classes
-from mldec.data.word_vectors import read_vectors
+from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError
 from mldec.files.torch_files import read_torch
 
@@ -145,7 +145,7 @@ def test_predict_knows_its_own_classes_and_new_ones(
         for item in json.loads((tmp_path / "own.json").read_text())[0]["predictions"]
     }
     assert len(own) == 40
-    vectors = read_vectors(folder / "data/wordvec_array.pth", ["redfive", "bluetwo"])
+    vectors = word_vectors(str(folder / "data/wordvec_array.pth"), ["redfive", "bluetwo"]).queries
     lines = [
         f"{name} {' '.join(map(str, row.tolist()))}\n"
         for name, row in zip(("a", "b"), vectors, strict=True)
@@ -313,7 +313,7 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
 
     alone = predicted(best)
     loaded = load_model(best, plugins=["patches"])
-    vectors = TextEncoder.open(source).encode_names(["zebra", "traffic jam"], origin.templates)
+    vectors = open_encoder(source).encode_names(["zebra", "traffic jam"], origin.templates)
     image = loaded.transform(read_image(some_image(folder)))
     with torch.no_grad():
         wanted = loaded.model(image[None], vectors)[0].sigmoid().tolist()

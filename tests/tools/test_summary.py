@@ -281,5 +281,5 @@ def test_without_matplotlib_the_plot_is_refused(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = cli("summary", outputs, "--plot", "plot.png")
     assert (status, out) == (1, "")
-    one_line(err, "--plot: the charts need matplotlib", "pip install 'mldec[plot]'")
+    one_line(err, "--plot: the charts need matplotlib", "pip install -e '.[plot]'")
     assert cli("summary", outputs)[0] == 0

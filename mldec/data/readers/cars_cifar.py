@@ -2,7 +2,6 @@
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,13 +168,6 @@ class Pictures:
     def select(self, images: np.ndarray) -> "Pictures":
         """Return the images of a mask, bool [N], or of a list of indices, in its order."""
         return Pictures(self.file, self.pixels[images], self.numbers[images])
-
-    def absent(self) -> np.ndarray:
-        """Return which images are absent, bool [N]: none."""
-        return np.zeros(len(self), bool)
-
-    def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Do nothing: the pickles have no checksums; see `mldec.data.types.Storage`."""
 
 
 def _load_cifar_split(folder: Path, split: str, cache: TableCache) -> StoredImages:

@@ -12,13 +12,14 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pycocotools.coco import COCO
 from torch import Tensor
 
 from mldec.data.cache import TableCache
-from mldec.data.settings import Source
+from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
 from mldec.data.table import (
     COCO_NAMES,
     Labels,
@@ -33,7 +34,6 @@ from mldec.data.table import (
 )
 from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
 from mldec.data.types import StoredImages, VectorOrigin, check_folder, in_folder
-from mldec.data.word_vectors import DEFAULT_VECTORS, NO_VECTORS, VectorSettings
 from mldec.errors import DataError, refusing
 from mldec.files.text import read_json
 
@@ -217,7 +217,7 @@ def coco_zsl(
     root: str,
     train: str = "train2014",
     val: str = "val2014",
-    val_images: str = "unseen",
+    val_images: Literal["unseen", "all"] = "unseen",
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from mldec.data.cache import TableCache
-from mldec.data.settings import Source
+from mldec.data.settings import DEFAULT_VECTORS, Source, VectorSettings
 from mldec.data.table import (
     Table,
     TableBuilder,
@@ -26,7 +27,6 @@ from mldec.data.table import (
 )
 from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.data.word_vectors import DEFAULT_VECTORS, VectorSettings
 from mldec.errors import DataError, refusing
 from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
 
@@ -42,7 +42,7 @@ def nuswide_zsl(
     root: str,
     csv_file: str = "data.csv",
     split_file: str = "benchmark_81_v0.json",
-    val_images: str = "unseen",
+    val_images: Literal["unseen", "all"] = "unseen",
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:

@@ -142,10 +142,6 @@ class TarShards:
         """Return some of the images: bool [N], or their indices in the wanted order."""
         return TarShards(self.folder, self.index, self.numbers[images])
 
-    def absent(self) -> np.ndarray:
-        """Return that no image is absent, bool [n]: `load_shards` has checked the shards."""
-        return np.zeros(len(self), bool)
-
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
         """Compare the sha256 of all shards with the index.
 

@@ -12,11 +12,12 @@ from clip_towers import clip_folder, siglip_folder
 from torch import Tensor, nn
 
 from mldec.checkpoint import check_classes, check_queries, scoring
-from mldec.checkpoint.classes import can_make, queries_for, read_class_names
-from mldec.data.text_encoder import TextEncoder
+from mldec.checkpoint.classes import can_make, read_class_names
+from mldec.data.text_encoder import open_encoder
 from mldec.data.types import Classes, VectorOrigin
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.open_vocabulary import queries_for
 
 PATH = Path("x.pt")
 ABC, CAB = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
@@ -52,10 +53,12 @@ def test_nothing_changes_in_the_same_order_or_by_word_vectors(
 
 def test_a_checkpoint_scores_its_own_classes_only() -> None:
     check_queries(ABC, CAB, "last.pt")
-    message = r"the data has no 'b' \(2 of 3\), the checkpoint no 'x'; .*--class-names"
+    message = r"data, 3 and 3: number 1 is 'b' there and 'x' here; .*--class-names"
     with pytest.raises(CheckpointError, match=message):
         scoring(Fixed(), ABC, Classes(("a", "x", "y")), "best.pt")
-    with pytest.raises(CheckpointError, match="knows 3 classes, the data has 2: choose data"):
+    with pytest.raises(
+        CheckpointError, match="3 and 2: number 2 is 'c' there and None here; choose"
+    ):
         scoring(Fixed(), ABC, Classes(("a", "b")), "best.pt")
 
 
@@ -93,8 +96,11 @@ def words(names: tuple[str, ...] = ABC.names, width: int = 5, seed: int = 0) -> 
 @pytest.mark.parametrize(
     ("current", "fault"),
     [
-        (Classes(("a", "b")), "x.pt knows 3 classes, the data has 2: choose data with its classes"),
-        (CAB, "x.pt has other classes than the data: number 0 is 'a' there and 'c' here"),
+        (
+            Classes(("a", "b")),
+            "x.pt has other classes than the data, 3 and 2: number 2 is 'c' there and None",
+        ),
+        (CAB, "number 0 is 'a' there and 'c' here"),
     ],
 )
 def test_a_run_goes_on_with_the_same_classes_in_the_same_order(
@@ -103,7 +109,7 @@ def test_a_run_goes_on_with_the_same_classes_in_the_same_order(
     check_classes(ABC, Classes(ABC.names, exclusive=True), PATH)
     with pytest.raises(CheckpointError) as caught:
         check_classes(ABC, current, PATH)
-    assert str(caught.value) == fault
+    assert fault in str(caught.value)
 
 
 def test_a_zero_shot_model_scores_any_classes_that_have_vectors_of_its_width() -> None:
@@ -195,7 +201,7 @@ def test_the_text_encoder_of_the_training(tower: Path) -> None:
     assert not can_make(OLD)
 
     other = asked(trained, "zebra,traffic jam", None)
-    wanted = TextEncoder.open(f"clip:{tower}").encode(["the zebra", "the traffic jam"])
+    wanted = open_encoder(f"clip:{tower}").encode(["the zebra", "the traffic jam"])
     assert other.names == ("zebra", "traffic jam")
     torch.testing.assert_close(other.queries, wanted)
     # Named on the command line, it is asked with the prompts of the training too.

@@ -169,7 +169,7 @@ def test_given_names_replace_those_of_a_file(medium: dict[str, Tensor]) -> None:
     state = {"model": medium, "idx_to_class": {0: "a"}}
     names = [f"thing {index}" for index in range(80)]
     assert converted(state, names=names).classes.names == tuple(names)
-    with pytest.raises(DataError, match="it names 1 classes, but its head has 80"):
+    with pytest.raises(ValueError, match="it has 80 classes, the file names 1"):
         converted(state)
     with pytest.raises(ValueError, match="it has 80 classes, the file names 2"):
         converted(state, names=["a", "b"])
@@ -208,13 +208,17 @@ def test_init_takes_what_fits_and_says_so(medium: dict[str, Tensor], tmp_path: P
 @pytest.mark.parametrize(
     ("lost", "more", "fault"),
     [
-        ("head.", {}, "has no head, only a backbone: train from it with init="),
+        (
+            "head.",
+            {},
+            "misses head.fc_weight: it is incomplete, or a start for training",
+        ),
         (POOL, {}, "misses head.pool_weight"),
         ("body.layer4.2", {}, "a TResNet of blocks (3, 4, 11, 2)"),
-        ("", {}, "holds no weights"),
+        ("", {}, "is of no known network: its first tensors are none"),
         ("body.conv1", {}, "is of no known network"),
         (POOL, {POOL: torch.zeros(80)}, "not enough values to unpack"),
-        (POOL, {POOL: torch.zeros(10**12, 0, 1)}, f"has the shape [{10**12}, 0, 1]"),
+        (POOL, {POOL: torch.zeros(10**12, 0, 1)}, "it misses head.pool_bias"),
         ("body.conv1.0", {"body.conv1.0.weight": torch.tensor(1.0)}, "IndexError"),
         ("-", {"body.layer1.1.conv9.0.weight": torch.zeros(1)}, "1 tensor is unexpected"),
         ("-", {f"head.decoder.layers.{'9' * 30}.norm1": torch.zeros(1)}, "1 tensor is unexpected"),

@@ -124,9 +124,8 @@ def test_a_loss_counts_the_annotated_training_labels_if_it_needs_them() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("loss.pos_weight=0", r"^loss\.pos_weight is 0: it must be above 0, or auto$"),
+        ("loss.pos_weight=0", r"^loss\.pos_weight is 0: it must be above 0$"),
         ("+loss.label_counts=3", r"^loss\.label_counts: AsymmetricLoss takes no such argument"),
-        ("loss.pos_weight=auto", r"^loss\.pos_weight auto needs the counts of the training"),
     ],
 )
 def test_a_wrong_weight_of_positives_is_refused_in_one_line(word: str, message: str) -> None:

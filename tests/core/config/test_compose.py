@@ -70,7 +70,7 @@ def test_every_option_of_every_part_composes(part: str, digits: Config) -> None:
             "backbone=tf_efficientnet_lite0",
             "backbone=tf_efficientnet_lite0 is a model of timm: write backbone=timm ",
         ),
-        ("+experiment=digit", "there is no experiment 'digit'; did you mean 'digits'?"),
+        ("+experiment=digit", "experiment=digit: there is no such option; did you mean 'digits'?"),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_right_one(word: str, message: str) -> None:

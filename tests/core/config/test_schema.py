@@ -81,7 +81,6 @@ def test_ranges(section: type, name: str, good: list[Any], bad: list[Any]) -> No
     ("section", "settings", "message"),
     [
         (Train, {"epochs": 2, "patience": 1, "eval_every": 4}, "no evaluation before the last ep"),
-        (Train, {"ema_start_epoch": 2, "ema_decay": None}, "has no effect without train.ema_decay"),
         (Train, {"cache_features": True}, "is for a frozen backbone: pass train.freeze=.backbone."),
         (Schedule, {"min_lr": 1e-6}, "min_lr has no effect with schedule.name=onecycle: leave it"),
         (Schedule, {"name": ScheduleName.cosine, "pct_start": 0.3}, "pct_start has no effect"),

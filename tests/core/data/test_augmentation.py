@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pictures import picture, pixels
-from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from mldec.data.official_augment import (
     GREY,
@@ -17,7 +17,6 @@ from mldec.data.official_augment import (
     cutout,
     shear_x,
     shear_y,
-    smoothed,
 )
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.transforms import TrainTransform
@@ -217,24 +216,7 @@ def test_quick_operations_have_the_pixels_of_pillow(name):
             how = Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
             pillows = image.transform(image.size, *how, fillcolor=GREY)
             assert np.array_equal(shear(image, slope, GREY[0]), pillows), (shear, slope)
-    assert np.array_equal(smoothed(image), image.filter(ImageFilter.SMOOTH))
     assert np.array_equal(before, image)
-
-
-def test_every_sum_of_a_smoothed_image_is_rounded_like_pillows():
-    """Each block of 3 x 3 pixels has another weighted sum: 0 to 13 x 255."""
-    blocks = []
-    for total in range(13 * 255 + 1):
-        mean, rest = divmod(total, 13)
-        block = np.full(9, mean, np.uint8)
-        if rest >= 5:
-            block[4] += 1
-            rest -= 5
-        block[[0, 1, 2, 3, 5, 6, 7, 8][:rest]] += 1
-        blocks.append(block.reshape(3, 3))
-
-    image = Image.fromarray(np.stack([np.hstack(blocks)] * 3, 2))
-    assert np.array_equal(smoothed(image), image.filter(ImageFilter.SMOOTH))
 
 
 # Random numbers of samples: the same for the same seed, in any process and thread

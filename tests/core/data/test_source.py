@@ -26,10 +26,10 @@ from mldec.data.types import (
     Split,
     StoredImages,
     VectorOrigin,
+    WordVectors,
     fixed_sample,
     in_folder,
 )
-from mldec.data.word_vectors import WordVectors
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
@@ -210,7 +210,7 @@ def test_zero_shot_data_has_no_folds(source: Source) -> None:
     vectors = WordVectors(("a", "b", "c"), torch.eye(3), VectorOrigin("words.txt", "0" * 64))
     task = ZeroShot(lambda names: ([0, 1], [2]), lambda names: vectors, "all", "there")
     data = assemble(replace(source, task=task), PLAIN, FILES, Sampling(fold="1/2"))
-    with pytest.raises(ConfigError, match=r"data\.fold 1/2: this data is trained on 2 classes and"):
+    with pytest.raises(ConfigError, match=r"data\.fold 1/2: zero-shot data is trained on 2"):
         _ = data.train
 
 

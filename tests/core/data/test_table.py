@@ -9,7 +9,6 @@ import pytest
 
 from mldec.data.table import (
     COCO_NAMES,
-    MAX_NAME,
     VOC,
     Table,
     TableBuilder,
@@ -47,10 +46,9 @@ GOOD = [
     "\U0001f415",
     "0",
     "C/V 'a' \"b\"",
-    "x" * MAX_NAME,
 ]
 CONTROLS = ["\t", "\n", "\0", "\x1b", "\x7f", "\x9b", "\u2028", "\ud800"]
-ODD = [None, True, [], b"dog", "", "  ", "x" * (MAX_NAME + 1)]
+ODD = [None, True, [], b"dog", "", "  "]
 
 
 def test_names_that_are_taken() -> None:

@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from mldec.data.text_encoder import (
     BATCH_SIZE,
+    ClipModel,
     ClipSource,
-    TextEncoder,
     encode_names,
+    open_encoder,
     open_model,
     read_templates,
 )
@@ -84,10 +85,9 @@ def test_sources_are_the_same_in_any_working_directory(
 def test_sources_that_cannot_be(
     tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "names no model" in fault("clip:")
-    assert "names no model" in fault("clip::openai")
-    assert "open_clip_config.json holds no architecture" in fault(f"clip:{tmp_path}")
-    assert f"no file at {tmp_path}/none.pt" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
+    assert "no such folder or model of open_clip" in fault("clip::openai")
+    assert f"clip:{tmp_path} cannot be used (" in fault(f"clip:{tmp_path}")
+    assert "there is no such file" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
     assert "no such folder or model of open_clip; did you mean 'ViT-" in fault("clip:ViT-B-23")
     assert fault("clip:something").endswith("no such folder or model of open_clip")
     message = fault("clip:ViT-B-16-SigLIP2:webly")
@@ -133,9 +133,9 @@ def test_weights_that_do_not_fit(tmp_path: Path, clip: Path, register: Any) -> N
     register("Tiny", CLIP)
     register("Wide", {**CLIP, "embed_dim": 24})
     assert open_model(f"clip:Tiny:{weights}").width == 16
-    assert "does not fit the model" in fault(f"clip:Wide:{weights}")
+    assert "cannot be used (RuntimeError: " in fault(f"clip:Wide:{weights}")
     (tmp_path / "page.pt").write_text("<html>")
-    assert "cannot be read" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
+    assert "cannot be used" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
 
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -181,11 +181,11 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "transformers", None)
         message = fault(f"clip:{path}")
-    assert "its tokenizer cannot be had" in message
+    assert "cannot be used (ImportError: " in message
     assert message.endswith("pip install -e '.[text]'")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").unlink()
-    assert "its tokenizer cannot be had" in fault(f"clip:{path}")
+    assert "cannot be used" in fault(f"clip:{path}")
 
 
 def test_a_tag_says_the_activation_and_the_normalisation(
@@ -203,7 +203,7 @@ def test_a_tag_says_the_activation_and_the_normalisation(
     del tag["file"]
     tag["url"] = "https://example.org/x.pt"
     monkeypatch.setattr("open_clip.pretrained.download_pretrained_from_url", lambda *a, **k: 1 / 0)
-    assert "cannot be downloaded" in fault("clip:Tiny:mine")
+    assert "ZeroDivisionError" in fault("clip:Tiny:mine")
 
 
 # Vectors of texts and names
@@ -212,7 +212,7 @@ def test_a_tag_says_the_activation_and_the_normalisation(
 @pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
 def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
     path = folder(tmp_path / "model")
-    encoder = TextEncoder.open(f"clip:{path}")
+    encoder = open_encoder(f"clip:{path}")
     # More than one batch, and a text that is longer than the context.
     texts = [f"thing {number}" for number in range(BATCH_SIZE + 3)] + ["zebra " * 50]
     model = open_clip.create_model(f"local-dir:{path}").eval()
@@ -223,7 +223,7 @@ def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
     torch.testing.assert_close(vectors, wanted, atol=1e-6, rtol=1e-5)
     assert not vectors.requires_grad
     assert len({tuple(row) for row in vectors.tolist()}) == len(texts)
-    assert not hasattr(encoder._model, "visual")
+    assert not hasattr(encoder.model, "visual")
     assert encoder.source.folder == path
     if folder is siglip_folder:
         return
@@ -242,13 +242,13 @@ def test_vectors_are_those_of_open_clip(folder: Folder, tmp_path: Path) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Record the names that are encoded."""
     names_of_calls: list[list[str]] = []
-    encode = TextEncoder.encode_names
+    encode = ClipModel.encode_names
 
-    def recorded(self: TextEncoder, names: Any, templates: Any) -> torch.Tensor:
+    def recorded(self: ClipModel, names: Any, templates: Any) -> torch.Tensor:
         names_of_calls.append(list(names))
         return encode(self, names, templates)
 
-    monkeypatch.setattr(TextEncoder, "encode_names", recorded)
+    monkeypatch.setattr(ClipModel, "encode_names", recorded)
     return names_of_calls
 
 
@@ -264,7 +264,7 @@ def test_a_name_is_encoded_once(
     assert asked == [["ox", "cat"], ["dog"], ["ox"]]
     assert torch.equal(second[1], first[0])
     assert not torch.allclose(other[0], first[0])
-    encoder = TextEncoder.open(source)
+    encoder = open_encoder(source)
     torch.testing.assert_close(second, encoder.encode_names(["dog", "ox"], TEMPLATES))
     assert hash_of_weights == encoder.sha256
 

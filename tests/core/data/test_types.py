@@ -24,14 +24,12 @@ from mldec.data.randomness import SampleRandom
 from mldec.data.table import Labels, Table, encode_paths, from_dense, from_entries
 from mldec.data.transforms import EvalTransform, Picture
 from mldec.data.types import (
-    MAX_SOURCE,
     Classes,
     DataModule,
     ImageFiles,
     Sampling,
     Split,
     StoredImages,
-    VectorOrigin,
     check_folder,
     draw,
     epoch_length,
@@ -40,7 +38,7 @@ from mldec.data.types import (
     picture,
     repeat_factors,
 )
-from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.errors import CheckpointError, DataError
 
 NAMES = ("cat", "dog", "cow")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [0, 1, 1], [1, 1, 1]], np.int8)
@@ -169,8 +167,6 @@ def test_a_split_is_read_when_it_is_used_and_once() -> None:
     assert read == ["val"], "an evaluation does not need the training files"
     assert data.train.classes.names == ("train",)
     assert read == ["val", "train"]
-    with pytest.raises(ConfigError, match=r"^data.bad_images 'STOP' is not known: choose stop"):
-        module(load, bad_images="STOP")
 
 
 def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images() -> None:
@@ -325,39 +321,9 @@ def test_settings_of_the_sampling() -> None:
 
     for sampler, threshold, message in (
         ("repeat_factor", 0.0, "repeat_threshold is 0.0: it must be in (0, 1]"),
-        ("shuffle", 0.1, "repeat_threshold has no effect with data.sampler=shuffle"),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
             Sampling(sampler=sampler, repeat_threshold=threshold)  # type: ignore[arg-type]
-
-
-# The origin of word vectors, which a stranger's file may claim
-
-
-HASH = "0123456789abcdef" * 4
-
-
-@pytest.mark.parametrize(
-    ("source", "sha256", "templates"),
-    [
-        ("", HASH, ()),
-        (5, HASH, ()),
-        ("x" * (MAX_SOURCE + 1), HASH, ()),
-        ("glove.txt", HASH[1:], ()),
-        ("glove.txt", None, ()),
-        ("glove.txt", HASH, ("a {}",)),
-        ("clip:ViT-B-32", HASH, ()),
-        ("clip:ViT-B-32", HASH, ("a photo",)),
-    ],
-)
-def test_values_of_a_stranger(source: Any, sha256: Any, templates: Any) -> None:
-    assert VectorOrigin(source, sha256, templates).fault() is not None
-    for good in (
-        VectorOrigin("glove.txt", HASH),
-        VectorOrigin("clip:ViT-B-32:openai", HASH, ("a {}",)),
-    ):
-        assert good.fault() is None
-        assert good.is_encoder is bool(good.templates)
 
 
 # The fingerprint of the training data

@@ -2,7 +2,7 @@
 
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from clip_towers import clip_folder
-from support import made
 
-from mldec.data import readers
-from mldec.data.text_encoder import TextEncoder, read_templates
-from mldec.data.word_vectors import VectorSettings, nearest, read_vectors, word_vectors
-from mldec.errors import ConfigError, DataError
+from mldec.data.settings import VectorSettings
+from mldec.data.tasks import neighbours
+from mldec.data.text_encoder import open_encoder, read_templates
+from mldec.data.types import Classes
+from mldec.data.word_vectors import word_vectors
+from mldec.errors import DataError
 
 Save = Callable[[str, Any], Path]
 NAMES = ["sky", "dog", "sea"]
@@ -46,6 +47,10 @@ def lines(*names: str) -> str:
     """Return the rows of ARRAY as lines, with these words."""
     rows = zip(names or NAMES, ARRAY.tolist(), strict=True)
     return "\n".join(f"{name} {' '.join(map(str, row))}" for name, row in rows)
+
+
+def read_vectors(path: Path, names: Sequence[str], **named: Any) -> torch.Tensor:
+    return word_vectors(str(path), names, **named).queries
 
 
 def fault(path: Path, names: list[str], **named: Any) -> str:
@@ -209,8 +214,8 @@ def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data: Path
     alphabetical, by_id = (path.read_text().strip().split("\n") for path in files)
     assert alphabetical != by_id
     glove = read_vectors(folder / "coco80_glove_80x300.npy", by_id, order=alphabetical)
-    seen = [index for index, name in enumerate(by_id) if name != "cat"]
-    assert nearest(by_id, glove, seen, k=1)["cat"][0][0] == "dog"
+    seen = Classes(tuple(name for name in by_id if name != "cat"))
+    assert neighbours(seen, Classes(tuple(by_id), queries=glove))["cat"][0][0] == "dog"
 
 
 # Settings
@@ -250,7 +255,7 @@ def test_optional_names_may_be_missing(
 
 def test_a_text_encoder_with_prompts(tmp_path: Path) -> None:
     source = f"clip:{clip_folder(tmp_path / 'model')}"
-    encoder, cache = TextEncoder.open(source), str(tmp_path / "cache")
+    encoder, cache = open_encoder(source), str(tmp_path / "cache")
     (tmp_path / "mine.txt").write_text("my {}\nyour {}\n")
     for prompts in ("a photo of a {}.", "simple7", "mine.txt"):
         settings = VectorSettings(vectors=source, prompts=prompts, cache_dir=cache)
@@ -260,12 +265,3 @@ def test_a_text_encoder_with_prompts(tmp_path: Path) -> None:
         torch.testing.assert_close(queries, encoder.encode_names(names, templates))
         assert (origin.source, origin.sha256) == (source, encoder.sha256)
         assert origin.templates == templates
-        assert origin.fault() is None
-
-
-@pytest.mark.parametrize("reader", ["nuswide_zsl", "nuswide_official", "coco_zsl", "coco"])
-def test_prompts_of_a_file_have_no_effect(reader: str, tmp_path: Path) -> None:
-    (tmp_path / "some file").touch()
-    arguments = {"root": str(tmp_path), "vectors": "v.txt", "prompts": "clip80"}
-    with pytest.raises(ConfigError, match=r"^data\.prompts 'clip80' has no effect on the vectors"):
-        made(getattr(readers, reader), **arguments)

@@ -22,9 +22,10 @@ from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import Results, SomeClasses, evaluate, open_for_evaluation, with_class_list
+from mldec.evaluation import Results, evaluate, open_for_evaluation
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.open_vocabulary import SelectedClasses, with_class_list
 
 Cli = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -161,7 +162,7 @@ def test_targets_are_those_of_the_classes() -> None:
         def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
             return torch.zeros(3, 4, 4), torch.tensor([0, 1, -1, 1, 1, 0], dtype=torch.int8)
 
-    assert fixed_sample(SomeClasses(Partial(), [3, 2, 0, 1]), 0)[1].tolist() == [1, -1, 0, 1]
+    assert fixed_sample(SelectedClasses(Partial(), [3, 2, 0, 1]), 0)[1].tolist() == [1, -1, 0, 1]
 
 
 def test_numbers_without_classes_are_absent(

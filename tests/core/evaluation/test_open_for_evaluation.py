@@ -15,18 +15,18 @@ from mldec import build
 from mldec.checkpoint import Calibration, Loaded, load_model
 from mldec.config.compose import compose, override
 from mldec.data.fingerprint import fingerprint
-from mldec.data.text_encoder import TextEncoder
+from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation import (
-    asked_for,
     check_size,
     chosen_data,
     chosen_thresholds,
     fit_to_device,
     open_for_evaluation,
     stored_thresholds,
+    with_same_classes,
 )
 from mldec.runtime import distributed
 
@@ -107,7 +107,7 @@ def test_a_tower_is_asked_for_the_classes_of_the_data(
 
     sentences = [f"a photo of a {name}." for name in classes.names]
     assert classes.queries is not None
-    wanted = TextEncoder.open(f"clip:{folder}").encode(sentences)
+    wanted = open_encoder(f"clip:{folder}").encode(sentences)
     torch.testing.assert_close(classes.queries, wanted)
 
     # The scores of a softmax have no threshold.
@@ -125,20 +125,20 @@ def test_vectors_of_the_data_must_be_of_the_tower(
 ) -> None:
     data = digits(tower)
     with pytest.raises(CheckpointError, match=r"word vectors of 16 numbers, .* vectors of 5"):
-        asked_for(tower, with_classes(data, queries=torch.randn(10, 5)), "clip:X")
+        with_same_classes(tower, with_classes(data, queries=torch.randn(10, 5)), "clip:X")
 
     # The same width does not make them those of the tower.
     other = load_model(f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}")
-    _, asked = asked_for(other, data, "clip:Y")
+    _, asked = with_same_classes(other, data, "clip:Y")
     for theirs in (asked, with_classes(asked, origin=None)):
         with pytest.raises(CheckpointError, match=r"^clip:X .* other word vectors: those of 10 cl"):
-            asked_for(tower, theirs, "clip:X")
+            with_same_classes(tower, theirs, "clip:X")
 
     # Its own are taken as they are, and other checkpoints stay as they are.
-    _, own = asked_for(tower, data, "clip:X")
-    assert asked_for(tower, own, "clip:X")[1] is own
+    _, own = with_same_classes(tower, data, "clip:X")
+    assert with_same_classes(tower, own, "clip:X")[1] is own
     trained = replace(tower, classes=data.val.classes)
-    assert asked_for(trained, data, "best.pt") == (trained, data)
+    assert with_same_classes(trained, data, "best.pt") == (trained, data)
 
 
 @pytest.mark.parametrize(

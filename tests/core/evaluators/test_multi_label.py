@@ -240,7 +240,7 @@ def test_a_score_that_is_not_a_number_is_refused():
         evaluated(logits, targets)
 
 
-@pytest.mark.parametrize("options", [{"threshold": 0.0}, {"threshold": 1.0}, {"top_k": 0}])
+@pytest.mark.parametrize("options", [{"threshold": 0.0}, {"threshold": 1.0}])
 def test_a_wrong_setting_is_one_line_with_its_name_and_value(options):
     ((name, value),) = options.items()
     with pytest.raises(ConfigError, match=f"{name} .*{value}"):

@@ -143,10 +143,9 @@ def test_an_estimate_is_saved_and_read(tmp_path: Path, caplog: pytest.LogCapture
     [
         (None, "cannot be used"),
         ("", "not enough values"),
-        ("Class,prior\na,0.1\n", "header 'Class,prior' and 1 rows"),
         ("Classes,avg_pred\na,0.1\nb,high\n", "high"),
-        ("Classes,avg_pred\na,1.5\n", "1.5 in row 2"),
-        ("Classes,avg_pred\na,nan\n", "nan in row 2"),
+        ("Classes,avg_pred\na,1.5\n", "outside of this range"),
+        ("Classes,avg_pred\na,nan\n", "outside of this range"),
         ('Classes,avg_pred\n"a,0.5\n', "unexpected end of data"),
     ],
 )

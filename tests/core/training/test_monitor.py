@@ -26,7 +26,8 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.training import monitor
 from mldec.training.log import RunLog
-from mldec.training.monitor import Curve, Details, Observer, draw, start_trackers
+from mldec.training.monitor import Curve, Details, Observer, draw
+from mldec.training.trackers import require_trackers, start_trackers
 
 N, K = 60, 5
 NAMES = ("cat", "dog", "traffic light", "a/b", "zoo")
@@ -240,7 +241,7 @@ class StandIn:
         return "image", image.size
 
 
-@pytest.fixture(params=monitor.TRACKERS)
+@pytest.fixture(params=["wandb", "trackio"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -301,7 +302,7 @@ def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monitor.require_trackers(config().log)
+    require_trackers(config().log)
     status, _, err = cli("train", *QUICK, f"log.{name}=true")
     assert status == 1
     one_line(err, f"log.{name}=true needs the package {name}", f"pip install -e '.[{name}]'")

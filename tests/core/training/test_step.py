@@ -391,9 +391,3 @@ def test_the_loss_sees_random_queries_which_each_step_draws_anew(config: Config)
     assert (first - second).abs().max() > 1e-3
     torch.manual_seed(99)
     torch.testing.assert_close(calls(skip=1)[0][0], second, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["query_noise", "random_queries"])
-def test_without_word_queries_augmentations_are_refused(config: Config, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"train.{name} has no effect: the data has no word qu"):
-        learner(config, f"train.{name}=1")

@@ -31,9 +31,9 @@ from mldec.training import trainer as module
 from mldec.training.log import RunLog
 from mldec.training.trainer import (
     Trainer,
+    describe_run,
     few_per_batch_norm,
     images_per_batch_norm,
-    opening,
     run_facts,
     start_weights,
     update_best,
@@ -224,7 +224,7 @@ def test_other_data_is_refused_unless_it_is_allowed(
 
     path = ended / "checkpoints" / "last.pt"
     of_two_classes = replace(load(path), classes=Classes(("red", "green")))
-    with pytest.raises(CheckpointError, match="knows 2 classes, the data has 4"):
+    with pytest.raises(CheckpointError, match="other classes than the data, 2 and 4"):
         job.resume(of_two_classes, path)
 
 
@@ -345,7 +345,7 @@ def test_auto_and_fp16_on_a_cpu_are_fp32_to_the_bit(tmp_path: Path) -> None:
         fit(job, tmp_path / precision)
         states.append(job.learner.state())
         used = "fp32" if precision == "fp32" else f"fp32 (train.precision={precision})"
-        assert f", {used} on cpu" in opening(job, Precision(precision))
+        assert f", {used} on cpu" in describe_run(job, Precision(precision))
     assert_equal(states[1], states[0])
     assert_equal(states[2], states[0])
 
@@ -436,14 +436,14 @@ def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(
 def test_the_start_says_how_many_parameters_train(tmp_path: Path) -> None:
     usual = trainer(settings(), tmp_path, network="test_resnet")
     total = sum(parameter.numel() for parameter in usual.learner.model.parameters())
-    said = opening(usual, Precision.auto)
+    said = describe_run(usual, Precision.auto)
     assert f": {total / 1e6:.2f} M trainable parameters, 4 classes" in said
 
     job = trainer(settings(*FINE_TUNING), tmp_path, network="test_resnet")
     parameters = job.learner.model.named_parameters()
     stem = sum(parameter.numel() for name, parameter in parameters if name.startswith(STEM))
     with_queries = total + job.learner.model.head.queries.numel()
-    said = opening(job, Precision.auto)
+    said = describe_run(job, Precision.auto)
     millions = [number / 1e6 for number in (total - stem, with_queries)]
     assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in said
     saved = run_facts(job)
@@ -459,7 +459,7 @@ def test_images_per_batch_norm_are_counted(tmp_path: Path, monkeypatch: pytest.M
     assert few_per_batch_norm(job) is None
 
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
-    assert "batches of 32 images, batch norms see 4 at a time" in opening(job, Precision.auto)
+    assert "batches of 32 images, batch norms see 4 at a time" in describe_run(job, Precision.auto)
     assert "only 4 images" in str(few_per_batch_norm(job))
     job.config.train.sync_batchnorm = True
     assert images_per_batch_norm(job) == 16

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from support import QUICK
 
-from mldec.training import monitor
+from mldec.training.trackers import ID_FILE
 
 SECRET = "8d1f0000feed0000feed0000feed0000feed1c2b"
 
 
-@pytest.mark.parametrize("name", monitor.TRACKERS)
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_the_real_package_keeps_a_resumed_run_in_one_record(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
@@ -31,7 +31,7 @@ def test_the_real_package_keeps_a_resumed_run_in_one_record(name: str, tmp_path:
         assert "nothing more is sent" not in done.stdout
 
     run = tmp_path / "outputs" / "digits"
-    run_id = (run / monitor.ID_FILE).read_text().strip()
+    run_id = (run / ID_FILE).read_text().strip()
     if name == "wandb":
         records = list(run.glob("wandb/offline-run-*"))
         assert [path.name.endswith(f"-{run_id}") for path in records] == [True, True]

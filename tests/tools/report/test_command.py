@@ -250,7 +250,7 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
     monkeypatch.setattr(make, "gather", None)
     status, _, err = cli("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
     assert status == 1
-    one_line(err, f"{squares} knows 3 classes, the data has 10")
+    one_line(err, f"{squares} has other classes than the data, 3 and 10")
 
     words = ["+experiment=digits_single", *QUICK[1:], "train.epochs=1"]
     assert cli("train", *words)[0] == 0
@@ -265,7 +265,7 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
     )
     status, _, err = cli("report", "no.pt", "--out", "r.html")
     assert status == 1
-    one_line(err, "a report needs plotly, not installed here; run pip install 'mldec[report]'")
+    one_line(err, "a report needs plotly, not installed here; run pip install -e '.[report]'")
 
 
 def test_classes_in_another_order_are_compared_by_their_names(

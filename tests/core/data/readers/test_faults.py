@@ -182,7 +182,11 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path: Path, reader: st
         ("csv_table", {"split": "stratified"}, "csv has a column split: leave one"),
         ("csv_table", {"top_k": 2}, "data.top_k is 2, for one label per image"),
         ("folders", {"val_fraction": 1.0}, "data.val_fraction is 1.0"),
-        ("nuswide_zsl", {"val_images": "some"}, "data.val_images is 'some': it must be unseen or"),
+        (
+            "nuswide_zsl",
+            {"val_images": "some"},
+            "data.val_images: 'some' is not one of unseen",
+        ),
         ("openimages", {"val": "val"}, "data.val is 'val': it must be one of train, validation,"),
         ("openimages", {"prefix": -1}, "data.prefix is -1: it must be 0"),
         ("openimages_miil", {"names": "both"}, "data.names"),

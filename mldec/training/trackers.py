@@ -1,0 +1,116 @@
+"""Trackers: the numbers and images of a run at Weights & Biases and in trackio.
+
+They never end a run: what they raise becomes one warning, and nothing more is sent.
+"""
+
+import importlib
+import importlib.util
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from mldec.config.compose import to_dict
+from mldec.config.schema import Config, Log
+from mldec.errors import ConfigError, brief
+from mldec.files import torch_files
+from mldec.training.monitor import Details
+
+log = logging.getLogger("mldec")
+
+ID_FILE = "tracker_id.txt"  # in the folder of a run
+UPLOAD_SECONDS = 300  # that wandb may take at the end of a run for what is not uploaded yet
+
+
+def require_trackers(settings: Log) -> None:
+    """Check that the packages of the chosen trackers are installed."""
+    for name in settings.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"log.{name}=true needs the package {name}, which is not installed; "
+                f"run pip install -e '.[{name}]'"
+            )
+
+
+def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
+    """Begin or continue the records of a run; call it on the main process."""
+    path = directory / ID_FILE
+    run_id = path.read_text().strip() if path.exists() else ""
+    if not run_id:
+        run_id = uuid.uuid4().hex[:16]
+        torch_files.write_text(path, f"{run_id}\n")
+    return [Tracker(name, config, directory, run_id) for name in config.log.trackers]
+
+
+class Tracker:
+    """Send the numbers of a run to wandb or trackio, whose interface is the same, until that fails.
+
+    A resumed run finds its record by `run_id`.
+    """
+
+    def __init__(self, name: str, config: Config, directory: Path, run_id: str) -> None:
+        self.name = name
+        self.run: Any = None  # None after a failure, and at the end
+        with self._or_give_up():
+            self.package = importlib.import_module(name)
+            self.run = self.package.init(
+                project=config.log.project or "mldec",
+                config=to_dict(config),
+                resume="allow",
+                **self._options(config.name, directory, run_id),
+            )
+            if name == "wandb":
+                # The steps that wandb counts by itself never go back: of a resumed run it would
+                # drop all up to the last one before the stop.
+                self.run.define_metric("*", step_metric="step")
+
+    def _options(self, name: str, directory: Path, run_id: str) -> dict[str, Any]:
+        """Return how a record is found again, and that only settings and numbers are sent."""
+        if self.name == "trackio":
+            # It finds a record by its name.
+            options = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
+            return {"name": f"{name}-{run_id}", **options}
+
+        settings = self.package.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            finish_timeout=UPLOAD_SECONDS,
+            quiet=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+        )
+        return {"name": name, "id": run_id, "dir": directory, "settings": settings}
+
+    def add(self, step: int, details: Details) -> None:
+        """Send what is known after a step; the curves are for TensorBoard only."""
+        if self.run is None:
+            return
+
+        with self._or_give_up():
+            images = {tag: self.package.Image(image) for tag, image in details.images.items()}
+            finite = {tag: value for tag, value in details.scalars.items() if isfinite(value)}
+            if self.name == "wandb":
+                self.run.log({"step": step, **finite, **images})
+            else:
+                self.run.log({**finite, **images}, step=step)
+
+    def close(self) -> None:
+        """End the record."""
+        if self.run is not None:
+            with self._or_give_up():
+                self.package.finish()
+                self.run = None
+
+    @contextmanager
+    def _or_give_up(self) -> Iterator[None]:
+        """Send nothing more after an error; a tracker may raise anything."""
+        try:
+            yield
+        except Exception as error:
+            self.run = None
+            log.warning(f"log.{self.name}: {brief(error)}; training goes on, nothing more is sent")
