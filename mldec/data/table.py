@@ -90,6 +90,8 @@ def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[
         path = root / Path(classes).expanduser()
         return check_names(read_lines(path, see), path, see)
 
+    if not classes:
+        raise DataError(f"data.classes: it has no name; {see}")
     return check_names(map(str.strip, classes), "data.classes", see)
 
 

@@ -78,6 +78,8 @@ class ClipSource:
         path = Path(weights).expanduser()
         if path.is_file():
             weights = str(path.absolute())
+        elif len(path.parts) > 1:
+            raise ConfigError(f"{text}: no file at {path}; write clip:MODEL:WEIGHTS or clip:FOLDER")
         return cls(text, model, weights or DEFAULT_WEIGHTS)
 
     @property
