@@ -16,3 +16,6 @@ def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(import_module(f"{package}.{module_of[name]}"), name)
 
     return load
+
+
+__getattr__ = lazily(__name__, {"load": "predict"})

@@ -1,6 +1,7 @@
-"""List the commands: `python -m mldec`."""
+"""Run a command, `mldec train +experiment=digits`, or list them all, `python -m mldec`."""
 
 import sys
+from importlib import import_module
 
 from mldec.errors import suggest
 from mldec.runtime.cli import VERSION
@@ -28,7 +29,7 @@ def overview() -> str:
 
 
 def main() -> None:
-    """Print the list of commands, the version, or a hint at the command that was meant."""
+    """Run a command, or print the list of commands, the version, or the command that was meant."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
@@ -37,14 +38,16 @@ def main() -> None:
         print(VERSION)
         return
 
-    # A command is a module of its own: this one only points to it.
+    # A command is a module of its own, which reads the words behind its name.
     command = arguments[0]
     name = command.replace("-", "_")
     if name in COMMANDS:
-        message = f"'{command}' is a command of its own: write python -m mldec.{name}"
-    else:
-        message = f"there is no command {command!r}{suggest(command, list(COMMANDS))}"
-    print(f"mldec: {message}", file=sys.stderr)
+        sys.argv[1:] = arguments[1:]
+        import_module(f"mldec.{name}").main()
+        return
+
+    hint = suggest(command, list(COMMANDS))
+    print(f"mldec: there is no command {command!r}{hint}", file=sys.stderr)
     sys.exit(2)
 
 

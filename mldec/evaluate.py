@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mldec")
 
-COUNT = "classes_"  # starts the names of metrics that are numbers of classes, not percentages
+MOST_LISTED = 30  # classes that are printed; --csv and --json have all
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,6 +146,8 @@ def tell(
         log.warning(line)
     say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
     say(*table(results.metrics))
+    if len(names) <= MOST_LISTED:
+        say(*class_table(results.per_class, names))
 
     if args.json:
         content = report(results, weights, args.checkpoint, names)
@@ -157,15 +159,34 @@ def tell(
 
 
 def table(metrics: dict[str, float]) -> list[str]:
-    """Return the metrics as lines of text: percentages first, numbers of classes below them."""
+    """Return the metrics as lines: percentages and their meanings, those at top-k, then counts."""
+    from mldec.evaluators.metrics import is_count, meaning
+
     width = max(len(name) for name in metrics)
-    percentages, counts = [], []
+    groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
-        if name.startswith(COUNT):
-            counts.append(f"  {name:<{width}}  {value:7.0f}")
-        else:
-            percentages.append(f"  {name:<{width}}  {value:7.3f}")
-    return [*percentages, "number of classes:", *counts] if counts else percentages
+        heading, digits, text = "", 3, meaning(name)
+        if "@" in name:
+            heading, text = f"of the {name.partition('@')[2]} highest scores of an image:", ""
+        if is_count(name):
+            heading, digits, text = "number of classes:", 0, ""
+        line = f"  {name:<{width}}  {value:7.{digits}f}  {text}"
+        groups.setdefault(heading, []).append(line.rstrip())
+    return [line for heading, lines in groups.items() for line in [heading, *lines] if line]
+
+
+def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> list[str]:
+    """Return a line per class, below the names of the columns."""
+    from mldec.evaluation import as_text
+
+    forms = {"threshold": ".3f"}
+    texts = [[name, *as_text(v, forms.get(name, ".1f"))] for name, v in per_class.items()]
+    columns = [["class", *names], *texts]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(["", name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
+        for name, *cells in zip(*columns, strict=True)
+    ]
 
 
 def main() -> None:

@@ -473,5 +473,12 @@ def to_csv(results: Results, names: tuple[str, ...]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["class", *results.per_class])
-    writer.writerows(zip(names, *results.per_class.values(), strict=True))
+    columns = [as_text(values, ".6g") for values in results.per_class.values()]
+    writer.writerows(zip(names, *columns, strict=True))
     return text.getvalue()
+
+
+def as_text(values: Sequence[float], form: str) -> list[str]:
+    """Return the values of a column as text: counts as whole numbers, others in a format."""
+    is_whole = all(float(value).is_integer() for value in values)
+    return [format(value, ".0f" if is_whole else form) for value in values]

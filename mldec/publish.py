@@ -38,10 +38,10 @@ from mldec.checkpoint import (
 )
 from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
+from mldec.evaluators.metrics import meaning
 from mldec.files.results import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, read_facts
 from mldec.files.text import read_json
-from mldec.report.statistics import is_count, meaning
 from mldec.report.training import folder_of_run
 from mldec.runtime.cli import add_weights_options, command, run_command
 from mldec.runtime.facts import count_parameters, multiply_accumulates
@@ -51,6 +51,8 @@ log = logging.getLogger("mldec")
 
 UNKNOWN = "unknown"
 MOST_CLASSES = 1_000  # rows of the table of classes
+# The metrics that the Hub shows beside the first one; the card has all.
+SHOWN = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partial")
 HARDEST = 5  # classes that the limitations name
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
@@ -260,6 +262,7 @@ class Known:
     command: str | None
     license: str | None
     plugins: Sequence[str]
+    data_name: str | None = None
 
 
 def card(known: Known) -> str:
@@ -273,11 +276,12 @@ def card(known: Known) -> str:
     # The reader of the data, with the last part of their folder.
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
-    data = f"{reader} in {node['root']}" if node.get("root") else reader
+    data = known.data_name or (f"{reader} in {node['root']}" if node.get("root") else reader)
 
+    main = (*SHOWN, next(iter(measured.metrics), None))
     results = []
     for metric, value in measured.metrics.items():
-        if not is_count(metric) and value is not None and math.isfinite(value):
+        if metric in main and value is not None and math.isfinite(value):
             result = EvalResult(TASK, reader, visible(data), metric, round(value, 4))
             results.append(result)
     metadata = ModelCardData(
@@ -378,6 +382,7 @@ def publish(args: argparse.Namespace) -> None:
         command=command_of(loaded.path),
         license=args.license,
         plugins=args.plugin,
+        data_name=args.data_name,
     )
 
     if args.dry_run is not None:
@@ -421,6 +426,9 @@ def parser() -> argparse.ArgumentParser:
     add_weights_options(arguments)
     arguments.add_argument(
         "--results", metavar="FILE", help="the JSON of mldec.report or mldec.evaluate, for the card"
+    )
+    arguments.add_argument(
+        "--data-name", metavar="TEXT", help="of the data set, for the card; default: its reader"
     )
     arguments.add_argument(
         "--license",

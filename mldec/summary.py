@@ -13,7 +13,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mldec.errors import CheckpointError, DataError, printable, say
+import yaml
+
+from mldec.errors import CheckpointError, DataError, printable, refusing, say
 from mldec.figures import SMALL, new_figure, save, set_title, shorten
 from mldec.files.results import check_targets, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
@@ -52,6 +54,11 @@ class Run:
     params_m: float  # trainable parameters in millions
     gmacs: float | None  # billions of multiply-accumulates per image; None if they are unknown
     image_size: int  # pixels per side
+    data: str  # the reader, and the folder that it read
+    head: str
+    loss: str
+    lr: str  # the highest one
+    fold: str | None  # of a cross-validation, such as 1/5
     epochs: str  # evaluated and planned, as 3/40
     state: str  # finished or unfinished
     time: str  # hours:minutes:seconds of training, the sum over interruptions
@@ -69,6 +76,8 @@ class Run:
 
 
 COLUMNS = [field.name for field in fields(Run) if field.name != "progress"]
+# The other columns are shown where runs differ.
+ALWAYS = {"run", "metric", "value", "epochs", "state", "time"}
 
 
 def read(folder: Path, name: str) -> Run:
@@ -85,6 +94,13 @@ def read(folder: Path, name: str) -> Run:
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
     epoch, macs = max(done.epoch, facts.start_epoch), facts.multiply_accumulates
 
+    file = folder / "config.yaml"
+    with refusing(file):
+        settings = yaml.safe_load(file.read_text()) if file.exists() else {}
+        nodes = [settings.get(part, {}) for part in ("data", "head", "loss", "optim")]
+        data, head, loss, _ = [str(node.get("_target_", "-")).split(".")[-1] for node in nodes]
+        root, fold, lr = nodes[0].get("root"), nodes[0].get("fold"), nodes[3].get("lr", "-")
+
     # The mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
     return Run(
@@ -96,6 +112,11 @@ def read(folder: Path, name: str) -> Run:
         params_m=facts.parameters / 1e6,
         gmacs=None if macs is None else macs / 1e9,
         image_size=facts.image_size,
+        data=f"{data} {Path(root).name}" if root else data,
+        head=head,
+        loss=loss,
+        lr=str(lr),
+        fold=fold,
         epochs=f"{epoch}/{facts.epochs}",
         state="finished" if facts.ended or epoch >= facts.epochs else "unfinished",
         time=clock(done.seconds),
@@ -118,16 +139,20 @@ def gather(root: Path) -> list[Run]:
         except CheckpointError as error:
             print(printable(f"left out: {error}"))
 
-    # Runs without an evaluation come last.
-    return sorted(
-        runs, key=lambda run: (run.metric is None, run.metric or "", -(run.value or 0.0), run.run)
-    )
+    # Folds come behind full runs of their metric, and runs without an evaluation last.
+    def place(run: Run) -> tuple[Any, ...]:
+        return run.metric or "~", run.fold is not None, -(run.value or 0.0), run.run
+
+    return sorted(runs, key=place)
 
 
 def table(runs: Sequence[Run]) -> str:
     """Return the runs as lines of text with aligned columns."""
-    rows = [COLUMNS]
-    rows += [[printable(_cell(getattr(run, column))) for column in COLUMNS] for run in runs]
+    cells = {name: [printable(_cell(getattr(run, name))) for run in runs] for name in COLUMNS}
+    if cells["name"] == cells["run"]:
+        del cells["name"]
+    shown = [[name, *texts] for name, texts in cells.items() if name in ALWAYS or len({*texts}) > 1]
+    rows = list(zip(*shown, strict=True))
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

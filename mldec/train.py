@@ -26,7 +26,7 @@ from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
-from mldec.runtime.cli import VERSION
+from mldec.runtime.cli import VERSION, to_console
 from mldec.runtime.devices import Precision
 
 if TYPE_CHECKING:
@@ -45,12 +45,13 @@ def run(config: Config, directory: Path) -> None:
     # Set before torch is imported: threads that wait by spinning make a CPU run ten times slower
     # beside any other busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    to_console()
+    log.info(f"{config.name}: starting, mldec {mldec.__version__}")
     import torch
 
     from mldec import build, checkpoint
     from mldec.files.run_lock import RunLock
     from mldec.runtime import distributed
-    from mldec.runtime.cli import to_console
     from mldec.runtime.facts import keep_freed_memory
     from mldec.runtime.signals import listening
     from mldec.training.optim import check_trainable
@@ -79,7 +80,6 @@ def run(config: Config, directory: Path) -> None:
     # 3. The processes, and the folder: only the main process reads and writes it, since nodes need
     # not share a disk. A batch that the processes cannot share is refused before it is touched.
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
-        to_console()
         config = config.on(distributed.world_size())
         distributed.on_main(lock.take)
         _train(config, parts, directory, device, stop)

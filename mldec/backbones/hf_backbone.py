@@ -214,7 +214,7 @@ def _import_transformers() -> Any:
     except ImportError as error:
         raise ConfigError(
             "backbone: HFBackbone needs transformers, which is not installed: "
-            "pip install 'mldec[hf]'"
+            "pip install -e '.[hf]'"
         ) from error
     return transformers
 

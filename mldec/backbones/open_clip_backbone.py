@@ -57,7 +57,7 @@ class OpenClipBackbone(Backbone):
         except ImportError as error:
             raise ConfigError(
                 f"backbone.name={name}: an image tower of open_clip needs open-clip-torch; "
-                f"run pip install 'mldec[text]'"
+                f"run pip install -e '.[text]'"
             ) from error
 
         description = {**vision, **_ALWAYS, "image_size": image_size}

@@ -92,6 +92,9 @@ def local(path: str | Path) -> Path:
     if text.startswith(HUB):
         return published_file(text.removeprefix(HUB))
 
+    run = Path("outputs", path)
+    if not Path(path).exists() and (run / "checkpoints").is_dir():
+        raise CheckpointError(f"no file at {path}; did you mean {run}?")
     if not Path(path).is_dir():
         return Path(path)
     weights = Path(path) / published.WEIGHTS

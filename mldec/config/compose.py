@@ -23,6 +23,9 @@ from mldec.errors import ConfigError, suggest
 PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 
 COMPLETION = ("-sc", "--shell-completion")
+# Hydra's. What else begins with two dashes is a setting that should have none.
+FLAG = "help|hydra-help|version|cfg|resolve|package|run|multirun|shell-completion|info"
+FLAG = rf"--({FLAG}|config-\w+|experimental-rerun)"
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -55,10 +58,16 @@ def prepare(words: list[str]) -> list[str]:
         return words
 
     flags, settings = [], []
+    words = [_at_home(word) for word in words]
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
     for before, word in zip(["", *words], words, strict=False):
         key, equals, value = word.partition("=")
         bare = key.lstrip("+~")
+
+        if word.startswith("--") and not re.fullmatch(FLAG, key):
+            name = key[2:].replace("experiment", "+experiment")
+            check_key("name" if name == "+experiment" else name)
+            raise ConfigError(f"{word}: write {name}=VALUE, without dashes")
 
         # A word without '=' is a flag, the value of the flag before it, or a deletion such as
         # ~data.
@@ -81,6 +90,12 @@ def prepare(words: list[str]) -> list[str]:
 
         settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
     return flags + settings
+
+
+def _at_home(word: str) -> str:
+    """Expand `~/` at the start of a value, which shells leave alone and Hydra does not parse."""
+    key, _, value = word.partition("=")
+    return f"{key}={Path(value).expanduser()}" if value.startswith("~/") else word
 
 
 def compose(words: list[str]) -> Config:
@@ -134,7 +149,7 @@ def override(config: Config, words: list[str]) -> Config:
     base: dict[str, Any] = to_dict(config)
     changes = []
 
-    for word in words:
+    for word in map(_at_home, words):
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
             raise _not_understood(word)
@@ -226,7 +241,10 @@ def explain(error: BaseException) -> str:
     """Return an error of OmegaConf or Hydra as one line in the terms of the command line."""
     # The folder of the run refers to ${name}, which every experiment sets.
     if isinstance(error, InterpolationToMissingValueError):
-        return f"no run is chosen: pass +experiment=NAME, one of {', '.join(experiments())}"
+        return (
+            "no run is chosen: begin with +experiment=digits, or for photos of your own with "
+            "+experiment=finetune_frozen data.root=FOLDER; --help lists all experiments"
+        )
     if isinstance(error, OverrideParseException):
         return str(_not_understood(str(error.override).removeprefix("++")))
 

@@ -147,7 +147,7 @@ def check_decoder(decoder: str) -> None:
     """Raise a `ConfigError` if the package of a decoder is not installed."""
     if decoder == "torchcodec" and importlib.util.find_spec("torchcodec") is None:
         raise ConfigError(
-            "data.decoder: torchcodec is not installed; run pip install 'mldec[fast]', "
+            "data.decoder: torchcodec is not installed; run pip install -e '.[fast]', "
             "or set data.decoder=pillow"
         )
 

@@ -178,7 +178,7 @@ def open_model(source: str) -> ClipModel:
     try:
         import open_clip as library
     except ImportError as error:
-        raise ConfigError(f"{source} needs open_clip: pip install 'mldec[text]'") from error
+        raise ConfigError(f"{source} needs open_clip: pip install -e '.[text]'") from error
 
     with _quiet(), torch.random.fork_rng(devices=[]), refusing(source, ConfigError, remedy=_REMEDY):
         config = library.get_model_config(parsed.model)
@@ -365,7 +365,7 @@ def _of_open_clip(prompts: str) -> tuple[str, ...]:
     spec = importlib.util.find_spec("open_clip")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"data.prompts {prompts!r} is a list in open_clip: pip install 'mldec[text]'"
+            f"data.prompts {prompts!r} is a list in open_clip: pip install -e '.[text]'"
         )
     module = runpy.run_path(str(Path(spec.submodule_search_locations[0], "zero_shot_metadata.py")))
     return tuple(template(PLACE) for template in module[LISTS[prompts]])

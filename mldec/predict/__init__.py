@@ -6,7 +6,11 @@ holds, and how zero-shot checkpoints, heat maps and exported files are used.
 """
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from mldec.errors import ConfigError, suggest
 from mldec.runtime import cli
 
 
@@ -103,6 +107,40 @@ def predict(args: argparse.Namespace) -> int:
     from mldec.predict.run import run
 
     return run(args)
+
+
+def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
+    """Return a function that names what photos show: `mldec.load("best.pt")("photo.jpg")`.
+
+    A photo is a path or a PIL image; it gives classes and scores, as the command prints them, and a
+    list gives a list. The options are those of the command, such as threshold=0.3 and device="cpu".
+    """
+    from mldec.data.images import load_image
+    from mldec.predict.answers import chosen_rule
+    from mldec.predict.run import check_class_options, open_engine
+    from mldec.runtime.distributed import pick_device
+
+    args = parser().parse_args([str(path)])
+    for name, value in options.items():
+        if name not in args:
+            raise ConfigError(f"{name}: there is no such option{suggest(name, list(vars(args)))}")
+        setattr(args, name, value)
+    check_class_options(args)
+    engine = open_engine(args, pick_device(args.device))
+    limits = {"top": args.top, "threshold": args.threshold}
+    rule = chosen_rule(engine.classes, engine.thresholds, content="top", **limits)
+
+    def predicted(photo: Any) -> list[Any]:
+        if isinstance(photo, list | tuple):
+            return [predicted(one) for one in photo]
+        if isinstance(photo, str | Path):
+            image = load_image(photo, engine.transform, decoder=engine.decoder)
+        else:
+            image = engine.transform(photo.convert("RGB"))
+        [scores] = engine.answer([image]).scores
+        return [(one.name, one.score) for one in rule.chosen(scores)]
+
+    return predicted
 
 
 def main() -> None:

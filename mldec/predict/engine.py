@@ -104,7 +104,7 @@ def require_onnx(path: str | Path, needed: Sequence[str] = NEEDED) -> None:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"{path}: ONNX files need {name}, which is not installed; "
-                f"run pip install 'mldec[export]'"
+                f"run pip install -e '.[export]'"
             )
 
 

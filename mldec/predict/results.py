@@ -121,7 +121,7 @@ class Parquet:
     def __init__(self, rule: Rule) -> None:
         if importlib.util.find_spec("pyarrow") is None:
             raise ConfigError(
-                "--parquet needs pyarrow, which is not installed; run pip install 'mldec[parquet]'"
+                "--parquet needs pyarrow, which is not installed; run pip install -e '.[parquet]'"
             )
         import pyarrow
 
@@ -437,7 +437,7 @@ class Division:
     """The images that this process answers, and their way into the parts.
 
     Attributes:
-        images: number of images of the input so far, those of other processes included.
+        images: number of images that are answered, or given to other processes.
         blocks: number of blocks of the input so far, likewise.
     """
 
@@ -467,19 +467,22 @@ class Division:
         while items := list(islice(self._items, BLOCK)):
             number = self.blocks
             self.blocks += 1
-            self.images += len(items)
 
             if number in self._done:
+                self.images += len(items)
                 self._parts.check_names(number, [item.name for item in items])
                 continue
             if turn % self._world_size == self._rank:
                 self._open.append((number, len(items)))
                 yield from items
+            else:
+                self.images += len(items)
             turn += 1
 
     def add(self, row: Row) -> None:
         """Take the row of the next image; a block is written with its last row."""
         self._rows.append(row)
+        self.images += 1
 
         number, size = self._open[0]
         if len(self._rows) == size:

@@ -4,7 +4,7 @@ The report is one HTML file that needs no network: the settings and the cost of 
 metrics, the main ones with a 95 % interval, a table of classes, curves and a threshold to move,
 images that the model gets right and wrong, and labels that may be wrong. With --compare it tests
 whether the checkpoint is better than another one on the same images. It needs
-pip install 'mldec[report]'.
+pip install -e '.[report]'.
 """
 
 import argparse

@@ -166,8 +166,9 @@ def gather(subject: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         notes.append(f"There are no heat maps: {error}.")
 
     run_summary, curves, run_notes = of_run(subject.loaded.path)
+    name = subject.config.name if subject.loaded.of_run else Path(subject.path).name
     return Content(
-        title=f"{Path(subject.path).name}: {len(classes):,} classes, {len(labels):,} images",
+        title=f"{name}: {len(classes):,} classes, {len(labels):,} images",
         summary=summary(subject, labels, len(unreadable)) | run_summary,
         settings=to_yaml(subject.config),
         images=len(labels),

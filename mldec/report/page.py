@@ -20,10 +20,11 @@ from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
 from mldec.errors import visible
+from mldec.evaluators.metrics import is_count, meaning
 from mldec.files.pages import data_url, template
 from mldec.report.comparison import Comparison
 from mldec.report.examples import Example, Picture, Suspect
-from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs, is_count, meaning
+from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs
 from mldec.report.training import Points
 
 HEAT_OPACITY = 0.8  # at the maximum of a heat map

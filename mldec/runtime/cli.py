@@ -8,12 +8,12 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
 import mldec
-from mldec.errors import ConfigError, one_line, printable, writing
+from mldec.errors import ConfigError, complain, one_line, printable, suggest, writing
 from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
 
 log = logging.getLogger("mldec")
@@ -64,9 +64,22 @@ def on_terminal() -> bool:
 VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses a command line in one line, with the option that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong, without the usage, and end with status 2."""
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        if unknown:
+            hint = suggest(unknown.partition("=")[0], list(self._option_string_actions))
+            message = f"'{unknown}' is not understood{hint}"
+        complain(f"{message}; see {self.prog} --help")
+        sys.exit(2)
+
+
 def command(name: str, description: str) -> argparse.ArgumentParser:
     """Return the parser of `python -m mldec.NAME`, with --version."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m mldec.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -177,7 +190,7 @@ def require(what: str, extra: str, *packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
-                f"{what} needs {package}, not installed here; run pip install 'mldec[{extra}]'"
+                f"{what} needs {package}, not installed here; run pip install -e '.[{extra}]'"
             )
 
 

@@ -87,8 +87,10 @@ def with_tokens(
 
         # Looked for once: another run may be writing to the same folder.
         absent = [index for index, file in enumerate(files) if not file.exists()]
-        message = "tokens of %s of %s %s images are in %s"
-        log.info(message, f"{len(files) - len(absent):,}", f"{len(files):,}", title, folder)
+        log.info(
+            f"the frozen network has seen {len(files) - len(absent):,} of {len(files):,} {title} "
+            f"images before; its output (tokens) is kept in {folder}"
+        )
         if absent:
             missing = images.select(np.array(absent))
             to_do = replace(data, load_val=lambda: Split(missing, split.classes))

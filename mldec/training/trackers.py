@@ -31,7 +31,7 @@ def require_trackers(settings: Log) -> None:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"log.{name}=true needs the package {name}, which is not installed; "
-                f"run pip install 'mldec[{name}]'"
+                f"run pip install -e '.[{name}]'"
             )
 
 

@@ -272,7 +272,7 @@ class Trainer:
         runlog.status(
             f"{description} step {self.position}/{total}",
             f"loss {values['train/loss']:.4g} lr {lr:.3g} "
-            f"{values['train/images_per_second']:.0f} images/s {remaining} left",
+            f"{values['train/images_per_second']:.0f} images/s, the run ends in {remaining}",
         )
         self.meter = Meter()
 
@@ -514,8 +514,9 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
             f" (train.batch_per_gpu {config.train.batch_per_gpu} x {distributed.world_size()} "
             f"processes x train.accumulate {config.train.accumulate}, in place of train.batch_size)"
         )
-    if (images := images_per_batch_norm(trainer)) is not None:
-        batch += f", {images:,} for each batch norm"
+    images = images_per_batch_norm(trainer)
+    if images not in (None, config.train.batch_size):
+        batch += f", batch norms see {images:,} at a time"
 
     splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
     if trainer.batches.factors is not None:

@@ -80,7 +80,7 @@ def test_evaluate_gives_the_number_of_the_run_and_writes_it(cli, best, tmp_path)
     assert "on 40 images" in out
     rows = list(csv.DictReader((tmp_path / "r.csv").open()))
     assert [row["class"] for row in rows] == list(NAMES)
-    assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"])
+    assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"], abs=1e-3)
 
 
 def test_evaluate_takes_settings_and_other_weights(cli, digits_run, tmp_path):
@@ -119,7 +119,7 @@ def test_evaluate_refuses_in_one_line(cli, digits_run, words, parts):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ["no run is chosen: pass +experiment=NAME, one of", "digits"]),
+        ([], ["no run is chosen: begin with +experiment=digits"]),
         (["+experiment=digits", "+train.epoch=3"], ["did you mean 'epochs'?"]),
         (["+experiment=digits", "train.epochs=abc"], ["train.epochs", "'abc'"]),
         (["+experiment=digits", "head.num_groups=many"], ["'many' is not a whole number or null"]),
@@ -177,7 +177,7 @@ def test_a_run_that_has_ended_says_so_and_goes_on_when_its_end_is_moved(cli, her
     out = cli.out("train", *words, "train.stop_epoch=1", "resume=auto")
     assert "ended after epoch 1, nothing is left to train" in out
     assert (folder / "checkpoints" / "last.pt").read_bytes() == before
-    assert cli("summary").out.splitlines()[1].split()[8:10] == ["1/3", "finished"]
+    assert cli("summary").out.splitlines()[1].split()[3:5] == ["1/3", "finished"]
 
     out = cli.out("train", *words, "resume=auto")
     assert "epoch 2 of 3" in out

@@ -33,11 +33,9 @@ def test_the_list_has_every_command():
     [
         (["-h"], 0, "python -m mldec.evaluate"),
         (["--version"], 0, VERSION),
-        (
-            ["train", "+experiment=digits"],
-            2,
-            "'train' is a command of its own: write python -m mldec.train",
-        ),
+        (["evaluate", "--version"], 0, VERSION),
+        (["train", "--epochs", "3"], 1, "did you mean 'train.epochs'?"),
+        (["check-data", "--ot", "x"], 2, "mldec: '--ot' is not understood; did you mean '--out'?"),
         (["predcit"], 2, "there is no command 'predcit'; did you mean 'predict'?"),
     ],
 )

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from support import one_line
 
 from mldec import checkpoint
 from mldec.errors import CheckpointError
 from mldec.files.torch_files import read_torch
-from mldec.summary import COLUMNS, Run, draw, gather
+from mldec.summary import COLUMNS, Run, draw, gather, table
 from mldec.training.log import Evaluation, Progress, read_progress
 
 HEADS = {".png": b"\x89PNG", ".SVG": b"<?xml", ".pdf": b"%PDF"}
@@ -78,6 +79,27 @@ def test_unfinished_and_resumed_runs(outputs):
     assert (runs[0].value, runs[0].weights, runs[-1].time) == (99.5, "ema", "0:00:00")
 
 
+def test_settings_are_shown_where_runs_differ_and_folds_stand_behind(outputs):
+    reader, root = "mldec.data.readers.csv_table.csv_table", "/data/mine"
+    for name, value, fold in (("full", 50.0, None), ("cv1", 99.0, "1/5")):
+        folder = copy(outputs, name, best={})
+        line = {"step": 1, "epoch": 2, "time": 1.0, "val/mAP": value}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        data = {"_target_": reader, "root": root, "fold": fold}
+        config = {"data": data, "head": {"_target_": "a.GAP"}, "loss": {}, "optim": {"lr": 0.1}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    shutil.rmtree(outputs / "a")
+
+    lines = [line.split() for line in table(gather(outputs)).splitlines()]
+    assert lines[0] == ["run", "metric", "value", "fold", "epochs", "state", "time"]
+    assert [line[:4] for line in lines[1:]] == [
+        ["full", "mAP", "50.00", "-"],
+        ["cv1", "mAP", "99.00", "1/5"],
+    ]
+    (outputs / "cv1" / "config.yaml").unlink()
+    assert "csv_table mine  GAP" in table(gather(outputs))
+
+
 def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(cli, outputs, tmp_path):
     (copy(outputs, "broken") / "run.json").unlink()
     (copy(outputs, "odd") / "run.json").write_text("[1]")
@@ -89,13 +111,13 @@ def test_what_cannot_be_read_is_named_in_a_line_and_the_rest_is_shown(cli, outpu
     warned, shown = out.splitlines()[:-2], out.splitlines()[-2:]
     assert len(warned) == 4
     assert all(line.startswith("left out: ") for line in warned), out
-    assert shown[0].split() == COLUMNS
+    assert shown[0].split() == ["run", "metric", "value", "epochs", "state", "time"]
     assert shown[1].split()[0] == "a"
     with (tmp_path / "t.csv").open(newline="") as file:
         heading, row = csv.reader(file)
     assert heading == COLUMNS
     assert COLUMNS[:4] + COLUMNS[-2:] == ["run", "name", "metric", "value", "time", "commit"]
-    assert (row[0], row[2], len(row)) == ("a", "mAP", 12)
+    assert (row[0], row[2], len(row)) == ("a", "mAP", 17)
 
 
 def test_an_evaluation_has_the_better_value_and_the_time_of_every_process(tmp_path):
@@ -140,8 +162,9 @@ def made(
     ]
     best = max((value for value in values if math.isfinite(value)), default=None)
     progress = Progress(3600 * hours, evaluations)
+    settings = ("-", "-", "-", "-", None)
     state = ("1/1", "finished", "0:00:01", "-")
-    return Run(name, name, metric, best, "raw", 1.0, gmacs, 64, *state, progress)
+    return Run(name, name, metric, best, "raw", 1.0, gmacs, 64, *settings, *state, progress)
 
 
 def lines(axes):

@@ -59,5 +59,5 @@ def test_what_cannot_be_built_is_one_line(monkeypatch):
         built({**CLIP["vision_cfg"], "patch_size": 64})
 
     monkeypatch.setitem(sys.modules, "open_clip.model", None)
-    with pytest.raises(ConfigError, match=r"pip install 'mldec\[text\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[text\]'"):
         built(CLIP["vision_cfg"])

@@ -278,5 +278,5 @@ def test_nothing_is_read_for_a_config_that_a_checkpoint_leaves_out(tmp_path):
 def test_it_is_an_extra(monkeypatch):
     parts = build.check(compose(["+experiment=digits", "backbone=cvt_w24"]))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"not installed: pip install 'mldec\[hf\]'$"):
+    with pytest.raises(ConfigError, match=r"not installed: pip install -e '\.\[hf\]'$"):
         build.complete(parts)

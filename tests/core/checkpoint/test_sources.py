@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +107,11 @@ def test_the_released_files_have_names_of_their_own():
 def test_a_malformed_address_is_refused_without_a_request(address):
     with pytest.raises(CheckpointError, match=r"is no repository; write owner/name"):
         local(f"hf:{address}")
+
+
+def test_the_name_of_a_run_alone_is_refused_with_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("outputs/mine/checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"^no file at mine; did you mean outputs/mine\?$"):
+        local("mine")
+    assert local("yours") == Path("yours")

@@ -60,6 +60,9 @@ def test_every_option_of_every_part_composes(part, digits):
         ("epochs=3", "epochs: the config has no setting 'epochs'; did you mean 'train.epochs'?"),
         ("train.lr=0.1", "train.lr: train has no setting 'lr'; did you mean 'optim.lr'?"),
         ("epochs", "'epochs' is not understood: write key=value"),
+        ("--data", "--data: write data=VALUE, without dashes"),
+        ("--experiment=digits", "--experiment=digits: write +experiment=VALUE, without dashes"),
+        ("--epochs", "epochs: the config has no setting 'epochs'; did you mean 'train.epochs'?"),
         ("head=mldecoder", "head=mldecoder: there is no such option; did you mean 'ml_decoder'?"),
         ("backbone=0", "backbone=0: there is no such option"),
         ("loss=null", "loss=null: there is no such option"),
@@ -80,6 +83,14 @@ def test_flags_come_first_and_the_words_of_tab_completion_pass():
     words = ["head.a=1", "--multirun", "train.epochs=2"]
     assert prepare(words) == ["--multirun", "++head.a=1", "train.epochs=2"]
     assert prepare(["-sc", "install=bash"]) == ["-sc", "install=bash"]
+
+
+def test_the_home_folder_is_expanded(digits, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["data=csv", "data.root=~/my photos", "init=~/best.pt"]
+    assert prepare(words)[1:] == ["++data.root=/home/me/my photos", "init=/home/me/best.pt"]
+    changed = override(digits, words)
+    assert (changed.data["root"], changed.init) == ("/home/me/my photos", "/home/me/best.pt")
 
 
 @pytest.mark.parametrize("word", ["train={", "data.root=[", "data.x=!!python/object:os.system"])

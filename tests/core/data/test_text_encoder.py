@@ -84,7 +84,7 @@ def test_sources_that_cannot_be(tmp_path, monkeypatch):
     message = fault("clip:ViT-B-16-SigLIP2:webly")
     assert "no weights 'webly' of ViT-B-16-SigLIP2, and there is no such file; did you" in message
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    assert fault("clip:ViT-B-32").endswith("pip install 'mldec[text]'")
+    assert fault("clip:ViT-B-32").endswith("pip install -e '.[text]'")
 
 
 # Models
@@ -251,7 +251,7 @@ def test_the_lists_of_clip_need_no_import(tmp_path, monkeypatch):
         assert filled == [function("zebra") for function in functions]
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'mldec\[text\]'$"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[text\]'$"):
         read_templates("clip80", tmp_path)
 
 

@@ -14,7 +14,7 @@ from mldec.config.compose import compose, override
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
-from mldec.evaluate import table
+from mldec.evaluate import class_table, table
 from mldec.evaluation import (
     Results,
     all_scores,
@@ -221,14 +221,23 @@ def test_numbers_that_do_not_exist_are_null():
     )
 
 
-def test_percentages_stand_above_numbers_of_classes():
-    assert table({"mAP": 12.3456, "classes_x": 81.0, "CF1": 5.0, "classes_long": 6.0}) == [
-        "  mAP            12.346",
-        "  CF1             5.000",
+def test_metrics_are_printed_with_their_meanings_and_few_classes_in_a_table():
+    assert table({"top1": 12.3456, "classes_x": 81.0, "mine": 5.0, "F1@3": 6.0}) == [
+        "  top1        12.346  Share of the images whose label has the highest score.",
+        "  mine         5.000",
         "number of classes:",
-        "  classes_x          81",
-        "  classes_long        6",
+        "  classes_x       81",
+        "of the 3 highest scores of an image:",
+        "  F1@3         6.000",
     ]
+    columns = {"AP": [99.96, float("nan")], "positives": [63.0, 0.0], "threshold": [0.25, 0.999]}
+    assert class_table(columns, ("cat", "b")) == [
+        "  class     AP  positives  threshold",
+        "  cat    100.0         63      0.250",
+        "  b        nan          0      0.999",
+    ]
+    results = Results({}, columns, 63, [], None)
+    assert to_csv(results, ("cat", "b")).split()[1:] == ["cat,99.96,63,0.25", "b,nan,0,0.999"]
 
 
 def test_files_that_cannot_be_written_are_refused_first(cli, tmp_path):

@@ -95,7 +95,7 @@ def test_a_second_run_computes_nothing(caplog):
     backbone = Counting()
     data = cached(backbone)
     assert len(data.train.dataset) + len(data.val.dataset) == backbone.images == 24
-    assert "tokens of 0 of 16 training images are in cache/tokens-" in caplog.text
+    assert "has seen 0 of 16 training images before" in caplog.text
 
     again = cached(backbone)
     assert torch.equal(
@@ -103,7 +103,7 @@ def test_a_second_run_computes_nothing(caplog):
     )
     assert len(again.val.dataset) == 8
     assert backbone.images == 24
-    assert "tokens of 16 of 16 training images are in cache/tokens-" in caplog.text
+    assert "has seen 16 of 16 training images before" in caplog.text
 
 
 def test_splits_share_what_is_computed():

@@ -283,5 +283,5 @@ def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
     require_trackers(config().log)
     status, _, err = cli("train", *QUICK, f"log.{name}=true")
     assert status == 1
-    one_line(err, f"log.{name}=true needs the package {name}", f"pip install 'mldec[{name}]'")
+    one_line(err, f"log.{name}=true needs the package {name}", f"pip install -e '.[{name}]'")
     assert not list(tmp_path.rglob("*.pt"))

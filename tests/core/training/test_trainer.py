@@ -359,7 +359,7 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
     assert few_per_batch_norm(job) is None
 
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
-    assert "batches of 32 images, 4 for each batch norm" in describe_run(job, Precision.auto)
+    assert "batches of 32 images, batch norms see 4 at a time" in describe_run(job, Precision.auto)
     assert "only 4 images" in str(few_per_batch_norm(job))
     job.config.train.sync_batchnorm = True
     assert images_per_batch_norm(job) == 16

@@ -128,7 +128,7 @@ def test_a_zero_shot_file_may_have_its_classes_inside(cli, zero_shot, tmp_path):
         (["x.pt2", "--precision", "int8"], "--precision int8: x.pt2 cannot have it"),
         (["x.pt2", "--classes", "a,b", "--vectors", "f.txt"], "--classes: the checkpoint knows"),
         (["x.onnx", "--any-size"], "--any-size resizes as Pillow does"),
-        (["x.onnx"], "run pip install 'mldec[export]'"),
+        (["x.onnx"], "run pip install -e '.[export]'"),
     ],
 )
 def test_wrong_options_are_one_line(cli, words, message, here, monkeypatch):

@@ -15,6 +15,8 @@ from pictures import picture
 from PIL import Image
 from support import one_line
 
+import mldec
+from mldec.errors import ConfigError, DataError
 from mldec.files.run_lock import RunLock
 from mldec.files.torch_files import read_torch
 from mldec.predict import answers, engine, results
@@ -299,4 +301,22 @@ def test_numbers_out_of_range_are_refused(cli):
     for option, value in (("--threshold", "nan"), ("--image-size", str(MAX_IMAGE_SIZE + 1))):
         status, out, err = cli("predict", "no.pt", "a.png", option, value)
         assert (status, out) == (2, "")
-        assert f"error: argument {option}: " in err.splitlines()[-1]
+        assert f"mldec: argument {option}: " in err.splitlines()[-1]
+
+
+def test_one_line_of_python_gives_the_answers_of_the_command(cli, best, photos):
+    paths = [photos / f"{number}.png" for number in (0, 1, 2)]
+    _, out, _ = cli("predict", best, *paths, *SHARED, "--json", "-")
+    model = mldec.load(best, plugin=["patches"], device="cpu", threshold=0.0, top=2)
+    expected = [
+        [(item["name"], pytest.approx(item["score"], abs=1e-6)) for item in row["predictions"]]
+        for row in json.loads(out)
+    ]
+    assert model(paths) == expected
+    assert model(str(paths[0])) == expected[0]
+    assert model(Image.open(paths[1])) == expected[1]
+    assert model([]) == []
+    with pytest.raises(DataError, match=r"3\.png"):
+        model(photos / "3.png")
+    with pytest.raises(ConfigError, match="treshold: there is no such option; did you mean 'thr"):
+        mldec.load(best, treshold=0.5)

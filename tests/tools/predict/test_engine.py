@@ -281,5 +281,5 @@ def test_files_that_say_nothing_are_one_line(tmp_path, monkeypatch):
     assert known.pop("resize") == "pillow"
     assert parse(json.dumps(known), path) == metadata()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"onnx, which is not .* pip install 'mldec\[export\]'"):
+    with pytest.raises(ConfigError, match=r"onnx, which is not .* pip install -e '\.\[export\]'"):
         require_onnx("x.onnx")

@@ -179,7 +179,7 @@ def test_a_class_with_the_separator_makes_lists_of_json(tmp_path, monkeypatch):
     assert json.loads(row["classes"]) == ["x;y", "z"]
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"--parquet needs pyarrow.*pip install 'mldec\[parquet"):
+    with pytest.raises(ConfigError, match=r"--parquet needs pyarrow.*pip install -e '\.\[parquet"):
         Parquet(rule)
 
 
@@ -240,7 +240,7 @@ def test_damaged_records_and_blocks_are_one_line(parts, tmp_path, content):
         assert parts.done() == set()
 
 
-def test_what_has_no_record_is_nobody_elses_to_remove(parts: Parts, tmp_path: Path) -> None:
+def test_what_has_no_record_is_nobody_elses_to_remove(parts, tmp_path):
     begin(parts)
     parts.write(0, rows("a"))
     (parts.folder / "album").mkdir()
@@ -262,7 +262,7 @@ def test_what_has_no_record_is_nobody_elses_to_remove(parts: Parts, tmp_path: Pa
             Parts({tmp_path / "out.txt": TEXT, tmp_path / name: LIST})
 
 
-def test_two_commands_share_no_result_file(parts: Parts, tmp_path: Path) -> None:
+def test_two_commands_share_no_result_file(parts, tmp_path):
     other = Parts({tmp_path / "other": TEXT, tmp_path / "deep" / "list": LIST})
     with ExitStack() as one, ExitStack() as two:
         parts.lock(one)

@@ -116,6 +116,8 @@ ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
     ("changes", "heading", "sentence"),
     [
         ({}, "Metrics", "Unknown: the checkpoint holds none."),
+        ({}, "Use", "which is not on PyPI: run `pip install -e .` in a checkout"),
+        ({"data_name": "Our birds"}, "Data", "Data set: Our birds"),
         ({}, "Recipe", "The command is unknown"),
         ({}, "Thresholds", "its scores are no probabilities"),
         ({"measured": THREE}, "Data", "Validation images: 40"),

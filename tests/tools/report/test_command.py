@@ -89,6 +89,12 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     [content] = contents
     ours, theirs = json.loads(Path("r.json").read_text()), evaluated(cli, "calibrated.pt", *small)
     intervals = ours.pop("intervals")
+    text = Path("r.html").read_text()
+    assert f'<p class="verdict">mAP {ours["metrics"]["mAP"]:.2f} % (95 % interval: ' in text
+    assert "<h1>digits: 10 classes, 90 images</h1>" in text
+    better = re.search(r"(Neither is better beyond|[AB] has the better mAP)", text)
+    assert better is not None
+    assert (better[1][0] == "N") == (content.comparison.p_value >= 0.05)
     per_class, expected = ours.pop("per_class"), theirs.pop("per_class")
     assert ours == theirs
     assert intervals.keys() == {"mAP", "CF1", "OF1"}
@@ -225,7 +231,7 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
         importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
     )
     err = cli.fault("report", "no.pt", "--out", "r.html")
-    one_line(err, "a report needs plotly, not installed here; run pip install 'mldec[report]'")
+    one_line(err, "a report needs plotly, not installed here; run pip install -e '.[report]'")
 
 
 def test_a_run_has_a_cost_and_curves(digits_run, tmp_path):
