@@ -483,13 +483,13 @@ def calibrate(args: argparse.Namespace) -> None:
     out = target(args, loaded.path)
     check_targets(pt=out)
 
-    subject = open_for_evaluation(loaded, args, calibrated=False)
-    if subject.ranks_only and not args.platt:
+    setup = open_for_evaluation(loaded, args, calibrated=False)
+    if setup.ranks_only and not args.platt:
         raise ConfigError(
             f"--platt is missing: the logits of {args.checkpoint} are all far above 0, which no "
             f"temperature mends; pass --platt, for a slope and an offset"
         )
-    loaded, data = subject.loaded, subject.data
+    loaded, data = setup.loaded, setup.data
     checkpoint = to_store(loaded)
     size, stored = data.transform.image_size, checkpoint.transform.image_size
     if size != stored:
@@ -506,7 +506,7 @@ def calibrate(args: argparse.Namespace) -> None:
     scope = "global" if zero_shot else args.scope or "class"
     choice = Choice(objective, scope, args.min_positives, args.platt, shared=zero_shot)
 
-    scores = subject.scores()
+    scores = setup.scores()
     # What identifies the images, wherever they are stored.
     dataset, keys = data.val.dataset, scores.indices
     if isinstance(dataset, StoredImages):
@@ -529,7 +529,7 @@ def calibrate(args: argparse.Namespace) -> None:
         slopes=slopes,
         offsets=offsets,
         images=len(scores.indices),
-        data=to_dict(subject.config)["data"],
+        data=to_dict(setup.config)["data"],
         fingerprint=fingerprint(data.val),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -12,7 +12,7 @@ import torch
 
 from mldec.checkpoint import load_model, local
 from mldec.errors import DataError
-from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Answering, Rule
+from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor, Rule
 from mldec.predict.engine import Engine, ExportedEngine, OnnxFile, TorchEngine, is_exported
 from mldec.predict.inputs import Decoder, Inputs, decoded
 from mldec.runtime import distributed
@@ -60,16 +60,16 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
         for start in range(0, len(items), batch_size):
             engine.answer(batch[: len(items) - start])
 
-    def answer(answering: Answering) -> None:
-        for _ in answering.rows(iter(items), StopRequest()):
+    def answer(predictor: Predictor) -> None:
+        for _ in predictor.rows(iter(items), StopRequest()):
             pass
 
     rule = Rule(classes=engine.classes)
     jobs: dict[str, Callable[[], None]] = {
         "decode": decode,
         "model": score,
-        "predict": partial(answer, Answering(engine, rule, device)),
-        "one_process": partial(answer, Answering(engine, rule, device, workers=0)),
+        "predict": partial(answer, Predictor(engine, rule, device)),
+        "one_process": partial(answer, Predictor(engine, rule, device, workers=0)),
     }
 
     rounds: dict[str, list[float]] = {}

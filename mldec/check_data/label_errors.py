@@ -91,8 +91,8 @@ def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
         if value is not None and not is_chosen:
             args.settings.append(f"data.{name}={value}")
 
-    subject = open_for_evaluation(loaded, args, calibrated=False)
-    data = subject.data
+    setup = open_for_evaluation(loaded, args, calibrated=False)
+    data = setup.data
     split = data.val if args.split == "val" else data.train
     if split.classes.exclusive:
         raise ConfigError(
@@ -104,8 +104,8 @@ def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
     # The training transform changes images at random.
     split = split.viewed(loaded.transform)
     data = replace(data, load_val=lambda: split, bad_images="skip")
-    network = scoring(loaded.model, subject.loaded.classes, split.classes, subject.path)
-    scores = replace(subject, data=data, network=network).scores()
+    network = scoring(loaded.model, setup.loaded.classes, split.classes, setup.path)
+    scores = replace(setup, data=data, network=network).scores()
     return Judged(split, scores, rank(scores.logits, scores.labels))
 
 

@@ -204,7 +204,7 @@ BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
 DRAFT = 2
 
 
-class Answering:
+class Predictor:
     """The way from the items of an input to their rows."""
 
     def __init__(

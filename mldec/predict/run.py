@@ -21,7 +21,7 @@ from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is
 from mldec.files.torch_files import sha256_of
 from mldec.open_vocabulary import queries_for
 from mldec.predict import results
-from mldec.predict.answers import Answering, Content, Pictures, Row, Rule, chosen_rule, counted
+from mldec.predict.answers import Content, Pictures, Predictor, Row, Rule, chosen_rule, counted
 from mldec.predict.engine import (
     Engine,
     ExportedEngine,
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures is not None:
         assert isinstance(engine, TorchEngine)
         pictures = Pictures(engine.loaded, Path(args.pictures), Typeface(args.font))
-    answering = Answering(
+    predictor = Predictor(
         engine,
         rule,
         device,
@@ -140,12 +140,12 @@ def run(args: argparse.Namespace) -> int:
     )
 
     if is_streamed(args):
-        status = to_streams(args, inputs, answering, rule, formats)
+        status = to_streams(args, inputs, predictor, rule, formats)
     else:
         files = {Path(target): formats[option] for option, target in wanted(args).items()}
         made_with = facts(args, engine, rule)
         with distributed.processes(device):
-            status = to_files(args, inputs, answering, files, made_with)
+            status = to_files(args, inputs, predictor, files, made_with)
 
     # Said once, where several processes have written.
     is_main = os.environ.get("RANK", "0") == "0"
@@ -264,7 +264,7 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
 def to_streams(
     args: argparse.Namespace,
     inputs: Inputs,
-    answering: Answering,
+    predictor: Predictor,
     rule: Rule,
     formats: dict[str, Format],
 ) -> int:
@@ -281,7 +281,7 @@ def to_streams(
             assert isinstance(text, Text)
             streams.append(stack.enter_context(results.streaming(target, text)))
 
-        for row in answering.rows(iter(inputs), stop):
+        for row in predictor.rows(iter(inputs), stop):
             if row.error is not None:
                 status = 1
                 complain(row.error)
@@ -295,7 +295,7 @@ def to_streams(
 def to_files(
     args: argparse.Namespace,
     inputs: Inputs,
-    answering: Answering,
+    predictor: Predictor,
     files: dict[Path, Format],
     made_with: dict[str, Any],
 ) -> int:
@@ -322,7 +322,7 @@ def to_files(
         then = "; the same command goes on"
         to_count = inputs if inputs.repeatable and distributed.is_main() else None
         with results.Progress(str(parts.first), to_count) as progress:
-            for row in answering.rows(division.to_do(), stop, then=then):
+            for row in predictor.rows(division.to_do(), stop, then=then):
                 if row.error is not None:
                     complain(row.error)
                 division.add(row)

@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> None:
     check_targets(html=args.out, json=args.json)
 
     # The other model too is refused before the first image is scored.
-    subject = prepare(args)
-    other = prepare_other(args, subject) if args.compare else None
-    content = gather(subject, other)
+    setup = prepare(args)
+    other = prepare_other(args, setup) if args.compare else None
+    content = gather(setup, other)
 
     write_result(args.out, page(content))
     if args.json:
-        write_json(args.json, to_dict(content, subject.path, subject.loaded.weights))
+        write_json(args.json, to_dict(content, setup.path, setup.loaded.weights))
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
@@ -60,24 +60,24 @@ def run(args: argparse.Namespace) -> None:
 def prepare(args: argparse.Namespace) -> EvaluationSetup:
     """Load the checkpoint of a command line, and the data that it is asked about."""
     args.settings += precision_setting(args)
-    subject = open_for_evaluation(load_model(**chosen_model(args)), args)
+    setup = open_for_evaluation(load_model(**chosen_model(args)), args)
 
     # Images that cannot be read are part of the report.
-    return replace(subject, data=replace(subject.data, bad_images="skip"))
+    return replace(setup, data=replace(setup.data, bad_images="skip"))
 
 
-def prepare_other(args: argparse.Namespace, subject: EvaluationSetup) -> EvaluationSetup:
+def prepare_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSetup:
     """Load the checkpoint to compare with; it sees the images of the first one in its own way."""
     path = args.compare
     its_args = argparse.Namespace(**{**vars(args), "checkpoint": path})
     loaded = load_model(**chosen_model(its_args))
-    split = subject.data.val.viewed(loaded.transform)
+    split = setup.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):
         # It is asked by word vectors of its own, whatever those of the first one are.
         split = replace(split, classes=replace(split.classes, queries=None, origin=None))
-    data = replace(subject.data, load_val=lambda: split)
+    data = replace(setup.data, load_val=lambda: split)
     loaded, data = with_same_classes(loaded, data, path)
-    if loaded.classes.exclusive != subject.loaded.classes.exclusive:
+    if loaded.classes.exclusive != setup.loaded.classes.exclusive:
         raise ConfigError(
             f"--compare {path}: one of the models is for one label per image, the other for "
             f"several; choose two of a kind"
@@ -86,13 +86,13 @@ def prepare_other(args: argparse.Namespace, subject: EvaluationSetup) -> Evaluat
     network = scorer(loaded, data, path)
     thresholds = chosen_thresholds(data, loaded, its_args)
     return replace(
-        subject, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
+        setup, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
     )
 
 
-def threshold_notes(subject: EvaluationSetup) -> list[str]:
+def threshold_notes(setup: EvaluationSetup) -> list[str]:
     """Return where the thresholds come from; see `chosen_thresholds`."""
-    loaded, classes, thresholds = subject.loaded, subject.data.val.classes, subject.thresholds
+    loaded, classes, thresholds = setup.loaded, setup.data.val.classes, setup.thresholds
     if classes.exclusive:
         return [
             "A class is predicted if its score is the highest; precision, recall and F1 are of "
@@ -109,7 +109,7 @@ def threshold_notes(subject: EvaluationSetup) -> list[str]:
     if calibration is None or thresholds != calibration.thresholds_of(*names):
         return [f"The threshold is {thresholds[0]:g}, as the command line says."]
     sentence = f"The thresholds are those of the checkpoint, for {calibration.objective}."
-    if calibration.fingerprint != fingerprint(subject.data.val):
+    if calibration.fingerprint != fingerprint(setup.data.val):
         return [sentence]
     return [
         sentence,
@@ -121,12 +121,12 @@ def threshold_notes(subject: EvaluationSetup) -> list[str]:
 # ------------------------------------------------------------------------------------- the contents
 
 
-def gather(subject: EvaluationSetup, other: EvaluationSetup | None) -> Content:
+def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     """Score the images, with another checkpoint too, and compute what a report says."""
-    scores = subject.scores()
-    classes = subject.data.val.classes
+    scores = setup.scores()
+    classes = setup.data.val.classes
     weights = statistics.draw(len(scores.labels), len(classes))
-    answers, numbers = examine(subject, scores, weights)
+    answers, numbers = examine(setup, scores, weights)
 
     edges = statistics.bin_edges(len(classes), answers.thresholds())
     histograms = statistics.histograms(answers, edges)
@@ -147,30 +147,30 @@ def gather(subject: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     # What finds no room in the file is left out.
     changed = [] if compared is None else compared.changed
     items: list[Any] = [*changed, *suspects, *chosen]
-    pictures = examples.album(subject.data.val, indices, labels, [item.row for item in items])
+    pictures = examples.album(setup.data.val, indices, labels, [item.row for item in items])
     suspects = [suspect for suspect in suspects if suspect.row in pictures]
     pictured = [example for example in chosen if example.row in pictures]
     if compared is not None:
         compared = replace(compared, changed=[one for one in changed if one.row in pictures])
 
-    notes = notes_on(subject, statistics.count(weights), len(shown))
+    notes = notes_on(setup, statistics.count(weights), len(shown))
     if left_out := len(chosen) - len(pictured):
         notes.append(f"{left_out:,} more images are left out, to keep the file small.")
 
-    log.info(f"{subject.path}: {len(pictured):,} heat maps")
+    log.info(f"{setup.path}: {len(pictured):,} heat maps")
     heat_method = None
-    asked = indices, subject.loaded, subject.data, subject.device
+    asked = indices, setup.loaded, setup.data, setup.device
     try:
         pictured, heat_method = examples.with_heat(pictured, *asked)
     except ConfigError as error:
         notes.append(f"There are no heat maps: {error}.")
 
-    run_summary, curves, run_notes = of_run(subject.loaded.path)
-    name = subject.config.name if subject.loaded.of_run else Path(subject.path).name
+    run_summary, curves, run_notes = of_run(setup.loaded.path)
+    name = setup.config.name if setup.loaded.of_run else Path(setup.path).name
     return Content(
         title=f"{name}: {len(classes):,} classes, {len(labels):,} images",
-        summary=summary(subject, labels, len(unreadable)) | run_summary,
-        settings=to_yaml(subject.config),
+        summary=summary(setup, labels, len(unreadable)) | run_summary,
+        settings=to_yaml(setup.config),
         images=len(labels),
         curves=curves,
         metrics=numbers.with_intervals(),
@@ -188,20 +188,18 @@ def gather(subject: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     )
 
 
-def examine(
-    subject: EvaluationSetup, scores: Scores, weights: np.ndarray
-) -> tuple[Answers, Numbers]:
+def examine(setup: EvaluationSetup, scores: Scores, weights: np.ndarray) -> tuple[Answers, Numbers]:
     """Compute the numbers of a model and their resamples, which have these weights."""
     # It holds on to the scores, and is dropped with the end of this function.
-    evaluator = subject.evaluator()
+    evaluator = setup.evaluator()
     values = statistics.metrics(evaluator, scores.logits, scores.labels)
 
-    exclusive = subject.data.val.classes.exclusive
+    exclusive = setup.data.val.classes.exclusive
     if exclusive:
         statistics.normalise(scores.logits)
     lowest = evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None
     answers = Answers(scores.logits, scores.labels, exclusive=exclusive, lowest=lowest)
-    log.info(f"{subject.path}: {statistics.count(weights):,} resamples of the images")
+    log.info(f"{setup.path}: {statistics.count(weights):,} resamples of the images")
     return answers, statistics.resample(values, answers, weights)
 
 
@@ -234,9 +232,9 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- the words
 
 
-def summary(subject: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict[str, str]:
+def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict[str, str]:
     """Return headings and texts about the checkpoint and its images, with labels [N, K]."""
-    loaded, node = subject.loaded, subject.config.data
+    loaded, node = setup.loaded, setup.config.data
     data = str(node.get("_target_", "")).removeprefix("mldec.data.")
     if "root" in node:
         data += f" in {node['root']}"
@@ -246,20 +244,20 @@ def summary(subject: EvaluationSetup, labels: np.ndarray, unreadable: int) -> di
         images += f", and {unreadable:,} that cannot be read"
     parameters = sum(tensor.numel() for tensor in loaded.model.parameters())
     return {
-        "Checkpoint": f"{subject.path} ({loaded.weights} weights)",
+        "Checkpoint": f"{setup.path} ({loaded.weights} weights)",
         "Data": data,
         "Validation images": images,
         "Classes": f"{labels.shape[1]:,}",
         "Positive labels": f"{np.count_nonzero(labels == 1):,}",
-        "Image size": f"{subject.data.transform.image_size} pixels",
+        "Image size": f"{setup.data.transform.image_size} pixels",
         "Parameters": f"{parameters:,}",
         "Written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by mldec {mldec.__version__}",
     }
 
 
-def notes_on(subject: EvaluationSetup, resamples: int, classes_with_images: int) -> list[str]:
+def notes_on(setup: EvaluationSetup, resamples: int, classes_with_images: int) -> list[str]:
     """Return what was sampled, and which scores and thresholds the numbers are of."""
-    classes, calibration = subject.data.val.classes, subject.loaded.calibration
+    classes, calibration = setup.data.val.classes, setup.loaded.calibration
     sentences = [
         f"Intervals are 95 % percentile intervals of {resamples:,} resamples of the images by the "
         f"Bayesian bootstrap (Rubin 1981): random weights of the images, always the same."
@@ -268,7 +266,7 @@ def notes_on(subject: EvaluationSetup, resamples: int, classes_with_images: int)
     if calibration is not None:
         fitted = f"fitted to {calibration.images:,} images on {calibration.date}"
         scores = f"The scores are calibrated, {fitted}."
-    sentences += [scores, *threshold_notes(subject)]
+    sentences += [scores, *threshold_notes(setup)]
 
     if classes_with_images < len(classes):
         sentences.append(

@@ -7,7 +7,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from clip_towers import clip_folder, siglip_folder
+from clip_models import clip_folder, siglip_folder
 from PIL import Image
 from sklearn.metrics import average_precision_score
 

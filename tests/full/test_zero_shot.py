@@ -9,7 +9,7 @@ from pathlib import Path
 import official
 import pytest
 import torch
-from clip_towers import siglip_folder
+from clip_models import siglip_folder
 from support import CONFIGS, one_line
 
 from mldec import checkpoint

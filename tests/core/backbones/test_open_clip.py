@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from clip_towers import CLIP, SIGLIP, WIDTH
+from clip_models import CLIP, SIGLIP, WIDTH
 
 from mldec.backbones import OpenClipBackbone
 from mldec.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from clip_towers import clip_folder, siglip_folder
+from clip_models import clip_folder, siglip_folder
 from torch import nn
 
 from mldec.checkpoint import check_classes, check_queries, scoring

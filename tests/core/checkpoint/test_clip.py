@@ -7,7 +7,7 @@ from dataclasses import replace
 import open_clip
 import pytest
 import torch
-from clip_towers import CLIP, clip_folder, siglip_folder, write_folder
+from clip_models import CLIP, clip_folder, siglip_folder, write_folder
 from PIL import Image
 
 from mldec.checkpoint import check_start, load_model

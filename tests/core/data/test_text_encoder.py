@@ -8,7 +8,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from clip_towers import CLIP, clip_folder, siglip_folder
+from clip_models import CLIP, clip_folder, siglip_folder
 
 from mldec.data.text_encoder import (
     BATCH_SIZE,

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from clip_towers import clip_folder
+from clip_models import clip_folder
 
 from mldec.data.settings import VectorSettings
 from mldec.data.tasks import neighbours

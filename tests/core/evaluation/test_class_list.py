@@ -229,10 +229,10 @@ def test_the_list_of_all_classes_has_the_numbers_of_the_zero_shot_task(tmp_path)
     def results(*settings, **options):
         more = {"image_size": None, "class_names": None, "threshold": None, **options}
         args = Namespace(checkpoint="best.pt", settings=[*settings], **more)
-        subject = open_for_evaluation(checkpoint, args)
-        threshold = subject.logit_threshold()
+        setup = open_for_evaluation(checkpoint, args)
+        threshold = setup.logit_threshold()
         return evaluate(
-            subject.network, subject.data, subject.config, device=CPU, logit_threshold=threshold
+            setup.network, setup.data, setup.config, device=CPU, logit_threshold=threshold
         )
 
     class_list = tmp_path / "classes.txt"

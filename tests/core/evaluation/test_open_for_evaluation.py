@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from clip_towers import clip_folder, siglip_folder
+from clip_models import clip_folder, siglip_folder
 
 from mldec import build
 from mldec.checkpoint import Calibration, load_model
@@ -95,9 +95,9 @@ def test_what_does_not_fit_the_checkpoint_is_refused(tower):
 def test_a_tower_is_asked_for_the_classes_of_the_data(tower, folder, name, exclusive, caplog):
     caplog.set_level(logging.WARNING, "mldec")
     args = options(f"data={name}", "data.val_images=4", "device=cpu")
-    subject = open_for_evaluation(tower, args)
-    classes = subject.data.val.classes
-    assert subject.loaded.classes is classes
+    setup = open_for_evaluation(tower, args)
+    classes = setup.data.val.classes
+    assert setup.loaded.classes is classes
     assert classes.exclusive == exclusive
     assert classes.origin == tower.classes.origin
 
@@ -106,10 +106,10 @@ def test_a_tower_is_asked_for_the_classes_of_the_data(tower, folder, name, exclu
     torch.testing.assert_close(classes.queries, wanted)
 
     # The scores of a softmax have no threshold.
-    assert subject.ranks_only == (not exclusive)
+    assert setup.ranks_only == (not exclusive)
     said = "mAP holds, precision, recall and F1 do not" in caplog.text
-    assert said == subject.ranks_only
-    assert subject.scores().logits.shape == (4, 10)
+    assert said == setup.ranks_only
+    assert setup.scores().logits.shape == (4, 10)
     caplog.clear()
     open_for_evaluation(tower, args, calibrated=False)
     assert not caplog.messages

@@ -26,8 +26,8 @@ UNDEFINED = "\N{EN DASH}"
 def content_of(run, other):
     words = [str(run), "--plugin", "patches", "--compare", str(other), "--out", "r.html"]
     args = report.parser().parse_intermixed_args(words)
-    subject = prepare(args)
-    return gather(subject, prepare_other(args, subject))
+    setup = prepare(args)
+    return gather(setup, prepare_other(args, setup))
 
 
 def hostile(content):

@@ -18,7 +18,7 @@ from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.predict import answers as answers_module
 from mldec.predict import inputs as inputs_module
-from mldec.predict.answers import Answering, Rule
+from mldec.predict.answers import Predictor, Rule
 from mldec.predict.engine import Answers
 from mldec.predict.inputs import Decoder, Inputs, Item, decoded, read_item
 from mldec.runtime.signals import NothingCame, StopRequest
@@ -255,15 +255,15 @@ class MeanColours:
         return Answers(scores, 2 * scores if features else None)
 
 
-def answering(**options):
+def predictor(**options):
     rule = Rule(classes=MeanColours.classes)
-    return Answering(MeanColours(), rule, torch.device("cpu"), workers=0, **options)
+    return Predictor(MeanColours(), rule, torch.device("cpu"), workers=0, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])
 def test_each_image_has_its_scores_or_its_error(tmp_path, batch_size):
     items = items_of(tmp_path, 9)
-    made = answering(batch_size=batch_size, features=True)
+    made = predictor(batch_size=batch_size, features=True)
     rows = list(made.rows(iter(items), StopRequest()))
     assert [row.image for row in rows] == [item.name for item in items]
     for number, row in enumerate(rows):
@@ -282,7 +282,7 @@ def test_each_image_has_its_scores_or_its_error(tmp_path, batch_size):
 def test_a_request_to_stop_is_seen_between_batches(tmp_path, monkeypatch):
     photos = items_of(tmp_path, 5)
     stop = StopRequest()
-    rows = answering(batch_size=2).rows(iter(photos), stop, then="; and then?")
+    rows = predictor(batch_size=2).rows(iter(photos), stop, then="; and then?")
     answered = [next(rows)]
     stop.signal = signal.SIGTERM
     with pytest.raises(Stopped, match=r"^stopped by SIGTERM after 2 images; and then\?$") as error:
@@ -299,5 +299,5 @@ def test_a_request_to_stop_is_seen_between_batches(tmp_path, monkeypatch):
     stop = StopRequest()
     monkeypatch.setattr(answers_module, "decoded", hanging)
     with pytest.raises(Stopped, match=r"^stopped by SIGINT after 0 images$") as error:
-        list(answering().rows(iter(photos), stop))
+        list(predictor().rows(iter(photos), stop))
     assert error.value.status == 130
