@@ -35,8 +35,7 @@ from mldec.evaluation import Results, Scores, left_out, open_for_evaluation, rep
 from mldec.evaluators.label_errors import platt
 from mldec.evaluators.multi_label import Counts
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.files import torch_files
-from mldec.files.results import check_targets, write_json, write_result
+from mldec.runtime import torch_files
 from mldec.runtime.cli import (
     add_data_options,
     add_model_options,
@@ -46,6 +45,7 @@ from mldec.runtime.cli import (
     precision_setting,
     run_command,
 )
+from mldec.runtime.results import check_targets, write_json, write_result
 
 log = logging.getLogger("mldec")
 

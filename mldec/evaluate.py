@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mldec.errors import CheckpointError, ConfigError, say
-from mldec.files.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 from mldec.runtime.cli import (
     add_model_options,
     chosen_model,
@@ -15,6 +14,7 @@ from mldec.runtime.cli import (
     on_terminal,
     run_command,
 )
+from mldec.runtime.results import STANDARD_OUTPUT, check_targets, to_json, write_result
 
 # torch is imported late: --help and a wrong argument need not wait for it.
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def tell(
 
 def table(metrics: dict[str, float]) -> list[str]:
     """Return the metrics as lines: percentages and their meanings, those at top-k, then counts."""
-    from mldec.evaluators.metrics import is_count, meaning
+    from mldec.evaluators import is_count, meaning
 
     width = max(len(name) for name in metrics)
     groups: dict[str, list[str]] = {}

@@ -16,8 +16,8 @@ from scipy.special import logit
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mldec import build
 from mldec.checkpoint import Calibrated, Loaded, check_queries, scoring
+from mldec.config import build
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
@@ -93,7 +93,7 @@ def open_for_evaluation(
         )
 
     if getattr(args, "class_list", None):
-        from mldec.open_vocabulary import with_class_list
+        from mldec.checkpoint.open_vocabulary import with_class_list
 
         # Calibration is of the checkpoint's own classes, each by one name.
         thresholds = None if args.threshold is None else [args.threshold]

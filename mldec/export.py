@@ -35,19 +35,19 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
-from mldec import build
 from mldec.checkpoint import Loaded, load_model
+from mldec.config import build
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import DataModule, StoredImages, fixed_sample, picture
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, complain, refusing, say
 from mldec.evaluators.average_precision import average_precision
-from mldec.files.results import check_targets, replacing
-from mldec.files.torch_files import sha256_of
 from mldec.predict import engine
 from mldec.predict.engine import DEFAULT_THRESHOLD, ONNX, Metadata, decided, probabilities, scores
 from mldec.predict.inputs import Inputs, read_item
 from mldec.predict.run import check_class_options, with_classes
 from mldec.runtime import cli, facts
+from mldec.runtime.results import check_targets, replacing
+from mldec.runtime.torch_files import sha256_of
 
 PT2 = ".pt2"
 EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file

@@ -38,13 +38,13 @@ from mldec.checkpoint import (
 )
 from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
-from mldec.evaluators.metrics import meaning
-from mldec.files.results import check_folder, write_file
-from mldec.files.run_folder import LOG_FILE, read_facts
-from mldec.files.text import read_json
+from mldec.evaluators import meaning
 from mldec.report.training import folder_of_run
 from mldec.runtime.cli import add_weights_options, command, run_command
 from mldec.runtime.facts import count_parameters, multiply_accumulates
+from mldec.runtime.results import check_folder, write_file
+from mldec.runtime.run_folder import LOG_FILE, read_facts
+from mldec.runtime.text import read_json
 from mldec.training.log import clock, read_progress
 
 log = logging.getLogger("mldec")
@@ -56,7 +56,7 @@ SHOWN = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partia
 HARDEST = 5  # classes that the limitations name
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
-_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
+_TEMPLATE = Path(__file__).with_name("report") / "model_card.md.j2"
 _SEE = "pass a file that mldec.report --json or mldec.evaluate --json wrote"
 _IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")  # a path in a list
 # What Markdown and HTML could take for theirs inside of a line.

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mldec.errors import CheckpointError, DataError, printable, refusing, say
-from mldec.figures import SMALL, new_figure, save, set_title, shorten
-from mldec.files.results import check_targets, write_result
-from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.runtime.cli import command, require, run_command
+from mldec.runtime.pages import SMALL, new_figure, save, set_title, shorten
+from mldec.runtime.results import check_targets, write_result
+from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.training.log import Progress, clock, read_progress
 
 if TYPE_CHECKING:

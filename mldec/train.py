@@ -25,15 +25,15 @@ import mldec
 from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
-from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
 from mldec.runtime.cli import VERSION, to_console
 from mldec.runtime.devices import Precision
+from mldec.runtime.run_folder import RUN_FILE, RunFacts, command_line
 
 if TYPE_CHECKING:
     import torch
 
-    from mldec.build import Parts
     from mldec.checkpoint import Checkpoint
+    from mldec.config.build import Parts
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
 
@@ -49,10 +49,11 @@ def run(config: Config, directory: Path) -> None:
     log.info(f"{config.name}: starting, mldec {mldec.__version__}")
     import torch
 
-    from mldec import build, checkpoint
-    from mldec.files.run_lock import RunLock
+    from mldec import checkpoint
+    from mldec.config import build
     from mldec.runtime import distributed
     from mldec.runtime.facts import keep_freed_memory
+    from mldec.runtime.run_folder import RunLock
     from mldec.runtime.signals import listening
     from mldec.training.optim import check_trainable
 
@@ -91,10 +92,11 @@ def _train(
     """Build the parts of a run in its locked folder, resume or initialise it, and train."""
     import torch
 
-    from mldec import build, checkpoint
+    from mldec import checkpoint
+    from mldec.config import build
     from mldec.data.loader import training_labels
-    from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
+    from mldec.runtime.torch_files import write_text
     from mldec.training.log import RunLog
     from mldec.training.trainer import Trainer
 
@@ -235,7 +237,7 @@ def _is_inside(path: Path, directory: Path) -> bool:
 
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
-    from mldec.files.torch_files import write_text
+    from mldec.runtime.torch_files import write_text
     from mldec.training.trainer import run_facts
 
     with writing(directory, of_run=True):
@@ -269,7 +271,7 @@ def app(node: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def show(node: DictConfig) -> None:
     """Print the config that a run on this machine records, as YAML."""
-    from mldec import build
+    from mldec.config import build
     from mldec.runtime import distributed
     from mldec.training.optim import check_trainable
 

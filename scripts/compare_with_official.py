@@ -28,12 +28,12 @@ from torch.optim.lr_scheduler import OneCycleLR
 from mldec.benchmark import add_device, add_experiment, report
 from mldec.benchmark.throughput import STEPS, Trial, in_turns, prepare, settings, times_as_long
 from mldec.errors import ConfigError, one_line
-from mldec.files.results import check_targets
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.cli import positive
+from mldec.runtime.results import check_targets
 
 IN_FEATURES = 2048
 EMBED_DIM = 768  # the default of the head, officially the only one

@@ -35,7 +35,7 @@ import torch
 
 from mldec.benchmark import environment
 from mldec.errors import one_line, say
-from mldec.files.results import check_targets, to_json, write_result
+from mldec.runtime.results import check_targets, to_json, write_result
 
 TOP = Path(__file__).parents[1]
 PYTHON = sys.executable

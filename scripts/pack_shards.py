@@ -28,7 +28,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mldec import build
+from mldec.config import build
 from mldec.data.images import read_image
 from mldec.data.loader import start_worker, unwrap
 from mldec.data.readers.shards import FORMAT

@@ -37,7 +37,7 @@ TESTS = {
     "losses": "core/losses/*.py parity/*losses*.py core/training/*.py",
     "heads": "core/heads/*.py parity/*heads*.py",
     "thresholds": "tools/calibration/*.py",
-    "checkpoints": "core/files/*.py core/checkpoint/*.py core/training/*.py parity/*heads*.py",
+    "checkpoints": "core/runtime/*.py core/checkpoint/*.py core/training/*.py parity/*heads*.py",
     "readers": "core/data/*.py core/data/*/*.py",
     "report": "tools/report/*.py",
     "predict": "tools/predict/*.py",

@@ -12,7 +12,7 @@ from support import QUICK, Cli, assert_equal, made, numbers
 
 from mldec.data.digits import NAMES, digits
 from mldec.data.types import fixed_sample
-from mldec.files.torch_files import read_torch
+from mldec.runtime.torch_files import read_torch
 from mldec.training.step import Learner
 
 PLUGIN = ["--plugin", "patches"]

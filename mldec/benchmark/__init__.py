@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from mldec.errors import ConfigError, say
-from mldec.files.results import check_targets, write_json
 from mldec.runtime import facts
 from mldec.runtime.cli import command, positive, run_command
+from mldec.runtime.results import check_targets, write_json
 
 # A job is the function of its name in the module of its name; a `table` in that module returns the
 # lines that are printed instead of the plain figures.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from mldec import build
+from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.types import Classes
 from mldec.runtime.facts import count_parameters, multiply_accumulates

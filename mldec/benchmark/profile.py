@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.profiler import record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from mldec import build
 from mldec.benchmark.throughput import Trial, in_turns, peak_gib, prepare, settings
+from mldec.config import build
 from mldec.config.schema import Config
 from mldec.data.loader import Batch, training_labels, unwrap
 from mldec.data.types import DataModule
 from mldec.errors import UserError
-from mldec.files.results import replacing
 from mldec.runtime.devices import Precision
+from mldec.runtime.results import replacing
 from mldec.training.step import Learner
 from mldec.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from mldec import build
+from mldec.config import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.loader import Batch, collate

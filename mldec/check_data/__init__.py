@@ -12,12 +12,12 @@ out.
 
 import argparse
 
-from mldec import build
 from mldec.check_data import label_errors
 from mldec.check_data.examine import check
+from mldec.config import build
 from mldec.errors import ConfigError, DataError, say
-from mldec.files.results import check_targets, write_json
 from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
+from mldec.runtime.results import check_targets, write_json
 
 # Rows of --errors: more than a person looks at.
 ROWS = 10_000

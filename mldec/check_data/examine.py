@@ -21,8 +21,8 @@ from mldec.data.table import Labels, listed
 from mldec.data.tasks import neighbours
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.errors import DataError, say, visible
-from mldec.figures import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 from mldec.runtime.cli import on_terminal
+from mldec.runtime.pages import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ from mldec.data.types import DataModule, Split, picture
 from mldec.errors import ConfigError, say, writing
 from mldec.evaluation import Scores, open_for_evaluation
 from mldec.evaluators.label_errors import Ranking, rank
-from mldec.files.pages import data_url, template
-from mldec.files.results import ResultFile, check_targets, write_json, write_result
+from mldec.runtime.pages import data_url, template
+from mldec.runtime.results import ResultFile, check_targets, write_json, write_result
 
 log = logging.getLogger("mldec")
 

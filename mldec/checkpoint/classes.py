@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 from mldec.data.table import names_fault
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.files.text import read_text
+from mldec.runtime.text import read_text
 
 log = logging.getLogger("mldec")
 

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mldec import build
 from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.state import Calibration, Checkpoint
+from mldec.config import build
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
-from mldec.files.torch_files import SUFFIX, read_torch, versions
 from mldec.model import Classifier
 from mldec.runtime import distributed, facts
+from mldec.runtime.torch_files import SUFFIX, read_torch, versions
 
 log = logging.getLogger("mldec")
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition, no_optimizer
 from mldec.errors import CheckpointError, refusing
-from mldec.files.results import write_file
-from mldec.files.torch_files import SUFFIX, sha256_of, write_safetensors
+from mldec.runtime.results import write_file
+from mldec.runtime.torch_files import SUFFIX, sha256_of, write_safetensors
 
 CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
 LIBRARY, LAYOUT = "mldec", 1

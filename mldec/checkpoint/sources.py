@@ -32,10 +32,10 @@ from mldec.errors import (
     suggest,
     writing,
 )
-from mldec.files.results import replacing
-from mldec.files.run_folder import find_checkpoint
-from mldec.files.torch_files import sha256_of, write_hashes
 from mldec.runtime.cli import on_terminal
+from mldec.runtime.results import replacing
+from mldec.runtime.run_folder import find_checkpoint
+from mldec.runtime.torch_files import sha256_of, write_hashes
 
 log = logging.getLogger("mldec")
 

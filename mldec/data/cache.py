@@ -16,8 +16,8 @@ import numpy as np
 
 from mldec.data.table import Labels, Table
 from mldec.errors import DataError, brief
-from mldec.files.results import replacing
-from mldec.files.text import reading
+from mldec.runtime.results import replacing
+from mldec.runtime.text import reading
 
 log = logging.getLogger("mldec")
 

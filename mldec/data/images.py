@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from mldec.errors import ConfigError, DataError, brief, visible
-from mldec.files.text import open_binary
+from mldec.runtime.text import open_binary
 
 # The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
 # program.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mldec.errors import DataError, suggest
-from mldec.files.text import read_lines
+from mldec.runtime.text import read_lines
 
 log = logging.getLogger("mldec")
 

@@ -23,10 +23,10 @@ from tqdm import tqdm
 from mldec.data.cache import cache_folder, read_cached, write_cached
 from mldec.data.types import PREFIX, PROMPT
 from mldec.errors import ConfigError, refusing, suggest
-from mldec.files.text import read_lines
-from mldec.files.torch_files import sha256_of
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
+from mldec.runtime.text import read_lines
+from mldec.runtime.torch_files import sha256_of
 
 LOCAL, HUB = "local-dir:", "hf-hub:"  # the schemes of open_clip itself
 CONFIG = "open_clip_config.json"  # which makes a folder a model of open_clip

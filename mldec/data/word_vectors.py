@@ -14,8 +14,8 @@ from mldec.data.table import as_name, listed, names_fault, unknown_class
 from mldec.data.text_encoder import ClipSource, encode_names
 from mldec.data.types import PREFIX, PROMPT, VectorOrigin, WordVectors
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
-from mldec.files.text import open_binary, read_lines
-from mldec.files.torch_files import read_torch, sha256_of
+from mldec.runtime.text import open_binary, read_lines
+from mldec.runtime.torch_files import read_torch, sha256_of
 
 log = logging.getLogger("mldec")
 

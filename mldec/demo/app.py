@@ -30,7 +30,6 @@ from mldec.data.images import read_image
 from mldec.data.types import Classes
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
-from mldec.files.pages import data_url, template
 from mldec.predict.engine import (
     DEFAULT_THRESHOLD,
     Engine,
@@ -47,6 +46,7 @@ from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model
 from mldec.runtime.devices import Precision
 from mldec.runtime.facts import explain_out_of_memory
+from mldec.runtime.pages import data_url, template
 
 MiB = 2**20
 MAX_PHOTOS = 16  # per request

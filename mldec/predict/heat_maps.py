@@ -18,11 +18,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from mldec.errors import ConfigError, visible
-from mldec.files.results import write_file
 from mldec.heads.gap import GAP
 from mldec.heads.layers import Attention, DecoderLayer
 from mldec.heads.words import WordGAP
 from mldec.model import Classifier
+from mldec.runtime.results import write_file
 
 Wanted = Sequence[Sequence[int]]  # classes of each image
 # model, tokens [B, N, C], classes, word queries -> relevance [C_i, N] of each image

@@ -23,8 +23,8 @@ from mldec.data.images import FORMATS, load_image, read_image
 from mldec.data.loader import share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import ConfigError, DataError, brief, visible
-from mldec.files.results import STANDARD_OUTPUT
-from mldec.files.text import open_binary
+from mldec.runtime.results import STANDARD_OUTPUT
+from mldec.runtime.text import open_binary
 
 STANDARD_INPUT = STANDARD_OUTPUT  # the same sign
 TAR = ".tar"

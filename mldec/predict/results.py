@@ -23,11 +23,11 @@ import numpy as np
 from tqdm import tqdm
 
 from mldec.errors import FULL, ConfigError, DataError, UserError, printable, refusing, visible
-from mldec.files.results import ResultFile, replacing, to_json, write_file
-from mldec.files.run_lock import LOCK_FILE, RunLock
 from mldec.predict.answers import Content, Row, Rule, entries, named
 from mldec.predict.inputs import Item
 from mldec.runtime.cli import on_terminal
+from mldec.runtime.results import ResultFile, replacing, to_json, write_file
+from mldec.runtime.run_folder import LOCK_FILE, RunLock
 
 SEPARATOR = ";"  # between the classes of an image in a CSV file
 NPY = ".npy"

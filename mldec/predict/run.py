@@ -15,11 +15,9 @@ import torch
 
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make
+from mldec.checkpoint.open_vocabulary import queries_for
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, complain, say
-from mldec.files.results import STANDARD_OUTPUT, check_folder, check_targets, is_special, to_json
-from mldec.files.torch_files import sha256_of
-from mldec.open_vocabulary import queries_for
 from mldec.predict import results
 from mldec.predict.answers import Content, Pictures, Predictor, Row, Rule, chosen_rule, counted
 from mldec.predict.engine import (
@@ -36,7 +34,9 @@ from mldec.predict.results import Format, Parts, Record, Text
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, keep_output_clean
 from mldec.runtime.devices import Precision
+from mldec.runtime.results import STANDARD_OUTPUT, check_folder, check_targets, is_special, to_json
 from mldec.runtime.signals import listening
+from mldec.runtime.torch_files import sha256_of
 
 
 def check_class_options(args: argparse.Namespace) -> None:

@@ -27,12 +27,12 @@ from mldec.evaluation import (
 )
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
-from mldec.files.results import check_targets, write_json, write_result
 from mldec.report import comparison, examples, statistics
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.report.training import of_run
 from mldec.runtime.cli import chosen_model, precision_setting
+from mldec.runtime.results import check_targets, write_json, write_result
 
 log = logging.getLogger("mldec")
 

@@ -20,12 +20,12 @@ from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
 from mldec.errors import visible
-from mldec.evaluators.metrics import is_count, meaning
-from mldec.files.pages import data_url, template
+from mldec.evaluators import is_count, meaning
 from mldec.report.comparison import Comparison
 from mldec.report.examples import Example, Picture, Suspect
 from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs
 from mldec.report.training import Points
+from mldec.runtime.pages import data_url, template
 
 HEAT_OPACITY = 0.8  # at the maximum of a heat map
 MOST_DIFFERENCES = 40  # classes in the chart of differences; the rest is in the table

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mldec.errors import CheckpointError
-from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
+from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
 from mldec.training.log import clock, read_progress
 
 MOST_POINTS = 500  # of a curve

@@ -18,10 +18,10 @@ from mldec.data.loader import end_workers, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped
-from mldec.files.results import replacing
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import autocast
+from mldec.runtime.results import replacing
 from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")

@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from mldec.config.schema import Config
 from mldec.errors import writing
-from mldec.files.results import replacing
-from mldec.files.run_folder import read_log, written_by_run
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
+from mldec.runtime.results import replacing
+from mldec.runtime.run_folder import read_log, written_by_run
 from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Any
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config, Log
 from mldec.errors import ConfigError, brief
-from mldec.files import torch_files
+from mldec.runtime import torch_files
 from mldec.training.monitor import Details
 
 log = logging.getLogger("mldec")

@@ -32,10 +32,8 @@ from mldec.data.loader import (
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from mldec.evaluation import Results, evaluate_all, left_out, memory_advice
-from mldec.files import torch_files
-from mldec.files.run_folder import RunFacts, command_line
 from mldec.model import Classifier
-from mldec.runtime import distributed
+from mldec.runtime import distributed, torch_files
 from mldec.runtime.devices import Precision
 from mldec.runtime.facts import (
     count_parameters,
@@ -44,6 +42,7 @@ from mldec.runtime.facts import (
     installed,
     multiply_accumulates,
 )
+from mldec.runtime.run_folder import RunFacts, command_line
 from mldec.runtime.signals import NothingCame, StopRequest
 from mldec.training.log import Meter, RunLog, clock
 from mldec.training.monitor import Observer

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from mldec import build
+from mldec.config import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.types import Classes

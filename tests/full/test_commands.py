@@ -15,7 +15,7 @@ from support import QUICK, one_line
 import mldec
 from mldec import checkpoint
 from mldec.data.digits import NAMES
-from mldec.files.torch_files import read_torch
+from mldec.runtime.torch_files import read_torch
 
 
 def test_a_run_leaves_what_the_readme_says(digits_run):

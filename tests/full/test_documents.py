@@ -24,8 +24,9 @@ import pytest
 import torch
 from support import read_option
 
-from mldec import build, summary
+from mldec import summary
 from mldec.__main__ import COMMANDS
+from mldec.config import build
 from mldec.config.compose import check_key, check_option, compose, config_dir, experiments
 from mldec.config.schema import PARTS
 from mldec.errors import ConfigError

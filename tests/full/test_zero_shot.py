@@ -17,7 +17,7 @@ from mldec.checkpoint import load_model
 from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import read_image
 from mldec.data.word_vectors import word_vectors
-from mldec.files.torch_files import read_torch
+from mldec.runtime.torch_files import read_torch
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 QUICK = [

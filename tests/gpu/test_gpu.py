@@ -12,8 +12,8 @@ from pictures import picture
 from support import QUICK, write_coco
 
 from mldec.checkpoint import load_model
-from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.runtime.torch_files import read_torch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import assert_equal, numbers
 
-from mldec.files.torch_files import read_torch
+from mldec.runtime.torch_files import read_torch
 
 CUDA_MARKS = [
     pytest.mark.gpu,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mldec import build, checkpoint
+from mldec import checkpoint
+from mldec.config import build
 from mldec.config.compose import compose, to_dict
 from mldec.data.types import Classes
 from mldec.runtime import facts

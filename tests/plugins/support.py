@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 from torch import multiprocessing, nn
 
-from mldec import build
+from mldec.config import build
 from mldec.config.compose import config_dir
 from mldec.data.types import DataModule
 

@@ -13,7 +13,7 @@ from support import one_line
 
 from mldec import checkpoint
 from mldec.errors import CheckpointError
-from mldec.files.torch_files import read_torch
+from mldec.runtime.torch_files import read_torch
 from mldec.summary import COLUMNS, Run, draw, gather, table
 from mldec.training.log import Evaluation, Progress, read_progress
 

@@ -17,7 +17,7 @@ from mldec.data.table import Table, TableBuilder, check_names, from_single, log_
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import Storage, StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import read_bytes
+from mldec.runtime.text import read_bytes
 
 _SEE = "see DATASETS.md, section Stanford-Cars"
 _LABELLED = "cars_test_annos_withlabels.mat"

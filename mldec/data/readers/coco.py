@@ -34,7 +34,7 @@ from mldec.data.table import (
 from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
 from mldec.data.types import StoredImages, VectorOrigin, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import read_json
+from mldec.runtime.text import read_json
 
 log = logging.getLogger("mldec")
 

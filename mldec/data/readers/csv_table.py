@@ -31,7 +31,7 @@ from mldec.data.table import (
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
-from mldec.files.text import csv_rows, open_binary, reading
+from mldec.runtime.text import csv_rows, open_binary, reading
 
 log = logging.getLogger("mldec")
 

@@ -27,7 +27,7 @@ from mldec.data.table import (
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import csv_columns, read_json, read_lines
+from mldec.runtime.text import csv_columns, read_json, read_lines
 
 _SEE = "see DATASETS.md, section ImageNet"
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")

@@ -30,7 +30,7 @@ from mldec.data.table import (
 from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
+from mldec.runtime.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
 
 log = logging.getLogger("mldec")
 

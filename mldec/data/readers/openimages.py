@@ -32,8 +32,8 @@ from mldec.data.table import (
 from mldec.data.tasks import PartialLabels
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import csv_columns, read_lines
-from mldec.files.torch_files import read_torch
+from mldec.runtime.text import csv_columns, read_lines
+from mldec.runtime.torch_files import read_torch
 
 log = logging.getLogger("mldec")
 

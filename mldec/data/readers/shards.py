@@ -15,8 +15,8 @@ from mldec.data.table import Labels
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.data.types import Storage, StoredImages, check_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import open_binary, reading
-from mldec.files.torch_files import sha256_of
+from mldec.runtime.text import open_binary, reading
+from mldec.runtime.torch_files import sha256_of
 
 log = logging.getLogger("mldec")
 

@@ -11,7 +11,7 @@ from mldec.data.table import Table, TableBuilder, are_indices, encode_paths, giv
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import read_json, read_lines
+from mldec.runtime.text import read_json, read_lines
 
 _SEE = "see DATASETS.md, section Visual Genome 500"
 

@@ -18,7 +18,7 @@ from mldec.data.table import VOC, Table, TableBuilder, path_inside, unknown_clas
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.files.text import read_bytes, read_lines
+from mldec.runtime.text import read_bytes, read_lines
 
 log = logging.getLogger("mldec")
 

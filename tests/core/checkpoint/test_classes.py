@@ -12,11 +12,11 @@ from torch import nn
 
 from mldec.checkpoint import check_classes, check_queries, scoring
 from mldec.checkpoint.classes import can_make, read_class_names
+from mldec.checkpoint.open_vocabulary import queries_for
 from mldec.data.text_encoder import open_encoder
 from mldec.data.types import Classes, VectorOrigin
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, DataError
-from mldec.open_vocabulary import queries_for
 
 PATH = Path("x.pt")
 ABC, CAB = Classes(("a", "b", "c")), Classes(("c", "a", "b"))

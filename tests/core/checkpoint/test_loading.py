@@ -17,7 +17,7 @@ from mldec import checkpoint
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import copy_fitting, load_strict
 from mldec.errors import CheckpointError
-from mldec.files.torch_files import read_torch, save
+from mldec.runtime.torch_files import read_torch, save
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mldec import build
 from mldec.checkpoint import Best, Checkpoint, load, load_model
 from mldec.checkpoint.published import CONFIG, QUERIES, WEIGHTS, with_weights, write
+from mldec.config import build
 from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, ConfigError
-from mldec.files.torch_files import sha256_of
 from mldec.predict.engine import scores
+from mldec.runtime.torch_files import sha256_of
 
 IMAGES = torch.randint(
     0, 256, (4, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)

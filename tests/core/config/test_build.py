@@ -5,7 +5,7 @@ import pytest
 import torch
 from support import CONFIGS
 
-from mldec import build
+from mldec.config import build
 from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS
 from mldec.data.table import from_dense

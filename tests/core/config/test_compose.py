@@ -6,7 +6,7 @@ import pytest
 import yaml
 from hydra.errors import HydraException
 
-from mldec import build
+from mldec.config import build
 from mldec.config.compose import (
     check_key,
     compose,

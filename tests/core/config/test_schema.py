@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mldec import build
-from mldec.config import schema
+from mldec.config import build, schema
 from mldec.config.compose import compose, parse, to_dict
 from mldec.config.schema import (
     HARMLESS,

@@ -12,8 +12,9 @@ from sklearn.metrics import average_precision_score
 from support import one_line
 from torch import nn
 
-from mldec import build
 from mldec.checkpoint import Loaded
+from mldec.checkpoint.open_vocabulary import SelectedClasses, with_class_list
+from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
@@ -21,7 +22,6 @@ from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation import evaluate, open_for_evaluation
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.open_vocabulary import SelectedClasses, with_class_list
 
 CPU = torch.device("cpu")
 IMAGES, WIDTH = 60, 12

@@ -28,8 +28,8 @@ from mldec.evaluation import (
 )
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.files.results import to_json
 from mldec.runtime import distributed
+from mldec.runtime.results import to_json
 
 CPU = torch.device("cpu")
 BAD = (1, *range(6, 12))

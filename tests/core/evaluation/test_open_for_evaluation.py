@@ -9,8 +9,8 @@ import pytest
 import torch
 from clip_models import clip_folder, siglip_folder
 
-from mldec import build
 from mldec.checkpoint import Calibration, load_model
+from mldec.config import build
 from mldec.config.compose import compose, override
 from mldec.data.fingerprint import fingerprint
 from mldec.data.text_encoder import open_encoder

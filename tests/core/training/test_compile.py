@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from mldec import build
+from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.loader import Batch
 from mldec.data.types import Classes

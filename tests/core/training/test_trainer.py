@@ -13,17 +13,17 @@ from squares import Spoilt, check_resume, fit, resume, settings, trainer
 from support import QUICK, assert_equal, numbers
 from torch import nn
 
-from mldec import build, train
+from mldec import train
 from mldec.checkpoint import Best, load
+from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.types import Classes, Sampling
 from mldec.errors import CheckpointError, DataError, NonFiniteError
 from mldec.evaluation import Results
-from mldec.files import torch_files
-from mldec.files.torch_files import read_torch
 from mldec.losses.partial import PartialAsymmetricLoss
-from mldec.runtime import distributed
+from mldec.runtime import distributed, torch_files
 from mldec.runtime.devices import Precision
+from mldec.runtime.torch_files import read_torch
 from mldec.training import trainer as module
 from mldec.training.trainer import (
     Trainer,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mldec import build
 from mldec.benchmark import profile
 from mldec.benchmark.cost import cost
 from mldec.benchmark.throughput import prepare, settings
+from mldec.config import build
 from mldec.config.compose import compose, experiments
 from mldec.data.types import Classes
 from mldec.runtime.facts import multiply_accumulates

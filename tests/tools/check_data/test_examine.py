@@ -21,7 +21,7 @@ from mldec.check_data.examine import (
 from mldec.config.compose import config_dir
 from mldec.data.table import COCO_NAMES, VOC, from_dense, from_single
 from mldec.data.types import Classes, Split
-from mldec.figures import NAME_LENGTH, save
+from mldec.runtime.pages import NAME_LENGTH, save
 
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)

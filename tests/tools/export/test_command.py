@@ -16,8 +16,8 @@ from mldec.checkpoint import load_model
 from mldec.data.images import load_image
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError
-from mldec.files.torch_files import sha256_of
 from mldec.predict.engine import parse, scores
+from mldec.runtime.torch_files import sha256_of
 
 
 @pytest.fixture(scope="module")

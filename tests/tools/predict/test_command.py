@@ -17,11 +17,11 @@ from support import one_line
 
 import mldec
 from mldec.errors import ConfigError, DataError
-from mldec.files.run_lock import RunLock
-from mldec.files.torch_files import read_torch
 from mldec.predict import answers, engine, results
 from mldec.predict.run import FORMATS
 from mldec.runtime.devices import MAX_IMAGE_SIZE
+from mldec.runtime.run_folder import RunLock
+from mldec.runtime.torch_files import read_torch
 
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
 BLOCK = 4

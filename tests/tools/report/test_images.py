@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.build import chosen_data
 from mldec.checkpoint import load_model
+from mldec.config.build import chosen_data
 from mldec.data.table import from_dense
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, ImageFiles, Split, StoredImages

@@ -13,17 +13,17 @@ import threading
 import pytest
 
 from mldec.errors import CheckpointError, RunInUseError
-from mldec.files import run_lock
-from mldec.files.run_folder import (
+from mldec.runtime import run_folder
+from mldec.runtime.run_folder import (
     LOG_FILE,
     RUN_FILE,
     RunFacts,
+    RunLock,
     command_line,
     find_checkpoint,
     read_facts,
     read_log,
 )
-from mldec.files.run_lock import RunLock
 
 FACTS = RunFacts(
     name="日本",
@@ -75,7 +75,7 @@ def test_what_no_run_writes_is_one_line(tmp_path, content):
 
 def test_the_command_line_can_be_pasted_into_a_shell(tmp_path):
     script = tmp_path / "a script.py"
-    script.write_text("from mldec.files.run_folder import command_line\nprint(command_line())\n")
+    script.write_text("from mldec.runtime.run_folder import command_line\nprint(command_line())\n")
     words = [sys.executable, str(script), "data.root=/a b", "name='x'", "$HOME", "[1,2]"]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert shlex.split(printed) == words
@@ -125,7 +125,7 @@ def test_a_restart_by_torchrun_waits_for_the_process_before(tmp_path, monkeypatc
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 7")
     before, other = RunLock(tmp_path), RunLock(tmp_path)
     before.take()
-    monkeypatch.setattr(run_lock, "PAUSE", 0.01)
+    monkeypatch.setattr(run_folder, "PAUSE", 0.01)
     with pytest.raises(RunInUseError):
         other.take()
 

@@ -33,7 +33,7 @@ from mldec.data.word_vectors import (
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
-from mldec.files.text import read_lines
+from mldec.runtime.text import read_lines
 
 log = logging.getLogger("mldec")
 

@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from mldec.errors import ConfigError, DataError
-from mldec.files.results import (
+from mldec.runtime.results import (
     ResultFile,
     check_folder,
     check_targets,

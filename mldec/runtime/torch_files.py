@@ -18,7 +18,7 @@ from safetensors.torch import save as packed
 from torch import Tensor
 
 from mldec.errors import CheckpointError, refusing, writing
-from mldec.files.results import replacing, write_file
+from mldec.runtime.results import replacing, write_file
 
 SUFFIX = ".safetensors"
 RECORD_LENGTH = 2**16  # characters of a checksum file that are read; one of ours has two lines

@@ -1,13 +1,18 @@
-"""What all charts share: matplotlib, an empty figure, texts as they are, and the file.
+"""What pages and charts share: templates, pictures inside of a page, and figures of matplotlib.
 
-matplotlib is optional (`pip install mldec[plot]`), so it is imported by the functions that draw,
+matplotlib is optional (`pip install -e '.[plot]'`), so it is imported by the functions that draw,
 and never through pyplot, whose list of open figures would be a global state.
 """
 
+import base64
 import io
 import warnings
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from PIL import Image
 
 from mldec.errors import UserError, refusing, visible, writing
 
@@ -18,6 +23,27 @@ if TYPE_CHECKING:
 DPI = 100
 SMALL = 7  # points, the font size of names and captions
 NAME_LENGTH = 28  # characters of a name that are shown
+
+
+def template(package: str, name: str, **filters: Any) -> Template:
+    """Return a template of a package; it escapes texts, and shows control characters as `?`."""
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters |= filters
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return environment.from_string(text)
+
+
+def data_url(image: Image.Image, form: str = "JPEG", **options: Any) -> str:
+    """Return a picture as an address that holds its file; options are those of Pillow."""
+    content = io.BytesIO()
+    image.save(content, form, **options)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def new_figure(*, width: float, height: float) -> "Figure":
