@@ -132,7 +132,7 @@ ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
         ({"calibration": CALIBRATION, "measured": THREE}, "Limitations", "F1 are too good"),
         ({"classes": ZERO_SHOT}, "Limitations", "It scores any classes that have word vectors"),
         ({"classes": MANY}, "Classes", "7 more classes"),
-        ({"plugins": ["patches"]}, "Use", "load_model(\"hf:me/mine\", plugins=['patches'])"),
+        ({"plugins": ["patches"]}, "Use", "mldec.load(\"hf:me/mine\", plugin=['patches'])"),
     ],
 )
 def test_what_is_known_and_what_is_not_is_said(known, changes, heading, sentence):
