@@ -130,17 +130,21 @@ def test_paths_exist(name: str) -> None:
 # The tree of the package
 
 
-def drawn_tree(text: str) -> list[str]:
-    """Return the paths in the drawing of the package, folders with a slash at their end."""
-    [drawing] = [code for code in blocks(text, "") if code.startswith("mldec/\n")]
-    paths: list[str] = []
-    folders: list[str] = []
-    for line in drawing.splitlines():
+def drawn_tree(text):
+    """Return the paths in the two drawings of the package, folders with a slash at their end."""
+    drawings = [code for code in blocks(text, "") if code.startswith("mldec/\n")]
+    assert len(drawings) == 2
+    paths, folders = ["mldec/"], []
+    for line in "\n".join(drawings).splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
-        entry, *explanation = line.split(maxsplit=1)
-        assert explanation or depth == 0, f"{entry} has no explanation"
-        folders[depth:] = [entry]
-        paths.append("".join(folders))
+        files = re.findall(r"\w+\.py\b", line)
+        folder = re.match(r" *(\w+/)", line)
+        folders = folders[:depth]
+        if folder:
+            folders.append(folder[1])
+            paths += ["".join(folders)] if depth else []
+        else:
+            paths += ["".join(folders) + file for file in files]
     return paths
 
 
