@@ -25,6 +25,41 @@ log = logging.getLogger("mldec")
 
 MOST_LISTED = 30  # classes that are printed; --csv and --json have all
 
+# What each metric is called and means; the report and the model card say it too.
+MEANINGS = {
+    "mAP": "Mean over the classes of the average precision (AP); a class without a positive "
+    "counts as 0",
+    "mAP_skip_empty": "mAP without the classes that no image shows",
+    "mAP_interpolated": "mAP with the precision made monotonic, as in VOC 2010",
+    "mAP_11point": "mAP with the precision at 11 values of recall, as in VOC 2007",
+    "mAP_partial": "mAP of annotated labels, over classes with positives and negatives",
+    "mAP_weighted": "mAP_partial with each class weighted by its positives",
+    "mAP_naive": "mAP with labels that are not annotated taken as negative",
+    "CP": "Precision, averaged over classes",
+    "CR": "Recall, averaged over classes",
+    "CF1": "Harmonic mean of CP and CR",
+    "CF1_mean": "F1, averaged over classes",
+    "OP": "Precision of all decisions together",
+    "OR": "Recall of all decisions together",
+    "OF1": "Harmonic mean of OP and OR",
+    "P": "Precision of all decisions together",
+    "R": "Recall of all decisions together",
+    "F1": "Harmonic mean of P and R",
+    "class_accuracy": "Share of the images of a class that are right, averaged over classes",
+    "top1": "Share of the images whose label has the highest score",
+    "top5": "Share of the images whose label is among the five highest scores",
+    "ECE": "Expected calibration error: how far scores are from observed frequencies",
+    "seen_mAP": "mAP over the classes of the training",
+    "harmonic_mAP": "Harmonic mean of the mAP over seen and over unseen classes",
+}
+
+# Longer prefixes first: one begins with another one.
+AMONG = {
+    "zsl_all_": "among the classes that training did not see, over all images",
+    "zsl_": "among the classes that training did not see",
+    "gzsl_": "among all classes",
+}
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.evaluate`."""
@@ -160,8 +195,6 @@ def tell(
 
 def table(metrics: dict[str, float]) -> list[str]:
     """Return the metrics as lines: percentages and their meanings, those at top-k, then counts."""
-    from mldec.evaluators import is_count, meaning
-
     width = max(len(name) for name in metrics)
     groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
@@ -187,6 +220,29 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
         "  ".join(["", name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
         for name, *cells in zip(*columns, strict=True)
     ]
+
+
+def is_count(name: str) -> bool:
+    """Tell whether a metric is a number of classes or images, not a percentage."""
+    return name.startswith(("classes", "images"))
+
+
+def meaning(name: str) -> str:
+    """Return what a metric means, as a sentence; empty if it is not known."""
+    if is_count(name):
+        return "A number, not a percentage."
+
+    base, _, k = name.partition("@")
+    prefix = next((prefix for prefix in AMONG if base.startswith(prefix)), "")
+    text = MEANINGS.get(base.removeprefix(prefix))
+    if text is None:
+        return ""
+
+    if prefix:
+        text += f", {AMONG[prefix]}"
+    if k:
+        text += f", if the {k} highest scores of an image are predicted"
+    return f"{text}."
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from mldec.checkpoint import (
 )
 from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
-from mldec.evaluators import meaning
+from mldec.evaluate import meaning
 from mldec.report.training import folder_of_run
 from mldec.runtime.cli import add_weights_options, command, run_command
 from mldec.runtime.facts import count_parameters, multiply_accumulates

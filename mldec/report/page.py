@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
 from mldec.errors import visible
-from mldec.evaluators import is_count, meaning
+from mldec.evaluate import is_count, meaning
 from mldec.report.comparison import Comparison
 from mldec.report.examples import Example, Picture, Suspect
 from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs
