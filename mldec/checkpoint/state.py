@@ -16,7 +16,6 @@ from mldec.data.types import Classes, VectorOrigin
 from mldec.errors import DataError, refusing
 
 FORMAT = 2
-SCOPES = ("class", "global")  # of a threshold
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,9 +198,13 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
     part = parts["loss"]
     runtime = {}
     if labels is not None and "label_counts" in inspect.signature(part.target).parameters:
-        runtime["label_counts"] = lambda: LabelCounts(
-            *(torch.from_numpy(labels().all_counts(value)) for value in (1, 0))
-        )
+
+        def count_labels() -> LabelCounts:
+            table = labels()
+            positives, negatives = table.all_counts(1), table.all_counts(0)
+            return LabelCounts(torch.from_numpy(positives), torch.from_numpy(negatives))
+
+        runtime["label_counts"] = count_labels
     module: nn.Module = part.call(**runtime)
     return module
 

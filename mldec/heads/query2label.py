@@ -95,8 +95,10 @@ class Query2Label(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
         self.queries = nn.Parameter(torch.randn(num_classes, embed_dim))
 
-        # The bounds of nn.Linear, since the weights of a class are one row of D.
+        # The positional encoding of the last image size.
         self._kept_positions = torch.empty(0)
+
+        # The bounds of nn.Linear, since the weights of a class are one row of D.
         bound = embed_dim**-0.5
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
         self.fc_bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))

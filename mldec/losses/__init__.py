@@ -36,7 +36,7 @@ class Loss(Protocol):
     `build.check_together` compares `exclusive` and `soft` with the data and the `mix` settings.
     """
 
-    # "sum" or "mean" over the batch: the trainer rescales by it, so that a batch has the same
+    # "sum" or "mean" over the batch: the learner rescales by it, so that a batch has the same
     # gradient on any number of processes and micro-batches.
     reduction: str
 

@@ -109,7 +109,7 @@ class Learner:
         # Whether training may go on: false on the device from the first step on whose fault ends
         # the run. The host learns of it when it next reads the numbers.
         self.sound = torch.ones((), dtype=torch.bool, device=device)
-        # Those of them that changed no weights: a number was not finite, which in fp16 is usual
+        # Finished steps that changed no weights: a number was not finite, which in fp16 is usual
         # while the scaler looks for its scale.
         self.skipped = 0
 
