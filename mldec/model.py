@@ -26,8 +26,8 @@ class Classifier(nn.Module):
     ) -> Tensor:
         """Map RGB images [B, 3, H, W], uint8 or floating point in [0, 1], to logits [B, K].
 
-        A zero-shot head needs word vectors [K, D_w] as queries. With `attention`, which decoder heads
-        alone have, the attention weights of each query over the tokens are returned too, [B, G, N].
+        A zero-shot head needs word vectors [K, D_w] as queries. With `attention`, the weights of
+        each query over the tokens are returned too, [B, G, N]; decoder heads alone have them.
         """
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(
