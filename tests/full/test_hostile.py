@@ -79,7 +79,6 @@ def test_every_file_ends_in_one_line_at_every_door(corpus, model, trace):
         ("environment.pt", "holds an interpolation"),
         ("large.pt", "does not fit the model: "),
         ("steers.pt", "of class 2 "),
-        ("step.pt", "its 'step' is missing or no whole number"),
         ("shape.pt", "1 tensor is of another shape (head.pool_bias)"),
         ("bomb.pt", "torch.save compresses nothing"),
         ("zip.pth", "system"),

@@ -90,7 +90,6 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "environment": ("config/data/root", "${oc.env:HOME}"),
     "large": ("config/head/embed_dim", 40_000),
     "steers": ("classes/names", ["a", "b", "\x1b]0;title\x07"]),
-    "step": ("step", "4"),
     "shape": ("model/head.pool_bias", torch.zeros(9)),
     "text": ("model", {"weight": "x"}),
 }

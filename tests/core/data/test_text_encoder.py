@@ -200,7 +200,7 @@ def test_a_name_is_encoded_once(clip, tmp_path, asked, monkeypatch):
     again, same_hash = encode_names(source, ["cat", "ox"], TEMPLATES, cache)
     assert torch.equal(again.flip(0), first)
     assert same_hash == hash_of_weights
-    with pytest.raises(ConfigError, match="mldec\\[text\\]"):
+    with pytest.raises(ConfigError, match=r"\.\[text\]"):
         encode_names(source, ["cat", "new"], TEMPLATES, cache)
 
 
