@@ -175,7 +175,8 @@ def test_rows_that_are_not_used_are_counted(build, fault, caplog):
     message = "data.csv: it has no split 'val': pass data.val=valid; see DATASETS"
     assert message in fault(CSV.replace("val", "valid"))
     assert "it has no split 'x': pass data.val=val;" in fault(CSV, val="x")
-    assert "data.csv has no column split: add one" in fault("path,labels\n1.png,cat\n", val="test")
+    with pytest.raises(ConfigError, match=r"data\.val is test: .* has no column split: add one"):
+        build("path,labels\n1.png,cat\n", val="test")
 
 
 @pytest.mark.parametrize(
