@@ -10,7 +10,7 @@ from readers import names, targets, write_picture
 from trees import CSV, tree
 
 from mldec.data.types import fixed_sample
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
