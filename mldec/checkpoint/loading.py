@@ -94,32 +94,13 @@ def load_model(
     names = None if class_names is None else read_class_names(Path(class_names))
 
     with _standard_torch():
-        of_run = False
-        if str(path).startswith(PREFIX):
-            from mldec.checkpoint import clip
-
-            file, checkpoint = clip.convert(str(path))
-        else:
-            from mldec.checkpoint.sources import local
-
-            file = local(path)
-            with refusing(file):
-                state = _read(file)
-                of_run = "format" in state
-                if of_run:
-                    checkpoint = Checkpoint.from_state(state, file)
-                else:
-                    from mldec.checkpoint import released
-
-                    checkpoint = released.convert(
-                        state, file.name, image_size=image_size, names=names
-                    )
-
+        file, checkpoint, of_run = _read_any(str(path), image_size, names)
         with refusing(file):
             if names is not None:
                 check_count(names, len(checkpoint.classes))
                 checkpoint = _renamed(checkpoint, names)
             tensors, chosen = checkpoint.weights(weights)
+
             # Inference needs the backbone and the head only: an argument of the data that was
             # renamed since must not make a checkpoint unusable.
             config, parts = _parts_of(checkpoint, plugins, build.MODEL_PARTS)
@@ -153,18 +134,40 @@ def load_model(
         transform = replace(transform, image_size=image_size)
 
     return Loaded(
-        model.to(device).eval(),
-        config,
-        checkpoint.classes,
-        transform,
-        checkpoint.metrics,
-        chosen,
-        file,
+        model=model.to(device).eval(),
+        config=config,
+        classes=checkpoint.classes,
+        transform=transform,
+        metrics=checkpoint.metrics,
+        weights=chosen,
+        path=file,
         fingerprint=checkpoint.fingerprint,
         calibration=calibration,
         of_run=of_run,
         unseen=checkpoint.unseen,
     )
+
+
+def _read_any(
+    path: str, image_size: int | None, names: Sequence[str] | None
+) -> tuple[Path, Checkpoint, bool]:
+    """Return the file of weights, what it says as a checkpoint, and whether it is one of ours."""
+    if path.startswith(PREFIX):
+        from mldec.checkpoint import clip
+
+        return *clip.convert(path), False
+
+    from mldec.checkpoint.sources import local
+
+    file = local(path)
+    with refusing(file):
+        state = _read(file)
+        if "format" in state:
+            return file, Checkpoint.from_state(state, file), True
+
+        from mldec.checkpoint import released
+
+        return file, released.convert(state, file.name, image_size=image_size, names=names), False
 
 
 def load(path: Path) -> Checkpoint:
