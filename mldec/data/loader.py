@@ -50,7 +50,9 @@ def unwrap(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
             # An error of the dataset itself, from a worker as "Caught ...", stays what it is.
             if not loader.num_workers or str(error).startswith("Caught "):
                 raise
-            problem = "cannot be used" if isinstance(error, OSError) else "died"
+            # A worker that dies while it hands over a batch is a broken connection.
+            died = isinstance(error, (RuntimeError, EOFError, ConnectionError))
+            problem = "died" if died else "cannot be used"
             raise DataError(f"a loader process {problem} ({brief(error)}), {ADVICE}") from error
 
         if batch is None:
