@@ -77,7 +77,7 @@ def open_for_evaluation(
             f"vectors; leave it out"
         )
 
-    config, parts = chosen_data(loaded, args)
+    config, parts = chosen_settings(loaded, args)
     device = distributed.pick_device(config.device)
     fit_to_device(config, args.settings, device)
     data = build.data(parts)
@@ -110,7 +110,7 @@ def open_for_evaluation(
     return setup
 
 
-def chosen_data(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build.Parts]:
+def chosen_settings(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build.Parts]:
     """Return the settings of a checkpoint with those of the command line, and the checked data."""
     # data=NAME brings an image size of its own.
     size = [] if args.image_size is None else [f"data.image_size={args.image_size}"]
@@ -203,8 +203,10 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
     if loaded.calibration is None or not loaded.calibration.thresholds:
         return None
 
-    thresholds = loaded.calibration.thresholds
-    return [*thresholds] * (len(loaded.classes) if len(thresholds) == 1 else 1)
+    thresholds = list(loaded.calibration.thresholds)
+    if len(thresholds) == 1:
+        return thresholds * len(loaded.classes)
+    return thresholds
 
 
 def chosen_thresholds(

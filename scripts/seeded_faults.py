@@ -103,11 +103,11 @@ metrics: of equal logits one too few is among the top k
 - return above | (level & (level.cumsum(1) <= remaining))
 + return above | (level & (level.cumsum(1) < remaining))
 metrics: mAP_weighted divides by the positives of all classes
-- weighted = (precision * positives)[valid].sum() / positives[valid].sum()
-+ weighted = (precision * positives)[valid].sum() / positives.sum()
+- weighted = (per_class_ap * positives)[valid].sum() / positives[valid].sum()
++ weighted = (per_class_ap * positives)[valid].sum() / positives.sum()
 metrics: a confidence on the bound of a bin belongs to the next one
-- bins = ((confidence * self.bins - 1) // FIXED_POINT).clamp(0, self.bins - 1)
-+ bins = ((confidence * self.bins) // FIXED_POINT).clamp(0, self.bins - 1)
+- bins = ((confidence * BINS - 1) // FIXED_POINT).clamp(0, BINS - 1)
++ bins = ((confidence * BINS) // FIXED_POINT).clamp(0, BINS - 1)
 losses: the focal weight of ASL has a gradient
 - right = right.detach()
 + right = right.clone()

@@ -84,7 +84,8 @@ class TableCache:
             key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
         # One file per set of sources, so that a newer table replaces the old one.
-        digest = sha256(os.fsencode(f"{name} {' '.join(map(str, sources))}")).hexdigest()[:16]
+        identity = " ".join([name, *map(str, sources)])
+        digest = sha256(os.fsencode(identity)).hexdigest()[:16]
         path = cache_folder(self.folder) / f"{name.split()[0]}-{digest}.npz"
         stored = read_cached(path, key, "the annotations are parsed again")
         if stored:

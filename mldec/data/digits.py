@@ -160,7 +160,9 @@ def scenes_module(
 
 def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
     """Draw the number of digits in a scene: 0 with probability `empty`, else 1 to `max_digits`."""
-    return 0 if rng.random() < empty else int(rng.integers(1, max_digits + 1))
+    if rng.random() < empty:
+        return 0
+    return int(rng.integers(1, max_digits + 1))
 
 
 def boxes(
@@ -170,12 +172,14 @@ def boxes(
 
     Their sides are within `sizes`, fractions of the side of the scene, `size` pixels.
     """
+    smallest, largest = sizes
     boxes: list[Box] = []
     for _ in range(count):
         # A try draws a new side as well as a new position, because a smaller square may fit.
         for share, across, down in rng.random((TRIES, 3)).tolist():
-            side = round((sizes[0] + share * (sizes[1] - sizes[0])) * size)
-            left, top = int(across * (size - side + 1)), int(down * (size - side + 1))
+            side = round((smallest + share * (largest - smallest)) * size)
+            room = size - side + 1
+            left, top = int(across * room), int(down * room)
             box = (left, top, left + side, top + side)
 
             if all(_overlap(box, other) <= OVERLAP for other in boxes):
@@ -187,9 +191,12 @@ def boxes(
 
 def _overlap(one: Box, other: Box) -> float:
     """Return the common area of two squares as a fraction of the smaller one."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    smaller = min(one[2] - one[0], other[2] - other[0])
+    left, top, right, bottom = one
+    other_left, other_top, other_right, other_bottom = other
+
+    width = min(right, other_right) - max(left, other_left)
+    height = min(bottom, other_bottom) - max(top, other_top)
+    smaller = min(right - left, other_right - other_left)
     return max(width, 0) * max(height, 0) / smaller**2
 
 

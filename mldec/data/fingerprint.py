@@ -98,7 +98,8 @@ def _label_bytes(labels: Labels) -> Iterator[bytes]:
     for first in range(0, len(labels), ROWS):
         starts = labels.starts[first : first + ROWS + 1]
         entries = slice(starts[0], starts[-1])
-        images = np.repeat(np.arange(first, first + len(starts) - 1), np.diff(starts))
+        images = np.arange(first, first + len(starts) - 1)
+        images = np.repeat(images, np.diff(starts))
         pairs = images * labels.num_classes + labels.classes[entries]
         values = labels.values[entries]
 

@@ -43,7 +43,8 @@ class Mixing:
         self.union = mix.labels is MixLabels.union
 
         # The values of smoothed labels of 0 and 1, as in timm.
-        self.off = mix.smoothing / (len(classes) if classes.exclusive else 2)
+        num_outcomes = len(classes) if classes.exclusive else 2
+        self.off = mix.smoothing / num_outcomes
         self.on = 1 - mix.smoothing + self.off
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -127,7 +127,9 @@ def cutout(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
     colour = (rng.randrange(256), rng.randrange(256), rng.randrange(256))
 
     # Officially a rectangle of Pillow's, which includes its last corner: hence the odd sides.
-    image.paste(colour, (x - half_width, y - half_height, x + half_width + 1, y + half_height + 1))
+    left, right = x - half_width, x + half_width + 1
+    top, bottom = y - half_height, y + half_height + 1
+    image.paste(colour, (left, top, right, bottom))
     return image
 
 
@@ -160,8 +162,11 @@ def _enhanced(kind: type[Any], image: Image.Image, strength: float, rng: Random)
 
 def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[float, ...]:
     """Return ten evenly spaced magnitudes, rounded to integers if `whole`."""
-    steps = [weakest + (strongest - weakest) * row / (NUM_LEVELS - 1) for row in range(NUM_LEVELS)]
-    return tuple(round(step) if whole else step for step in steps)
+    span = strongest - weakest
+    steps = [weakest + span * row / (NUM_LEVELS - 1) for row in range(NUM_LEVELS)]
+    if whole:
+        return tuple(round(step) for step in steps)
+    return tuple(steps)
 
 
 _NO_MAGNITUDE = (0.0,) * NUM_LEVELS

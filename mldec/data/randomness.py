@@ -25,7 +25,8 @@ class SampleRandom(random.Random):
 
 def sample_seed(*numbers: int) -> int:
     """Hash numbers such as seed, epoch and index to a 63-bit seed; trailing zeros do not count."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
 
 
 @contextmanager

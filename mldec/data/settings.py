@@ -83,8 +83,9 @@ class View:
         if interpolation is None:
             interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
 
+        image_size = self.image_size if self.test_size is None else self.test_size
         return EvalTransform(
-            image_size=self.image_size if self.test_size is None else self.test_size,
+            image_size=image_size,
             crop=self.test_crop,
             interpolation=interpolation,
             decoder=self.decoder,

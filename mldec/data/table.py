@@ -76,7 +76,8 @@ def shown(value: object) -> str:
 def listed(names: Sequence[str], most: int = 10) -> str:
     """Return up to `most` names and the number of the others, for a message."""
     text = ", ".join(names[:most])
-    return text if len(names) <= most else f"{text} and {len(names) - most:,} more"
+    num_others = len(names) - most
+    return f"{text} and {num_others:,} more" if num_others > 0 else text
 
 
 def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:
@@ -105,9 +106,15 @@ def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> t
 
     The marks of the K names are different ones, by default their indices.
     """
+    if marks is None:
+        marks = range(len(names))
+
     count = Counter(names)
-    marked = zip(names, range(len(names)) if marks is None else marks, strict=True)
-    return tuple(f"{name} ({mark})" if count[name] > 1 else name for name, mark in marked)
+    unique_names = []
+    for name, mark in zip(names, marks, strict=True):
+        is_shared = count[name] > 1
+        unique_names.append(f"{name} ({mark})" if is_shared else name)
+    return tuple(unique_names)
 
 
 def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:
@@ -265,8 +272,9 @@ def from_dense(matrix: np.ndarray, *, default: int = 0) -> Labels:
 
 def from_single(classes: np.ndarray, num_classes: int) -> Labels:
     """Return the labels of images with one class each, given as integers [N] from 0 to K - 1."""
+    starts = np.arange(len(classes) + 1)
     ones = np.ones(len(classes), np.int8)
-    return Labels(np.arange(len(classes) + 1), np.asarray(classes, np.int32), ones, num_classes)
+    return Labels(starts, np.asarray(classes, np.int32), ones, num_classes)
 
 
 def from_entries(
@@ -417,8 +425,8 @@ class TableBuilder:
 
     def build(self, where: str | Path) -> Table:
         """Return the table, images in the order in which they were added."""
-        num_classes = len(self._columns if self.classes is None else self.classes)
-        labels = from_entries(self._entries, num_classes=num_classes, default=self.default)
+        known = self._columns if self.classes is None else self.classes
+        labels = from_entries(self._entries, num_classes=len(known), default=self.default)
         files = encode_paths(list(self._first_seen))
         if self.classes is not None:
             return Table(files, labels, self.classes)
@@ -459,7 +467,8 @@ def path_inside(path: str, where: str, see: str) -> str:
     parts = path.replace("\\", "/").split("/")
 
     # "C:" at the start is a drive of Windows.
-    if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts or "\0" in path:
+    is_absolute = parts[0] == "" or parts[0].endswith(":")
+    if is_absolute or ".." in parts or "\0" in path:
         raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
 
     return "/".join(part for part in parts if part not in ("", "."))

@@ -150,7 +150,8 @@ class ZeroShot:
         self._evaluator(2, [0])
 
         # Both are slow to read, and each split asks for them.
-        self.roles, self.vectors = cache(self.roles), cache(self.vectors)
+        self.roles = cache(self.roles)
+        self.vectors = cache(self.vectors)
 
     def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the images with a seen class, and the seen classes."""
@@ -225,7 +226,8 @@ def split_classes(
 
     for fault, faulty in faults.items():
         if faulty:
-            raise DataError(f"{where}: {len(faulty):,} classes {fault}: {listed(sorted(faulty))}")
+            names_of_faulty = listed(sorted(faulty))
+            raise DataError(f"{where}: {len(faulty):,} classes {fault}: {names_of_faulty}")
 
     if not seen or not unseen:
         raise DataError(
@@ -273,12 +275,15 @@ def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:
     pairs = set()
     for singulars, plurals in ((unseen, set(seen)), (seen, set(unseen))):
         for name in singulars:
-            for plural in {name + "s", name + "es", re.sub("y$", "ies", name)} & plurals - {name}:
-                pairs.add((name, plural) if singulars is unseen else (plural, name))
+            forms = {name + "s", name + "es", re.sub("y$", "ies", name)}
+            for plural in forms & plurals - {name}:
+                pair = (name, plural) if singulars is unseen else (plural, name)
+                pairs.add(pair)
     if not pairs:
         return
 
     affected = {name for name, _ in pairs}  # a class may have two twins
     count = f"{len(affected)} of {len(unseen):,}"
+    twins = [f"{name}/{twin}" for name, twin in sorted(pairs)]
     message = "%s unseen classes have a seen singular or plural: %s"
-    log.warning(message, count, listed([f"{name}/{twin}" for name, twin in sorted(pairs)]))
+    log.warning(message, count, listed(twins))

@@ -85,13 +85,15 @@ class ClipSource:
     @property
     def anywhere(self) -> str:
         """The text that names the same model in any working directory."""
-        name = self.model.removeprefix(LOCAL)
-        return f"{PREFIX}{name}" if self.weights is None else f"{PREFIX}{name}:{self.weights}"
+        text = PREFIX + self.model.removeprefix(LOCAL)
+        return text if self.weights is None else f"{text}:{self.weights}"
 
     @property
     def folder(self) -> Path | None:
         """The folder that holds the whole model, if it is one."""
-        return Path(self.model.removeprefix(LOCAL)) if self.model.startswith(LOCAL) else None
+        if not self.model.startswith(LOCAL):
+            return None
+        return Path(self.model.removeprefix(LOCAL))
 
     @property
     def file(self) -> Path | None:
@@ -150,7 +152,9 @@ class ClipModel:
 
         rows = [torch.empty(0, self.width)]
         for batch in tqdm(batches, desc="word vectors", leave=False, disable=not on_terminal()):
-            texts = [template.replace(PLACE, name) for name in batch for template in templates]
+            texts: list[str] = []
+            for name in batch:
+                texts += [template.replace(PLACE, name) for template in templates]
             encoded = self.encode(texts).unflatten(0, (len(batch), len(templates)))
             rows.append(normalize(encoded.mean(1), dim=1))
         return torch.cat(rows)
@@ -231,11 +235,15 @@ def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
     """
     tags = library.list_pretrained_tags_by_model(source.model) if source.file else []
     published = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
-    return {
-        setting: published[0][setting]
-        for setting in IMAGES
-        if published and all(tag[setting] == published[0][setting] for tag in published)
-    }
+    if not published:
+        return {}
+
+    first, *others = published
+    shared = {}
+    for setting in IMAGES:
+        if all(other[setting] == first[setting] for other in others):
+            shared[setting] = first[setting]
+    return shared
 
 
 def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Path:
@@ -249,7 +257,9 @@ def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Pa
         return Path(library.pretrained.download_pretrained_from_hf(repository))
 
     # In a folder they have one of the usual names, or are the only ones.
-    usual = [source.folder / f"{stem}{ending}" for ending in _ENDINGS for stem in _WEIGHTS]
+    usual: list[Path] = []
+    for ending in _ENDINGS:
+        usual += [source.folder / f"{stem}{ending}" for stem in _WEIGHTS]
     files = [path for path in usual if path.is_file()]
     files = files or [path for path in source.folder.iterdir() if path.suffix in _ENDINGS]
     if not files or (files[0] not in usual and len(files) > 1):
@@ -289,7 +299,8 @@ def encode_names(
     vectors of new names to the cache.
     """
     key = json.dumps([FORMAT, _identity(ClipSource.parse(source)), list(templates)])
-    path = cache_folder(cache_dir) / f"text-{sha256(key.encode()).hexdigest()[:16]}.npz"
+    digest = sha256(key.encode()).hexdigest()[:16]
+    path = cache_folder(cache_dir) / f"text-{digest}.npz"
 
     vectors: dict[str, np.ndarray] = {}
     hash_of_weights = ""

@@ -145,7 +145,9 @@ class EvalTransform:
     @property
     def shorter_side(self) -> int:
         """Pixels of the shorter side of a resized image, before any crop."""
-        return self.image_size if self.crop is None else math.floor(self.image_size / self.crop)
+        if self.crop is None:
+            return self.image_size
+        return math.floor(self.image_size / self.crop)
 
     def visible_part(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the part of an image that the square shows: left, top, right, bottom in pixels."""

@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ def _by_name(
         array = array[0]
 
     # A square array fits both ways, and a wrong guess would train on the wrong vectors.
-    if array.ndim != 2 or (array.shape[0] == len(order)) == (array.shape[1] == len(order)):
+    if array.ndim != 2 or array.shape.count(len(order)) != 1:
         raise DataError(
             f"{path} has shape {list(shape)}, of which exactly one dimension must be that of the "
             f"{len(order):,} names; {_SEE}"
@@ -90,9 +90,9 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
     """Return the vectors of the names that have one in lines of "word number number ..."."""
     # The single words of a name are needed for the mean.
     all_names = (*names, *optional)
-    texts = {text for name in all_names for text in (name, *_words(name))}
+    texts = set(all_names).union(*map(_words, all_names))
     spellings = {text: _spellings(text) for text in texts}
-    vector_of_word = _scan(path, {word for words in spellings.values() for word in words})
+    vector_of_word = _scan(path, set(chain.from_iterable(spellings.values())))
 
     # Each text has the vector of its first spelling that has one.
     vector_of_text = {}
@@ -142,7 +142,8 @@ def _scan(path: Path, wanted: Collection[bytes]) -> dict[bytes, np.ndarray]:
             width = int(header[1])
         else:
             fields = header
-            width = min(len(list(takewhile(_is_number, reversed(fields)))), len(fields) - 1)
+            numbers = list(takewhile(_is_number, reversed(fields)))
+            width = min(len(numbers), len(fields) - 1)
         if width < 1:
             raise ValueError("it is not a text file with a word and its numbers in each line")
 
@@ -246,12 +247,15 @@ class ClassList:
     @property
     def names(self) -> tuple[str, ...]:
         """All names, class by class."""
-        return tuple(name for names in self.classes for name in names)
+        return tuple(chain.from_iterable(self.classes))
 
     @property
     def class_of_name(self) -> list[int]:
         """For each of `names` the index of its class, ascending."""
-        return [index for index, names in enumerate(self.classes) for _ in names]
+        indices: list[int] = []
+        for index, names in enumerate(self.classes):
+            indices += [index] * len(names)
+        return indices
 
     def columns(self, known: Sequence[str]) -> list[int]:
         """Return the index of each class among the classes of a data set."""

@@ -1,7 +1,6 @@
 """The metrics of papers on multi-label classification, from one pass over the predictions."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -114,12 +113,6 @@ class MultiLabelEvaluator:
 
         self._per_class = {"AP": per_class_ap["none"], **at_threshold.per_class()}
         self._positives = at_threshold.positives
-        return self.metrics(per_class_ap, at_threshold, at_top_k)
-
-    def metrics(
-        self, per_class_ap: Mapping[str, Tensor], at_threshold: Counts, at_top_k: Counts
-    ) -> dict[str, float]:
-        """Return the metrics of `compute` from their parts, which may be of weighted images."""
         return {
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),

@@ -50,7 +50,7 @@ class PartialLabelEvaluator:
             DataError: if no class is valid.
         """
         logits, targets = self.predictions.shared_by_classes()
-        precision = average_precision_of_all(logits, targets)["none"]
+        per_class_ap = average_precision_of_all(logits, targets)["none"]
         naive = average_precision_of_all(logits, [block.clamp(min=0) for block in targets])["none"]
 
         # Each process counts the labels of its share of the classes.
@@ -60,7 +60,7 @@ class PartialLabelEvaluator:
 
         valid = (positives > 0) & (negatives > 0)
         self._per_class = {
-            "AP": torch.where(valid, 100 * precision, torch.nan),
+            "AP": torch.where(valid, 100 * per_class_ap, torch.nan),
             "AP_naive": 100 * naive,
             "positives": positives,
             "negatives": negatives,
@@ -77,25 +77,12 @@ class PartialLabelEvaluator:
                 "among the validation images; use more of them, or fully annotated ones"
             )
 
-        at_threshold = self.at_threshold.over_processes()
-        return self.metrics(precision, naive, at_threshold, positives, negatives)
-
-    def metrics(
-        self,
-        precision: Tensor,
-        naive: Tensor,
-        at_threshold: Counts,
-        positives: Tensor,
-        negatives: Tensor,
-    ) -> dict[str, float]:
-        """Return the metrics of `compute` from their parts, which may be of weighted images."""
-        valid = (positives > 0) & (negatives > 0)
-        weighted = (precision * positives)[valid].sum() / positives[valid].sum()
+        weighted = (per_class_ap * positives)[valid].sum() / positives[valid].sum()
         return {
-            "mAP_partial": 100 * precision[valid].mean().item(),
+            "mAP_partial": 100 * per_class_ap[valid].mean().item(),
             "mAP_weighted": 100 * weighted.item(),
             "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
-            **at_threshold.of_classes(valid).summary(),
+            **self.at_threshold.over_processes().of_classes(valid).summary(),
             "classes_valid": float(valid.sum()),
             "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
             "classes_without_positives": float(((positives == 0) & (negatives > 0)).sum()),

@@ -10,6 +10,7 @@ from mldec.runtime import distributed
 
 # Probabilities are stored as multiples of 2**-30: sums of whole numbers do not depend on the order.
 FIXED_POINT = 2**30
+BINS = 15  # of the confidence, for the calibration error
 
 
 class SingleLabelEvaluator:
@@ -23,21 +24,17 @@ class SingleLabelEvaluator:
         num_classes: K.
         top_k: for the second accuracy, where the label is among the k highest logits; None is 5,
             left out for fewer classes than that.
-        bins: number of bins of the confidence, for the calibration error.
         suffix: of the metrics' names, for other labels than the dataset's own, such as "_real".
     """
 
-    def __init__(
-        self, num_classes: int, *, top_k: int | None = None, bins: int = 15, suffix: str = ""
-    ) -> None:
-        if top_k is not None and not 2 <= top_k <= num_classes:
-            raise ConfigError(
-                f"data.top_k {top_k} needs as many classes; there are {num_classes}, and top-1 is "
-                f"reported in any case"
-            )
+    def __init__(self, num_classes: int, *, top_k: int | None = None, suffix: str = "") -> None:
+        if top_k is not None and top_k < 2:
+            raise ConfigError(f"data.top_k is {top_k}: give 2 or more; top-1 is always reported")
+        if top_k is not None and top_k > num_classes:
+            raise ConfigError(f"data.top_k is {top_k}, of {num_classes} classes; give at most that")
 
-        self.top_k, self.bins, self.suffix = top_k, bins, suffix
-        self.num_classes = num_classes
+        self.k = 5 if top_k is None else top_k
+        self.num_classes, self.suffix = num_classes, suffix
         # Per batch int64 [5, n]: label, prediction, right, right within top-k, and the confidence
         # times FIXED_POINT.
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
@@ -52,7 +49,7 @@ class SingleLabelEvaluator:
         predicted = logits.argmax(1)
         right = valid.gather(1, predicted[:, None])[:, 0]
         label = torch.where(right, predicted, valid.int().argmax(1))
-        within = (mark_top_k(logits, self._k()) & valid).any(1)
+        within = (mark_top_k(logits, self.k) & valid).any(1)
 
         confidence = logits.double().softmax(1).amax(1)
         fixed = (confidence * FIXED_POINT).round().long()
@@ -62,7 +59,7 @@ class SingleLabelEvaluator:
         """Return percentages: top1 first, top-k, the mean of the accuracies per class, and ECE.
 
         ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3). The
-        confidence (softmax of the prediction) puts each image into one of `bins` intervals of equal
+        confidence (softmax of the prediction) puts each image into one of `BINS` intervals of equal
         width, (low, high]; ECE is the mean over the images of |accuracy - mean confidence| of their
         interval. Classes without an image are left out of the mean accuracy.
         """
@@ -70,26 +67,17 @@ class SingleLabelEvaluator:
         if not rows.shape[1]:
             raise DataError("top-1 is undefined: no validation image that can be read has a label")
 
-        label, predicted, right = rows[:3]
+        label, predicted, right, within, confidence = rows
         self._counts = label.bincount(minlength=self.num_classes)
         self._hits = label[right == 1].bincount(minlength=self.num_classes)
         self._mistakes = (label * self.num_classes + predicted)[right == 0]
-        return self.metrics(rows, torch.ones(len(label), dtype=torch.float64))
 
-    def metrics(self, rows: Tensor, weights: Tensor) -> dict[str, float]:
-        """Return the metrics of `compute` from its rows, int64 [5, n], with weights float64 [n]."""
-        label, _, right, within, confidence = rows
-        images = weights.sum()
-
-        values = {"top1": (weights * right).sum() / images}
-        if self.top_k is not None or self.num_classes >= self._k():
-            values[f"top{self._k()}"] = (weights * within).sum() / images
-
+        values = {"top1": right.double().mean()}
+        if self.num_classes >= self.k:
+            values[f"top{self.k}"] = within.double().mean()
         # A class without an image is 0 / 0, which nanmean leaves out.
-        per_class = label.bincount(weights, self.num_classes)
-        hits = label.bincount(weights * right, self.num_classes)
-        values["class_accuracy"] = (hits / per_class).nanmean()
-        values["ECE"] = self._calibration_error(weights, right, confidence) / images
+        values["class_accuracy"] = (self._hits.double() / self._counts).nanmean()
+        values["ECE"] = _calibration_error(right, confidence)
         return {name + self.suffix: 100 * value.item() for name, value in values.items()}
 
     def per_class(self) -> dict[str, list[float]]:
@@ -112,17 +100,13 @@ class SingleLabelEvaluator:
         predictions = mistakes[order] % self.num_classes
         return list(zip(labels.tolist(), predictions.tolist(), counts[order].tolist(), strict=True))
 
-    def _k(self) -> int:
-        """Return the k of the second accuracy."""
-        return 5 if self.top_k is None else self.top_k
 
-    def _calibration_error(self, weights: Tensor, right: Tensor, confidence: Tensor) -> Tensor:
-        """Return the sum over the bins of |right answers - confidence|, in images."""
-        # Less one step, because an interval holds its upper bound.
-        bins = ((confidence * self.bins - 1) // FIXED_POINT).clamp(0, self.bins - 1)
+def _calibration_error(right: Tensor, confidence: Tensor) -> Tensor:
+    """Return the sum over the bins of |right answers - confidence|, per image."""
+    # Less one step, because an interval holds its upper bound.
+    bins = ((confidence * BINS - 1) // FIXED_POINT).clamp(0, BINS - 1)
 
-        # With weights of 1, these are sums of whole numbers below 2**53, which are exact.
-        gap = torch.zeros(self.bins, dtype=torch.float64).index_add(
-            0, bins, weights * (right * FIXED_POINT - confidence)
-        )
-        return gap.abs().sum() / FIXED_POINT
+    # Sums of whole numbers below 2**53 are exact.
+    gaps = (right * FIXED_POINT - confidence).double()
+    per_bin = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gaps)
+    return per_bin.abs().sum() / FIXED_POINT / len(right)

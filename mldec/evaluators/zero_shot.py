@@ -1,6 +1,6 @@
 """Zero-shot and generalised zero-shot metrics, from one pass over the logits of all classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -112,7 +112,7 @@ class ZeroShotEvaluator:
         k highest logits of an image (all, if there are fewer classes) are predicted: P is true
         positives / predictions, R is true positives / positives.
         """
-        every = _precision(self.predictions)
+        every = _per_class_ap(self.predictions)
         unseen = every[self.unseen]
         self._per_class = {"AP": 100 * every, "unseen": self.is_unseen.double()}
 
@@ -120,7 +120,7 @@ class ZeroShotEvaluator:
         per_class_ap = {"zsl": unseen} if len(unseen) else {}
         per_class_ap["gzsl"] = every
         if self.all_images and len(unseen):
-            per_class_ap["zsl"] = _precision(self._images_with_unseen_label())
+            per_class_ap["zsl"] = _per_class_ap(self._images_with_unseen_label())
             per_class_ap["zsl_all"] = unseen
 
             # The column of the report has all K classes; the seen ones have no AP of this kind.
@@ -132,39 +132,23 @@ class ZeroShotEvaluator:
         targets = torch.cat(self.predictions.targets)
         self._per_class["positives"] = distributed.total(targets.eq(1).sum(0))
 
-        counts = {key: counts.over_processes() for key, counts in self.counts.items()}
-        at_threshold = {kind: own.over_processes() for kind, own in self.at_threshold.items()}
-        return self.metrics(every, per_class_ap, counts, at_threshold)
-
-    def metrics(
-        self,
-        every: Tensor,
-        per_class_ap: Mapping[str, Tensor],
-        at_top_k: Mapping[tuple[str, int], Counts],
-        at_threshold: Mapping[str, Counts],
-    ) -> dict[str, float]:
-        """Return the metrics of `compute` from their parts, which may be of weighted images.
-
-        These are the average precision of all classes, [K], and that of each kind of metric, and
-        the counts by kind and k, and by kind.
-        """
         values = {}
-        for kind, precision in per_class_ap.items():
-            values[f"{kind}_mAP"] = precision.nan_to_num(0).mean()
-            values[f"{kind}_mAP_skip_empty"] = precision.nanmean()
+        for kind, kind_ap in per_class_ap.items():
+            values[f"{kind}_mAP"] = kind_ap.nan_to_num(0).mean()
+            values[f"{kind}_mAP_skip_empty"] = kind_ap.nanmean()
 
         if not self.is_unseen.all():
             values["seen_mAP"] = every[~self.is_unseen].nan_to_num(0).mean()
-        if "seen_mAP" in values and self.is_unseen.any():
-            unseen = every[self.unseen].nan_to_num(0).mean()
-            values["harmonic_mAP"] = 2 / (1 / values["seen_mAP"] + 1 / unseen)
+        if "seen_mAP" in values and len(unseen):
+            unseen_map = unseen.nan_to_num(0).mean()
+            values["harmonic_mAP"] = 2 / (1 / values["seen_mAP"] + 1 / unseen_map)
 
         metrics = {name: 100 * value.item() for name, value in values.items()}
-        for (kind, k), counts in at_top_k.items():
-            overall = counts.summary()
+        for (kind, k), counts in self.counts.items():
+            overall = counts.over_processes().summary()
             metrics |= {f"{kind}_{name}@{k}": overall[f"O{name}"] for name in ("P", "R", "F1")}
-        for kind, counts in at_threshold.items():
-            summary = counts.summary()
+        for kind, counts in self.at_threshold.items():
+            summary = counts.over_processes().summary()
             metrics |= {f"{kind}_{name}": value for name, value in summary.items()}
         return metrics
 
@@ -173,7 +157,7 @@ class ZeroShotEvaluator:
         return {name: column.tolist() for name, column in self._per_class.items()}
 
 
-def _precision(predictions: Predictions) -> Tensor:
+def _per_class_ap(predictions: Predictions) -> Tensor:
     """Return the AP per class over all images: float64 [K] in [0, 1], NaN without a positive."""
     logits, targets = predictions.shared_by_classes()
     return average_precision_of_all(logits, targets)["none"]

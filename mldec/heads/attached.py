@@ -139,8 +139,10 @@ def attach(
     freeze(trial, unused)
     path, *others = form.classifiers
     model.set_submodule(path, decoder)
-    for other in {*others} | _POOLINGS & dict(model.named_modules()).keys():
-        model.set_submodule(other, nn.Identity())
+    other_classifiers = set(others)
+    poolings = _POOLINGS & dict(model.named_modules()).keys()
+    for name in other_classifiers | poolings:
+        model.set_submodule(name, nn.Identity())
 
     if hasattr(model, "num_classes"):
         model.num_classes = num_classes

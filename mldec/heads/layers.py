@@ -65,7 +65,9 @@ class Attention(nn.Module):
             q, k, v, dropout_p=self.dropout if self.training else 0.0
         )
         attended = self.out_proj(attended.transpose(1, 2).flatten(2))
-        return attended, _weights(q, k).mean(1) if need_weights else None
+        if not need_weights:
+            return attended, None
+        return attended, _weights(q, k).mean(1)
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the attention weights of each head, which fused kernels do not give.

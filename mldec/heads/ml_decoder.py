@@ -97,17 +97,19 @@ class MLDecoder(nn.Module):
             groups = min(num_groups or num_classes, num_classes)
             self._add_queries(queries, groups, embed_dim)
             group_size = -(-num_classes // groups)  # rounded up
-            pool_shape, pool_bias = (groups, embed_dim, group_size), num_classes
+            pool_shape = (groups, embed_dim, group_size)
+            num_biases = num_classes
         else:
             self.word_proj = (
                 nn.Linear(word_dim, embed_dim) if word_dim != embed_dim else nn.Identity()
             )
-            pool_shape, pool_bias = (embed_dim, 1), 1  # shared by all classes
+            pool_shape = (embed_dim, 1)
+            num_biases = 1  # shared by all classes
 
         # In three dimensions xavier's standard deviation is sqrt(2 / ((D + G) g)), as in the
         # official code.
         self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
-        self.pool_bias = nn.Parameter(torch.zeros(pool_bias))
+        self.pool_bias = nn.Parameter(torch.zeros(num_biases))
 
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
         """Add the group queries [G, D] as a parameter or a buffer."""

@@ -109,9 +109,12 @@ class PartialAsymmetricLoss(nn.Module):
         negative = (1 - positive + self.clip).clamp(max=1)
 
         # Each of the three kinds of labels has a weight and a focusing of its own.
-        kinds = [(targets == kind).to(logits.dtype) for kind in (1, 0, -1)]
-        alpha = sum(alpha * kind for alpha, kind in zip(self.alphas, kinds, strict=True))
-        gamma = sum(gamma * kind for gamma, kind in zip(self.gammas, kinds, strict=True))
+        alpha = gamma = torch.zeros_like(logits)
+        for kind, alpha_of_kind, gamma_of_kind in zip(
+            (1, 0, -1), self.alphas, self.gammas, strict=True
+        ):
+            alpha = alpha.masked_fill(targets == kind, alpha_of_kind)
+            gamma = gamma.masked_fill(targets == kind, gamma_of_kind)
 
         # The focal weight has no gradient, as officially.
         right = torch.where(targets == 1, positive, negative)

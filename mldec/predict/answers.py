@@ -121,12 +121,15 @@ def chosen_rule(
                 "calibrate it with python -m mldec.calibrate"
             )
 
+    # A threshold of the command line stands for all those of the checkpoint.
+    if threshold is not None:
+        stored = None
     return Rule(
         classes=classes,
         content=kind,
         top=10 if top is None else top,
-        threshold=0.0 if threshold is None else threshold,
-        stored=stored if threshold is None else None,
+        threshold=threshold or 0.0,
+        stored=stored,
     )
 
 
@@ -264,7 +267,9 @@ class Predictor:
         if len(batch.images):
             answers = self._engine.answer(batch.images, features=self._features)
             scores = [*answers.scores]
-            features = [None] * len(scores) if answers.features is None else [*answers.features]
+            features = [None] * len(scores)
+            if answers.features is not None:
+                features = [*answers.features]
 
         # The answers belong to the readable images, in their order.
         remaining = zip(scores, features, strict=True)

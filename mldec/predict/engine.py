@@ -86,7 +86,7 @@ def parse(text: str | None, path: Path) -> Metadata:
         names, thresholds = metadata.classes, metadata.thresholds
         _ = Classes(tuple(names)), metadata.transform  # both check what they are given
         limits = torch.tensor([0.5] if thresholds is None else thresholds)
-        counts = (1, len(names) if metadata.word_dim is None else 1)
+        counts = (1, len(names)) if metadata.word_dim is None else (1,)
         fits = limits.ndim == 1 and len(limits) in counts and limits.isfinite().all()
         if not isinstance(names, list) or not fits:
             raise ValueError(f"{len(names)} classes, thresholds {thresholds}")

@@ -271,7 +271,9 @@ def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
     if not total > 0:
         return 0.0, 0.0
     centres = (torch.arange(len(weight), device=weight.device) + 0.5) / len(weight) - 0.5
-    return float(weight.sum(0) @ centres / total), float(weight.sum(1) @ centres / total)
+    across = weight.sum(0) @ centres / total
+    down = weight.sum(1) @ centres / total
+    return float(across), float(down)
 
 
 def _placing(side: int, shift: float) -> Tensor:
@@ -339,7 +341,9 @@ class Typeface:
         for letter in unicodedata.normalize("NFC", visible(text)):
             if self._lacks(letter):
                 letter = unicodedata.normalize("NFKD", letter)[0]
-            letters.append("?" if self._lacks(letter) else letter)
+            if self._lacks(letter):
+                letter = "?"
+            letters.append(letter)
         return "".join(letters)
 
     def fitted(self, text: str, size: int, width: float) -> str:
@@ -383,8 +387,9 @@ def draw(
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(size, Image.Resampling.LANCZOS)
 
-    cell = max(size[0], NARROWEST)
+    cell = max(image.width, NARROWEST)
     caption = round(1.35 * NAME_SIZE + 1.5 * SCORE_SIZE)
+    panel_height = image.height + caption
     count = 1 + len(findings)
     rows = math.ceil(count / COLUMNS)
     columns = math.ceil(count / rows)  # five panels are three and two, not four and one
@@ -396,8 +401,9 @@ def draw(
     )
     notes = typeface.lines(note, NOTE_SIZE, width - 2 * SPACING) if findings else []
     line = round(1.4 * NOTE_SIZE)
-    height = SPACING + rows * (size[1] + caption + SPACING) + len(notes) * line
-    height += SPACING if notes else 0
+    height = SPACING + rows * (panel_height + SPACING) + len(notes) * line
+    if notes:
+        height += SPACING
 
     sheet = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -409,10 +415,10 @@ def draw(
     for number, (panel, name, below) in enumerate(panels):
         row, column = divmod(number, columns)
         left = SPACING + column * (cell + SPACING)
-        top = SPACING + row * (size[1] + caption + SPACING)
+        top = SPACING + row * (panel_height + SPACING)
         sheet.paste(panel, (left, top))
 
-        baseline = top + size[1] + round(0.3 * NAME_SIZE)
+        baseline = top + image.height + round(0.3 * NAME_SIZE)
         text = typeface.fitted(name, NAME_SIZE, cell)
         pen.text((left, baseline), text, INK, typeface.at(NAME_SIZE))
         baseline += round(1.3 * NAME_SIZE)
@@ -432,7 +438,8 @@ def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
     most = float(heat.max())
     share = heat / most if most > 0 else heat
     small = Image.fromarray(share.astype(np.float32))
-    share = np.clip(np.asarray(small.resize(image.size, Image.Resampling.BICUBIC)), 0, 1)
+    large = small.resize(image.size, Image.Resampling.BICUBIC)
+    share = np.clip(np.asarray(large), 0, 1)
 
     grey = DIMMED * np.asarray(image.convert("L"), np.float32)[..., None]
     places = np.linspace(0, 1, len(RAMP))

@@ -87,7 +87,8 @@ class Inputs:
 
         if self._listing is not None:
             for name in self._listed(self._listing):
-                yield Item(name, name if self._root is None else str(Path(self._root, name)))
+                path = name if self._root is None else str(Path(self._root, name))
+                yield Item(name, path)
 
     def _check(self) -> None:
         """Raise an error for what can be refused before the first image is read."""
@@ -117,7 +118,10 @@ class Inputs:
                         f"check the path"
                     ) from error
 
-            yield from self._of_csv(file, listing) if _is_csv(listing) else _of_lines(file)
+            if _is_csv(listing):
+                yield from self._of_csv(file, listing)
+            else:
+                yield from _of_lines(file)
 
     def _of_csv(self, file: BinaryIO, listing: str) -> Iterator[str]:
         """Yield the paths in a column of a CSV file."""

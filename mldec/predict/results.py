@@ -50,7 +50,8 @@ class Text:
         """Write a file that holds the rows of all parts, in their order."""
         file.write(self.opening.encode())
         for number, part in enumerate(parts):
-            file.write(self.between.encode() if number else b"")
+            if number > 0:
+                file.write(self.between.encode())
             with part.open("rb") as opened:
                 shutil.copyfileobj(opened, file)
         file.write(self.closing.encode())
@@ -174,12 +175,15 @@ class Features:
 
     def part(self, rows: Sequence[Row]) -> bytes:
         """Return the features of some rows as an array file; [n, 0] if no image was read."""
-        read = [row.features.numpy() for row in rows if row.features is not None]
-        absent = np.full(len(read[0]) if read else 0, np.nan, np.float32)
-        features = (absent if row.features is None else row.features.numpy() for row in rows)
+        widths = [len(row.features) for row in rows if row.features is not None]
+        width = widths[0] if widths else 0
+        features = np.full((len(rows), width), np.nan, np.float32)
+        for own, row in zip(features, rows, strict=True):
+            if row.features is not None:
+                own[:] = row.features.numpy()
 
         buffer = io.BytesIO()
-        np.save(buffer, np.stack([*features]))
+        np.save(buffer, features)
         return buffer.getvalue()
 
     def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
@@ -272,9 +276,10 @@ class Parts:
                 continue
             has_blocks = folder.exists() and {*folder.iterdir()} - {folder / LOCK_FILE}
             if target.exists() or has_blocks:
+                existing = folder if has_blocks else target
                 raise ConfigError(
-                    f"{folder if has_blocks else target} exists, and nothing says how it was "
-                    f"made: name another file, or pass --overwrite"
+                    f"{existing} exists, and nothing says how it was made: name another file, or "
+                    f"pass --overwrite"
                 )
 
         if records[0] is None or all(target.exists() for target in self._targets):
@@ -410,8 +415,9 @@ def _read_record(path: Path) -> Record | None:
 
     with refusing(path, DataError, remedy="restore it, or pass --overwrite to begin anew"):
         values = json.loads(path.read_text())
-        finished = values.pop("finished")
-        record = Record(**values, finished=None if finished is None else Block(**finished))
+        if values["finished"] is not None:
+            values["finished"] = Block(**values["finished"])
+        record = Record(**values)
         if record.format != FORMAT or not isinstance(record.made_with, dict):
             raise ValueError("it is of another version")
     return record
@@ -494,11 +500,13 @@ class Division:
 @contextmanager
 def streaming(target: str, text: Text) -> Iterator[Callable[[Row], None]]:
     """Yield a function that writes a row to standard output or a device at once."""
-    file, rows = ResultFile(target), 0
+    file = ResultFile(target)
+    rows = 0
 
     def add(row: Row) -> None:
         nonlocal rows
-        file.write((text.between if rows else text.opening) + text.encode(row), flush=True)
+        before = text.between if rows else text.opening
+        file.write(before + text.encode(row), flush=True)
         rows += 1
 
     try:
@@ -506,7 +514,9 @@ def streaming(target: str, text: Text) -> Iterator[Callable[[Row], None]]:
     finally:
         # A list is completed however the work ends; after a write that failed the file is closed.
         if file.stream is not None:
-            file.write(("" if rows else text.opening) + text.closing)
+            if rows == 0:
+                file.write(text.opening)
+            file.write(text.closing)
             file.commit()
 
 

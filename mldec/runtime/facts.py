@@ -103,7 +103,8 @@ def git_commit() -> str | None:
         return None
     if tracked.returncode or commit.returncode:
         return None
-    return commit.stdout.strip() + ("+dirty" if changes.stdout else "")
+    mark = "+dirty" if changes.stdout else ""
+    return commit.stdout.strip() + mark
 
 
 @contextmanager

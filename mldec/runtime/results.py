@@ -47,12 +47,13 @@ def check_targets(*targets: str | None, **with_ending: str | None) -> None:
 
 def _check_file(path: Path) -> None:
     """Check that one file can be written, or created."""
+    existing = path if path.exists() else path.parent
     fault = None
     if path.is_dir():
         fault = "it is a folder; add the name of a file"
     elif not path.parent.is_dir():
         fault = f"there is no folder {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+    elif not os.access(existing, os.W_OK):
         fault = "no permission; choose another place"
     if fault:
         raise ConfigError(f"cannot write {path}: {fault}")
@@ -108,7 +109,9 @@ def replacing(path: Path, *, durable: bool = False, of_run: bool = False) -> Ite
     content is on the disk before the name. `of_run` says that one process at a time writes it, see
     `RunLock`: its temporary file has a fixed name, so that killed runs leave one at most.
     """
-    name = f"{path.name}.tmp" if of_run else f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
+    name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
+    if of_run:
+        name = f"{path.name}.tmp"
     temporary = path.with_name(name)
     with writing(path, of_run=of_run):
         path.parent.mkdir(parents=True, exist_ok=True)

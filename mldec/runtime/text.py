@@ -116,11 +116,10 @@ def csv_columns(
                 # One set of lengths checks a chunk fast; look for the wrong row only if there is
                 # one.
                 if set(map(len, rows)) != {len(header)}:
-                    wrong = next(
-                        number for number, row in enumerate(rows) if len(row) != len(header)
-                    )
-                    fault = f"row {first + wrong} has {len(rows[wrong])} columns, not {len(header)}"
-                    raise DataError(f"{path}: {fault}; {see}")
+                    for number, row in enumerate(rows, first):
+                        if len(row) != len(header):
+                            fault = f"row {number} has {len(row)} columns, not {len(header)}"
+                            raise DataError(f"{path}: {fault}; {see}")
 
                 yield first, list(zip(*rows, strict=True))
                 first += len(rows)

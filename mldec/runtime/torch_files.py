@@ -54,7 +54,8 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
 
 def versions(path: Path, keep: int) -> list[Path]:
     """Return the paths of `keep` versions, the newest first: last.pt, last.1.pt and so on."""
-    return [path, *(path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep))]
+    older = [path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep)]
+    return [path, *older]
 
 
 def duplicate(source: Path, target: Path) -> None:
@@ -97,7 +98,9 @@ def snapshot(value: Any) -> Any:
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
         return {key: snapshot(item) for key, item in value.items()}
-    return [snapshot(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [snapshot(item) for item in value]
+    return value
 
 
 def read_torch(path: Path) -> Any:

@@ -276,6 +276,6 @@ def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
     # Of equal values that of the moving average counts. JSON has no NaN: it is null there.
     value, weights = math.nan, "raw"
     for name, score in scores.items():
-        if score is not None and not float(score) <= value:
+        if score is not None and (math.isnan(value) or float(score) > value):
             value, weights = float(score), name
     return Evaluation(int(line["epoch"]), seconds, metric, value, weights)

@@ -52,7 +52,9 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
     They compute the same as Query2Label's FrozenBatchNorm2d, with the names of batch norms.
     """
     parameters = dict(model.named_parameters())
-    known = {beginning for name in parameters for beginning in _beginnings(name)}
+    known: set[str] = set()
+    for name in parameters:
+        known.update(_beginnings(name))
     for name in train.freeze:
         if name not in known:
             # A likely mistake: layer1 for backbone.network.layer1.
@@ -200,10 +202,10 @@ def step_if(go: Tensor, optimizer: Optimizer) -> None:
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Go on from a saved state; how a step is computed is no part of a run, and stays as it is."""
-    groups = [
-        {**saved, **{key: own[key] for key in IMPLEMENTATION if key in own}}
-        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
-    ]
+    groups = []
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        implementation = {key: own[key] for key in IMPLEMENTATION if key in own}
+        groups.append({**saved, **implementation})
     optimizer.load_state_dict({**state, "param_groups": groups})
 
     # The fused kernels do not look at the shapes of what they are given.

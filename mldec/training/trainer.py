@@ -160,13 +160,10 @@ class Trainer:
 
         # After a resume the sampler skips the images of the steps that are done.
         self.batches.epoch, self.batches.start = self.epoch, self.position
-        batches = self._batches()
-        steps = iter(lambda: list(islice(batches, train.accumulate)), [])
-
         description = f"epoch {self.epoch + 1}/{train.last_epoch}"
         self.meter.restart()
         for micro_batches in runlog.progress(
-            steps, total=total, done=self.position, description=description
+            self._micro_batches_of_steps(), total=total, done=self.position, description=description
         ):
             self.meter.loaded()
 
@@ -189,6 +186,12 @@ class Trainer:
                 self._stop(f"after step {self.learner.step}", together=True)
             if self.files.is_due(self.learner.step):
                 self.save()
+
+    def _micro_batches_of_steps(self) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each optimiser step of an epoch."""
+        batches = self._batches()
+        while micro_batches := list(islice(batches, self.config.train.accumulate)):
+            yield micro_batches
 
     def _batches(self) -> Iterator[Batch]:
         """Load the micro-batches of an epoch; while it waits, the state can be saved."""
@@ -485,10 +488,13 @@ def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: 
                 best, metric=metric, value=value, weights=weights, epoch=epoch, evaluations_since=0
             )
 
-    if values["raw"] > (-math.inf if best.raw is None else best.raw):
+    best_raw = -math.inf if best.raw is None else best.raw
+    if values["raw"] > best_raw:
         best = dataclasses.replace(best, raw=values["raw"], evaluations_since=0)
+
     average = values.get("ema", -math.inf)
-    if average > (-math.inf if best.average is None else best.average):
+    best_average = -math.inf if best.average is None else best.average
+    if average > best_average:
         return dataclasses.replace(best, average=average, falls=False)
     return dataclasses.replace(best, falls=True)
 

@@ -65,7 +65,8 @@ def _load_split(root: Path, split: str, cache: TableCache) -> StoredImages:
 def _parse(sources: list[Path], split: str) -> Table:
     """Read a split from its annotations and the class names, or from the one file with both."""
     annotations = _load(sources[0], "annotations")
-    names = check_names(map(str, _load(sources[-1], "class_names")), sources[-1], _SEE)
+    class_names = map(str, _load(sources[-1], "class_names"))
+    names = check_names(class_names, sources[-1], _SEE)
 
     # The single file holds both splits and marks the test images with a flag.
     one_file = len(sources) == 1
@@ -78,8 +79,9 @@ def _parse(sources: list[Path], split: str) -> Table:
                 continue
 
             # MATLAB counts from 1.
-            where, label = f"{sources[0]}, annotation {number}", annotation["class"]
-            builder.add(str(annotation[file_key]), {int(label) - 1: 1}, where)
+            column = int(annotation["class"]) - 1
+            where = f"{sources[0]}, annotation {number}"
+            builder.add(str(annotation[file_key]), {column: 1}, where)
     return builder.build(sources[0])
 
 

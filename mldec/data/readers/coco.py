@@ -79,12 +79,14 @@ def coco(
 
     # Only training drops labels.
     load = partial(load_split, folder, annotated_only=annotated_only)
+    if words.vectors is not None:
+        task = replace(task, vectors=vectors)
     return Source(
         load=load,
         load_train=partial(load, thin=thin),
         train=train,
         val=val,
-        task=replace(task, vectors=None if words.vectors is None else vectors),
+        task=task,
         where=folder,
         see=_SEE,
     )

@@ -176,8 +176,11 @@ def recognise(source: Path) -> Form:
 
     rows = csv_rows(source, _SEE, delimiter=delimiter)
     line, fields = next(rows, (1, [""]))
-    names = [name.strip() for name in fields]
-    names = [name.lower() if name.lower() in _COLUMNS else name for name in names]
+    names = []
+    for name in map(str.strip, fields):
+        is_column = name.lower() in _COLUMNS
+        names.append(name.lower() if is_column else name)
+
     known = [name for name in names if name in _COLUMNS]
     cells = [column for column, name in enumerate(names) if name not in _COLUMNS]
 
@@ -193,7 +196,8 @@ def recognise(source: Path) -> Form:
         )
     check_names((names[column] for column in cells), f"{source}, row {line}", _SEE)
 
-    is_partial, splits = "negatives" in known, Counter[str]()
+    is_partial = "negatives" in known
+    splits = Counter[str]()
     for _, row in rows:
         # Rows of another length are named when they are read.
         if len(row) == len(names):
@@ -212,8 +216,10 @@ def _log_doubts(
             remedy = f"evaluate them by data.val={name}"
             log.info(f"csv: {count:,} rows of the split {name!r} are not used; {remedy}")
 
+    if exclusive or form.classes:
+        return
     signs = [sign for sign in "|;," if sign != separator]
-    if not exclusive and not form.classes and (doubt := joined_name(table.classes, signs)):
+    if doubt := joined_name(table.classes, signs):
         name, sign = doubt
         log.warning(f"csv: class {name!r} looks like several names: pass data.separator={sign!r}")
 
@@ -221,10 +227,14 @@ def _log_doubts(
 def joined_name(classes: Sequence[str], signs: Sequence[str]) -> tuple[str, str] | None:
     """Return a class name that a sign divides into names that occur in others too, and the sign."""
     for sign in signs:
-        parts = {name: [part.strip() for part in name.split(sign)] for name in classes}
-        count = Counter(part for of_name in parts.values() for part in set(of_name))
+        parts: dict[str, list[str]] = {}
+        num_names: Counter[str] = Counter()  # with this part
+        for name in classes:
+            parts[name] = [part.strip() for part in name.split(sign)]
+            num_names.update(set(parts[name]))
+
         for name, of_name in parts.items():
-            if len(of_name) > 1 and all(count[part] > 1 for part in of_name):
+            if len(of_name) > 1 and all(num_names[part] > 1 for part in of_name):
                 return name, sign
     return None
 
@@ -304,7 +314,8 @@ def _names(text: str, separator: str, where: str) -> list[str]:
             names = json.loads(text)
         except (ValueError, RecursionError):
             # Names may have brackets too, but not a list with quotes as Python writes it.
-            names = [None] if text[1:].lstrip()[:1] in ("'", '"') else None
+            if text[1:].lstrip().startswith(("'", '"')):
+                names = [None]
 
     # A separator at the end of the field is allowed: blank names are skipped.
     if names is None:

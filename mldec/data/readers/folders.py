@@ -117,7 +117,8 @@ def folders(
             check_val(val, list_class_folders(folder, _SEE), folder, _SEE)
 
         # The classes of both splits are the folders of the training split.
-        class_names = names or list_class_folders(folder / train if divided else folder, _SEE)
+        parent = folder / train if divided else folder
+        class_names = names or list_class_folders(parent, _SEE)
         class_names = check_names(class_names, folder, _SEE)
 
         images = folder / split if divided else folder

@@ -96,7 +96,8 @@ def _wnids(class_map: str, train: Path) -> list[str]:
         return list_class_folders(train, _SEE)
 
     file = Path(class_map).expanduser()
-    return sorted(check_names([line.split()[0] for line in read_lines(file, _SEE)], file, _SEE))
+    wnids = [line.split()[0] for line in read_lines(file, _SEE)]
+    return sorted(check_names(wnids, file, _SEE))
 
 
 def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> Table:

@@ -254,7 +254,9 @@ def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
         name_list, tags_of_images = tag_files
         tags = read_lines(name_list, _SEE)
         matrix = _zeros_and_ones(tags_of_images, (len(files), len(tags)))
-        columns += [(tag, matrix[:, n]) for n, tag in enumerate(tags) if tag not in concepts]
+        for tag, labels_of_tag in zip(tags, matrix.T, strict=True):
+            if tag not in concepts:
+                columns.append((tag, labels_of_tag))
 
     columns.sort(key=itemgetter(0))
     names = check_names((name for name, _ in columns), name_list, _SEE)
@@ -280,7 +282,8 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
     present: set[str] = set()
     for directory, _, files in os.walk(folder):
         inner = os.path.relpath(directory, folder)
-        present |= {file if inner == "." else f"{inner}/{file}" for file in files}
+        prefix = "" if inner == "." else f"{inner}/"
+        present.update(prefix + file for file in files)
 
     # Files without a Flickr number have the number "", which must find no image.
     by_number = {_flickr_number(path): path for path in sorted(present)}
@@ -288,7 +291,9 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
 
     paths = []
     for name in map(os.fsdecode, listed.tolist()):
-        paths.append(name if name in present else by_number.get(_flickr_number(name), ""))
+        if name not in present:
+            name = by_number.get(_flickr_number(name), "")
+        paths.append(name)
     return encode_paths(paths)
 
 

@@ -110,10 +110,13 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
     # An id becomes a path, so it must not hold a separator or dots.
     is_valid = np.char.isalnum(ids)
     if not is_valid.all():
-        raise DataError(f"{statements}: {ids[~is_valid][0].decode()!r} is not an image id; {_SEE}")
+        invalid = ids[~is_valid][0].decode()
+        raise DataError(f"{statements}: {invalid!r} is not an image id; {_SEE}")
+
     files = np.char.add(ids, b".jpg")
     if prefix:
-        files = np.char.add(np.char.add(ids.astype(f"S{prefix}"), b"/"), files)
+        folders = np.char.add(ids.astype(f"S{prefix}"), b"/")
+        files = np.char.add(folders, files)
 
     # Without display names no message blames their file.
     display: dict[str, str] = {}
@@ -122,7 +125,8 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
         for _, (of_mids, texts) in csv_columns(descriptions, header, _SEE):
             display.update(zip(of_mids, texts, strict=True))
 
-    shown_names = class_names(mids, display, descriptions if display else trainable)
+    source_of_names = descriptions if display else trainable
+    shown_names = class_names(mids, display, source_of_names)
     labels = _labels(statements, image_of_run[runs], classes, values, (len(ids), len(mids)))
     return Table(files, labels, shown_names)
 
@@ -140,7 +144,8 @@ def _read_statements(
 
     # Pieces of the result; empty first ones give the types of a file without rows.
     types = ("S1", np.int32, np.int32, np.int8)
-    pieces: list[tuple[np.ndarray, ...]] = [tuple(np.zeros(0, dtype) for dtype in types)]
+    empty = tuple(np.zeros(0, dtype) for dtype in types)
+    pieces: list[tuple[np.ndarray, ...]] = [empty]
 
     header = ["ImageID", "Source", "LabelName", "Confidence"]
     for first_row, (image_ids, _, label_names, confidences) in csv_columns(path, header, _SEE):
@@ -155,7 +160,8 @@ def _read_statements(
         starts_run = np.append(True, piece_ids[1:] != piece_ids[:-1])
         piece_runs = np.cumsum(starts_run) + (num_runs - 1)
 
-        run_ids, classes = piece_ids[starts_run], _look_up(columns, label_names, np.int32)
+        run_ids = piece_ids[starts_run]
+        classes = _look_up(columns, label_names, np.int32)
         pieces.append((run_ids, piece_runs.astype(np.int32), classes, piece_values))
         num_runs += len(run_ids)
 

@@ -69,7 +69,8 @@ def vg500(
         in_second = {os.fsencode(entry.name) for entry in list_folder(folder / second, _SEE)}
         files = []
         for name in table.files.tolist():
-            files.append(f"{second if name in in_second else images}/{os.fsdecode(name)}")
+            folder_of_image = second if name in in_second else images
+            files.append(f"{folder_of_image}/{os.fsdecode(name)}")
         return in_folder(replace(table, files=encode_paths(files)), folder, _SEE)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)

@@ -82,7 +82,8 @@ def _find(root: Path, year: int) -> Path:
 
 def _load_split(folder: Path, difficult: str, split: str, cache: TableCache) -> StoredImages:
     """Return the images of a split; `difficult` as in `voc`."""
-    listing, annotations = folder / "ImageSets" / "Main" / f"{split}.txt", folder / "Annotations"
+    listing = folder / "ImageSets" / "Main" / f"{split}.txt"
+    annotations = folder / "Annotations"
     parse = partial(_parse, listing, annotations)
     table = cache.table("voc", [listing, annotations], parse)
 

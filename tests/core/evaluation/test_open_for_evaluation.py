@@ -19,7 +19,7 @@ from mldec.data.types import Classes, Split
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation import (
     check_size,
-    chosen_data,
+    chosen_settings,
     chosen_thresholds,
     fit_to_device,
     open_for_evaluation,
@@ -52,7 +52,7 @@ def options(*settings, **changes):
 
 
 def digits(tower, name="digits"):
-    return build.data(chosen_data(tower, options(f"data={name}", "data.val_images=4"))[1])
+    return build.data(chosen_settings(tower, options(f"data={name}", "data.val_images=4"))[1])
 
 
 def with_classes(data, **changes):
@@ -62,14 +62,14 @@ def with_classes(data, **changes):
 
 def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower):
     # imagenet.yaml has a crop and a size of its own; the user's own settings count.
-    config, parts = chosen_data(tower, options("data=imagenet", "data.root=somewhere"))
+    config, parts = chosen_settings(tower, options("data=imagenet", "data.root=somewhere"))
     assert parts["data"].shared(build.View).eval() == tower.transform
     assert config.data["test_interpolation"] == "bicubic"
-    _, parts = chosen_data(tower, options("data=imagenet", "data.root=x", "data.test_crop=0.5"))
+    _, parts = chosen_settings(tower, options("data=imagenet", "data.root=x", "data.test_crop=0.5"))
     assert parts["data"].shared(build.View).eval() == replace(tower.transform, crop=0.5)
 
     # Generated images have a size only.
-    _, parts = chosen_data(tower, options("data=digits"))
+    _, parts = chosen_settings(tower, options("data=digits"))
     assert parts["data"].arguments["image_size"] == 32
     assert "test_crop" not in parts["data"].arguments
 
@@ -77,7 +77,7 @@ def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower
     config = replace(tower.config, data={"_target_": "x", "image_size": 32})
     run = replace(tower, config=config)
     for size in (None, 32):
-        _, parts = chosen_data(run, options("data=imagenet", "data.root=x", image_size=size))
+        _, parts = chosen_settings(run, options("data=imagenet", "data.root=x", image_size=size))
         assert (parts["data"].arguments["image_size"] == 32) == (size == 32)
 
 

@@ -6,6 +6,7 @@ import torch
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
 from mldec.errors import ConfigError, DataError
+from mldec.evaluators import single_label
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.runtime import distributed
 
@@ -94,14 +95,15 @@ def test_pairs_come_by_their_number(case):
     )
 
 
-def test_ece_by_hand():
+def test_ece_by_hand(monkeypatch):
     # Confidences 0.8 (right), 0.8 (wrong) and 0.6 (right): |1 - 1.6| and |1 - 0.6| images of three.
     logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
     _, metrics = evaluated(logits, one_hot([0, 1, 1], 2), (3,))
     assert metrics["ECE"] == pytest.approx(100 * (0.6 + 0.4) / 3, rel=1e-6)
     # A bin holds its upper bound: 0.5 (right) and 0.6 (wrong) are in different halves.
+    monkeypatch.setattr(single_label, "BINS", 2)
     logits = torch.tensor([[0.5, 0.5], [0.4, 0.6]]).log()
-    _, metrics = evaluated(logits, one_hot([0, 0], 2), (2,), bins=2)
+    _, metrics = evaluated(logits, one_hot([0, 0], 2), (2,))
     assert metrics["ECE"] == pytest.approx(100 * (0.5 + 0.6) / 2, rel=1e-6)
     # A confidence of 1 is in the last bin.
     assert evaluated(torch.tensor([[100.0, 0]]), one_hot([0], 2), (1,))[1]["ECE"] == 0
@@ -113,9 +115,9 @@ def test_few_classes_have_no_top5_and_an_explicit_one_is_refused():
         "class_accuracy",
         "ECE",
     ]
-    with pytest.raises(ConfigError, match=r"data\.top_k 5 needs as many classes; there are 3"):
+    with pytest.raises(ConfigError, match=r"data\.top_k is 5, of 3 classes; give at most that"):
         SingleLabelEvaluator(3, top_k=5)
-    with pytest.raises(ConfigError, match="top_k 1"):
+    with pytest.raises(ConfigError, match=r"data\.top_k is 1: give 2 or more"):
         SingleLabelEvaluator(3, top_k=1)
 
 
