@@ -33,14 +33,15 @@ def cache_folder(cache_dir: str | None) -> Path:
         return Path(tempfile.gettempdir(), "mldec")
 
 
-def write_cached(path: Path, arrays: Mapping[str, Any], otherwise: str) -> None:
-    """Write arrays to a file of the cache; others see a whole file or none.
+def write_cached(path: Path, key: str, arrays: Mapping[str, Any], otherwise: str) -> None:
+    """Write arrays and their key to a file of the cache; others see a whole file or none.
 
     `otherwise` says what happens if it cannot be written, which is no fault of the run.
     """
     try:
         with replacing(path) as file:
-            np.savez(file, **arrays)
+            # The key comes last: damage that hides arrays from zipfile hides the last ones.
+            np.savez(file, **arrays, key=key)
     except DataError as error:
         log.warning("%s; until then %s", error, otherwise)
 
@@ -96,7 +97,6 @@ class TableCache:
 
         table = parse()
         arrays = {
-            "key": key,
             "files": table.files,
             "starts": table.labels.starts,
             "label_classes": table.labels.classes,
@@ -104,5 +104,5 @@ class TableCache:
             "default": table.labels.default,
             "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
         }
-        write_cached(path, arrays, "the annotations are parsed at every start")
+        write_cached(path, key, arrays, "the annotations are parsed at every start")
         return table

@@ -321,12 +321,11 @@ def encode_names(
         hash_of_weights = encoder.sha256
         if keep:
             arrays = {
-                "key": key,
                 "names": np.frombuffer(json.dumps(list(vectors)).encode(), np.uint8),
                 "vectors": np.stack(list(vectors.values())),
                 "sha256": hash_of_weights,
             }
-            write_cached(path, arrays, "the names are encoded at every start")
+            write_cached(path, key, arrays, "the names are encoded at every start")
 
     return torch.from_numpy(np.stack([vectors[name] for name in names])), hash_of_weights
 
