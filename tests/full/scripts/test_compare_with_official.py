@@ -51,7 +51,7 @@ def test_the_head_gives_the_logits_and_gradients_of_ours(
 def test_both_sides_train_alike(script):
     args = argparse.Namespace(experiment="digits", settings=[*SMALL, *OFFICIAL])
     tried = prepare(settings(args), 7)
-    loop = script.official_loop(tried)
+    loop = script.official_loop(tried, script.official_model(tried))
     learner = tried.learner()
     learner.train()
 
