@@ -52,7 +52,9 @@ def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name, seconds in times.items():
         yield step_figures(f"{name}_", seconds, batch_size)
     if args.beside:
-        yield {"beside": args.beside, "times_beside": times_as_long(times, "beside", "train")}
+        ratio = times_as_long(times, "beside", "train")
+        beyond = 100 * (1 - ratio)  # percent of our step
+        yield {"beside": args.beside, "times_beside": ratio, "beyond_percent": beyond}
         return
 
     # The same weights, without gradients and in the precision of training. A head that was trained
