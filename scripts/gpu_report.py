@@ -6,7 +6,7 @@
 A command takes at most eight minutes and runs its parts in the order of their value. Each part is a
 process with a time limit, at which it is killed with all that it has started. What it has measured
 is in OUT.json within a second, while the part still runs; of one that fails the last lines are
-there, and the next one begins. Parts can be named, to run these alone.
+there, and the next one begins. Parts can be named, to run these alone; predict needs loader.
 
     training: steps of TResNet-L at 448 pixels, as its recipe has them (fp16, channels_last); a
         profile, with a trace beside OUT.json; the official step, as released and with the same
@@ -59,6 +59,7 @@ OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
 # Models and data of seconds, for a machine without a GPU.
 TINY = ["backbone=tiny", "data.image_size=32", "train.batch_size=4"]
 TINY_HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
+TINY_Q2L = ["train.freeze=[]", "head.input_proj=true", "head.embed_dim=32"]
 SHORT = ["data.train_images=64", "data.val_images=40", "train.epochs=1", "train.workers=0"]
 # The batches of the recipe; on a larger one a step has fewer repetitions.
 BATCHES = (128, 256, 64)
@@ -204,7 +205,7 @@ def inference(setup: Setup) -> list[Part]:
         setup.job("predict", 120, predict),
         Part("two_ranks", 120, into(two, "two_ranks"), runs["two_ranks"] / metrics, variables),
         replace(evaluated, commands=[*into(digits, "digits"), *evaluated.commands]),
-        setup.job("query2label", 75, q2l, *setup.settings(*TINY, "train.freeze=[]")),
+        setup.job("query2label", 75, q2l, *setup.settings(*TINY, *TINY_Q2L)),
     ]
 
 
@@ -434,7 +435,7 @@ def main() -> None:
     end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "8"))
     device = os.environ.get("DEVICE", "cuda")
     out = Path(args.out or f"benchmarks/gpu_{args.command}.json").absolute()
-    with one_line(), tempfile.TemporaryDirectory() as folder:
+    with one_line(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         check_targets(str(out))
         setup = Setup(Path(folder), out, device)
         parts = {part.name: part for part in COMMANDS[args.command](setup)}
