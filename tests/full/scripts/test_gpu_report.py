@@ -29,7 +29,8 @@ def measured(script, tmp_path):
 
     def measure(*codes, limit=60.0, result="x.json"):
         commands = [[sys.executable, "-S", "-c", code] for code in codes]
-        part = script.Part("x", 60, commands, result and tmp_path / result)
+        file = tmp_path / result if result else None
+        part = script.Part("x", 60, commands, file)
         script.measure(part, {"environment": {}, "parts": {}}, setup, limit)
         return json.loads(setup.out.read_text())["parts"]["x"]
 
