@@ -7,4 +7,5 @@
 # it without one, on tiny models.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # this checkout, installed or not
 exec python scripts/gpu_report.py "$@"
