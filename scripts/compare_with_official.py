@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Time the head, or a training step, beside those of the official code, in turns.
 
-    python scripts/compare_with_official.py head [--device cpu] [--batch-size 16] [--precision bf16]
-    python scripts/compare_with_official.py step [--experiment digits] [key=value ...]
+    python scripts/compare_with_official.py head [--device cpu] [--precision bf16] [--json FILE]
+    python scripts/compare_with_official.py step [--experiment digits] [--json FILE] [key=value ...]
 
 The official head, loss and training loop are written once more from their description: they share
 nothing with the parts of the product. The names of the parameters are the official ones, so that a
