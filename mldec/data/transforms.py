@@ -120,7 +120,7 @@ class EvalTransform:
     crop: float | None = None
 
     interpolation: str = "bilinear"  # or "bicubic"
-    decoder: str = "pillow"  # of image files; or "torchcodec" for JPEG files, with the same pixels
+    decoder: str = "pillow"  # of image files, see DECODERS: the pixels are the same
     resize: str = "pillow"  # or "tensor" for torch, whose values differ by up to one level of 255
 
     def __post_init__(self) -> None:
