@@ -1,7 +1,6 @@
 """Image files of every kind and fault, and the other decoders against Pillow."""
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,7 +148,8 @@ def test_faults_of_a_file_are_named(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
         assert "too large" in one_line_about(path)
-    monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "no")))
+    denied = PermissionError(13, "no")
+    monkeypatch.setattr("mldec.data.images.open_binary", lambda _: (_ for _ in ()).throw(denied))
     assert "it cannot be read (no)" in one_line_about(path)
 
 
