@@ -14,7 +14,7 @@ from mldec.errors import ConfigError, DataError
 
 def as_array(image):
     if isinstance(image, torch.Tensor):
-        image = image.permute(1, 2, 0).numpy()
+        image = image[:3].permute(1, 2, 0).numpy()
     return np.asarray(image)
 
 
