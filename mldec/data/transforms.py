@@ -292,7 +292,7 @@ def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], P
 
 
 def _cropped(image: Picture, *, random_crop: Any, interpolation: str) -> Picture:
-    """Resize a random crop of an image, a tensor in half the time that torchvision takes."""
+    """Resize a random crop of an image; torchvision would take longer for a tensor."""
     if not isinstance(image, Tensor):
         return random_crop(image)
 
