@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageEnhance
 from torchvision import transforms
 
 from mldec.benchmark import listed
@@ -49,7 +49,7 @@ QUALITY = 95  # of images that scripts/pack_shards.py makes smaller
 WAYS = {
     "official": "official transform",
     "default": "mldec",
-    "fast": "mldec, torchcodec and tensor",
+    "fast": "mldec, simplejpeg and tensor",
     "shards": "mldec, files of short side 448",
 }
 
@@ -119,9 +119,14 @@ def _sheared(image: Image.Image, slope: float, rng: Random, *, place: int) -> Im
     return image.transform(image.size, Image.Transform.AFFINE, matrix, bicubic, fillcolor=GREY)
 
 
+def _sharpened(image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(1 + strength * rng.choice((-1, 1)))
+
+
 PILLOWS: dict[str, Operation] = {
     "shear_x": partial(_sheared, place=1),
     "shear_y": partial(_sheared, place=3),
+    "sharpness": _sharpened,
 }
 
 
@@ -134,7 +139,7 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
     All ways take turns on the same files, and processor time is measured: of a made picture of
     640 x 480 pixels, and of the photos of a folder, if one is given.
     """
-    check_decoder("torchcodec")
+    check_decoder("simplejpeg")
     photos = []
     if args.folder is not None:
         found = [Path(item.path) for item in Inputs([args.folder])]
@@ -208,7 +213,7 @@ def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, fl
     ways: dict[str, tuple[Way, Sequence[Path]]] = {
         "official": (official(SIZE), files),
         "default": (ours(SIZE), files),
-        "fast": (ours(SIZE, decoder="torchcodec", resize="tensor"), files),
+        "fast": (ours(SIZE, decoder="simplejpeg", resize="tensor"), files),
         "shards": (ours(SIZE), smaller),
     }
 

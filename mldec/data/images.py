@@ -18,7 +18,7 @@ from mldec.runtime.text import open_binary
 # program.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
-DECODERS = ("pillow", "torchcodec")
+DECODERS = ("pillow", "torchcodec", "simplejpeg")
 
 _FIX = "restore the file or leave it out"
 
@@ -118,13 +118,14 @@ def open_image(
 ) -> Image.Image | Tensor:
     """Read an image file with a decoder of choice, see `read_image`; the pixels are the same.
 
-    "torchcodec" decodes JPEG files into uint8 [3, H, W], and leaves all others to Pillow.
+    "torchcodec" decodes JPEG files into uint8 [3, H, W], "simplejpeg" into [4, H, W], the last a
+    filler, and both leave all others to Pillow.
     """
     content = read_content(path) if content is None else content
-    pixels = None
-    if decoder == "torchcodec" and draft is None:
-        pixels = _by_torchcodec(content)
-    return read_image(path, content, draft=draft) if pixels is None else pixels
+    picture = None
+    if decoder != "pillow" and draft is None:
+        picture = _by_other(decoder, content)
+    return read_image(path, content, draft=draft) if picture is None else picture
 
 
 def load_image(
@@ -145,29 +146,43 @@ def load_image(
 
 def check_decoder(decoder: str) -> None:
     """Raise a `ConfigError` if the package of a decoder is not installed."""
-    if decoder == "torchcodec" and importlib.util.find_spec("torchcodec") is None:
+    if decoder != "pillow" and importlib.util.find_spec(decoder) is None:
         raise ConfigError(
-            "data.decoder: torchcodec is not installed; run pip install -e '.[fast]', "
+            f"data.decoder: {decoder} is not installed; run pip install -e '.[fast]', "
             "or set data.decoder=pillow"
         )
 
 
-def _by_torchcodec(content: bytes) -> Tensor | None:
-    """Decode a JPEG file of colour or grey pixels, upright, uint8 [3, H, W]; None for any other."""
-    from torchcodec.decoders import decode_jpeg
-
+def _by_other(decoder: str, content: bytes) -> Image.Image | Tensor | None:
+    """Decode a JPEG file of colour or grey pixels without Pillow, upright; None for any other."""
     # Pillow knows the kind of an image before it decodes it, and what is wrong with a damaged one.
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             if image.mode not in ("RGB", "L"):
                 return None
-        # A copy, because torch warns of memory that cannot be written to.
-        pixels: Tensor = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        return pixels
+            turn = _UPRIGHT.get(_orientation(image))
+        return _by_torchcodec(content) if decoder == "torchcodec" else _by_simplejpeg(content, turn)
     except MemoryError:
         raise
     except Exception:
         return None
+
+
+def _by_torchcodec(content: bytes) -> Tensor:
+    from torchcodec.decoders import decode_jpeg
+
+    # A copy, because torch warns of memory that cannot be written to.
+    pixels: Tensor = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    return pixels
+
+
+def _by_simplejpeg(content: bytes, turn: Image.Transpose | None) -> Image.Image | Tensor:
+    from simplejpeg import decode_jpeg
+
+    if turn is not None:
+        return Image.fromarray(decode_jpeg(content, "RGB")).transpose(turn)
+    # Four bytes per pixel are resized and made into an image of Pillow's faster than three.
+    return torch.from_numpy(decode_jpeg(content, "RGBX")).permute(2, 0, 1)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

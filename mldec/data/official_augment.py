@@ -6,13 +6,11 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageEnhance, ImageOps
 
 # Rows of pixels that are computed at once: enough to be fast, few enough for the processor's cache.
 ROWS = 32
-
-# Columns read beyond the two ends of a row: bicubic interpolation needs two neighbours.
-MARGIN = 2
 
 
 def shear_x(image: Image.Image, slope: float, fill: int) -> Image.Image:
@@ -36,37 +34,30 @@ def shear_y(image: Image.Image, slope: float, fill: int) -> Image.Image:
 def _sheared(channels: np.ndarray, slope: float, fill: int) -> np.ndarray:
     """Return the channels, uint8 [3, H, W], after a shear along their rows."""
     _, height, width = channels.shape
-    result = np.full_like(channels, fill)
-    padded = np.pad(channels, ((0, 0), (0, 0), (MARGIN, MARGIN)), mode="edge")
+    result = np.empty_like(channels)
 
-    # A window holds the input of ROWS rows: column j is the left one of the four neighbours that
-    # pixel j is interpolated between.
+    # Column j of a window is the left one of the four neighbours that pixel j is interpolated
+    # between. It may lie beyond the image by the largest shift, and by the two of a cubic.
+    margin = int(abs(slope) * height) + 3
+    padded = np.pad(channels, ((0, 0), (0, 0), (margin, margin)), mode="edge")
     length = width + 3
+    windows = sliding_window_view(padded, length, axis=2)
     columns = np.arange(length)
-    window = np.zeros((3, ROWS, length), np.uint8)
 
     for top in range(0, height, ROWS):
-        count = min(ROWS, height - top)
-        offsets = slope * (np.arange(top, top + count) + 0.5)
+        rows = np.arange(top, min(height, top + ROWS))
+        offsets = slope * (rows + 0.5)
         shifts = np.floor(offsets).astype(int)
-
-        # Pillow leaves out pixels whose centre lies outside.
-        centres = (columns + 0.5) + offsets[:, None]
-        inside = (centres[:, :width] >= 0) & (centres[:, :width] < width)
+        pixels = windows[:, rows, margin - 1 + shifts]
 
         # How far a centre is from that of the second neighbour to the third, 0 to 1.
+        centres = (columns + 0.5) + offsets[:, None]
         fractions = (centres - 0.5) - (columns + shifts[:, None])
+        values = _interpolated(pixels.reshape(3, -1), fractions.ravel()).reshape(pixels.shape)
 
-        for row, shift in enumerate(shifts.tolist()):
-            # Columns beyond the padding belong to pixels that are outside.
-            first = min(length, max(0, -1 - shift))
-            last = max(first, min(length, width + 3 - shift))
-            source = padded[:, top + row, first + shift + 1 : last + shift + 1]
-            window[:, row, first:last] = source
-
-        values = _interpolated(window[:, :count].reshape(3, -1), fractions.ravel())
-        values = values.reshape(3, count, length)[:, :, :width]
-        np.copyto(result[:, top : top + count], values, where=inside)
+        # Pillow leaves out pixels whose centre lies outside.
+        np.copyto(values, fill, where=(centres < 0) | (centres >= width))
+        result[:, top : top + ROWS] = values[:, :, :width]
 
     return result
 
@@ -103,6 +94,26 @@ def _interpolated(pixels: np.ndarray, fractions: np.ndarray) -> np.ndarray:
     np.clip(whole, 0, 255, out=whole)
     result[:, :count] = whole
     return result
+
+
+def smooth(image: Image.Image) -> Image.Image:
+    """Average every pixel with its eight neighbours, which weigh 1 to its 5; the border stays.
+
+    The results are those of Pillow's filter SMOOTH in a quarter of the time: it multiplies in
+    floating point, and whole numbers will do, because no thirteenth is halfway between two.
+    """
+    bands = []
+    for band in image.split():
+        pixels = np.asarray(band)
+        wide = pixels.astype(np.uint16)
+        columns = wide[:-2] + wide[1:-1] + wide[2:]
+        sums = columns[:, :-2] + columns[:, 1:-1] + columns[:, 2:]
+        sums += 4 * wide[1:-1, 1:-1]
+
+        averages = pixels.copy()
+        averages[1:-1, 1:-1] = (sums + 6) // 13
+        bands.append(Image.fromarray(averages))
+    return Image.merge("RGB", bands)
 
 
 PROBABILITY = 0.5  # of each of the two operations
@@ -160,6 +171,11 @@ def _enhanced(kind: type[Any], image: Image.Image, strength: float, rng: Random)
     return kind(image).enhance(1 + strength * _sign(rng))
 
 
+def _sharpened(image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    """Blend with a smooth copy: Pillow's enhancement, with the faster filter."""
+    return Image.blend(smooth(image), image, 1 + strength * _sign(rng))
+
+
 def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[float, ...]:
     """Return ten evenly spaced magnitudes, rounded to integers if `whole`."""
     span = strongest - weakest
@@ -191,7 +207,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     "color": (partial(_enhanced, ImageEnhance.Color), _levels(0, 0.9)),
     "contrast": (partial(_enhanced, ImageEnhance.Contrast), _levels(0, 0.9)),
     "brightness": (partial(_enhanced, ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (partial(_enhanced, ImageEnhance.Sharpness), _levels(0, 0.9)),
+    "sharpness": (_sharpened, _levels(0, 0.9)),
     # Bits kept of each channel; value from which on all are inverted; pixels of the side.
     "posterize": (lambda i, m, rng: ImageOps.posterize(i, int(m)), _levels(8, 4, whole=True)),
     "solarize": (lambda i, m, rng: ImageOps.solarize(i, m), _levels(256, 0)),  # type: ignore[arg-type]

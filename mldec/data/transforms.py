@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ MEAN_COLOUR = (124, 116, 104)
 # bytes with 1 x 100,000 pixels would otherwise need gigabytes.
 MAX_RESIZED = 178_956_970
 
-# An RGB image of Pillow's, or uint8 [3, H, W].
+# An RGB image of Pillow's, or uint8 [3, H, W]; or [4, H, W], the last a filler.
 Picture = Image.Image | Tensor
 
 
@@ -76,8 +77,10 @@ def as_pillow(image: Picture) -> Image.Image:
 
     # Whatever lies side by side in memory, the colours of a pixel or the pixels of a colour.
     if image.stride(0) == 1:
-        return Image.fromarray(image.permute(1, 2, 0).numpy())
-    return Image.merge("RGB", [Image.fromarray(channel) for channel in image.numpy()])
+        mode = "RGB" if len(image) == 3 else "RGBX"
+        pixels = image.permute(1, 2, 0).numpy()
+        return Image.frombytes("RGB", size_of(image), pixels, "raw", mode)
+    return Image.merge("RGB", [Image.fromarray(channel) for channel in image[:3].numpy()])
 
 
 def as_torch(image: Picture) -> Tensor:
@@ -94,7 +97,7 @@ RESIZES: dict[str, Callable[[Picture], Picture]] = {"pillow": as_pillow, "tensor
 def to_tensor(image: Picture) -> Tensor:
     """Return an RGB image as uint8 [3, H, W], values 0 to 255, contiguous."""
     if isinstance(image, Tensor):
-        return image.contiguous()
+        return image[:3].contiguous()
 
     # Copying one channel after the other takes half the time of transposing [H, W, 3].
     channels = [image.tobytes("raw", name) for name in "RGB"]
@@ -120,7 +123,7 @@ class EvalTransform:
     crop: float | None = None
 
     interpolation: str = "bilinear"  # or "bicubic"
-    decoder: str = "pillow"  # of image files; or "torchcodec" for JPEG files, with the same pixels
+    decoder: str = "pillow"  # of image files, see DECODERS: the pixels are the same
     resize: str = "pillow"  # or "tensor" for torch, whose values differ by up to one level of 255
 
     def __post_init__(self) -> None:
@@ -282,9 +285,21 @@ def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], P
     from torchvision.transforms import v2
 
     how = INTERPOLATIONS[interpolation]
-    return v2.RandomResizedCrop(
+    random_crop = v2.RandomResizedCrop(
         (size, size), scale=(crop, 1.0), ratio=(3 / 4, 4 / 3), interpolation=how
     )
+    return partial(_cropped, random_crop=random_crop, interpolation=interpolation)
+
+
+def _cropped(image: Picture, *, random_crop: Any, interpolation: str) -> Picture:
+    """Resize a random crop of an image; torchvision would take longer for a tensor."""
+    if not isinstance(image, Tensor):
+        return random_crop(image)
+
+    place = random_crop.make_params([image])
+    bottom, right = place["top"] + place["height"], place["left"] + place["width"]
+    part = image[:, place["top"] : bottom, place["left"] : right]
+    return resized(part, random_crop.size, interpolation)
 
 
 Augment = Callable[[Image.Image, SampleRandom], Image.Image]

@@ -20,10 +20,11 @@ from mldec.errors import ConfigError, DataError
 PLAIN = {"augment": "none", "cutout": 0}
 
 
-def both(image):
-    """Return an image in the forms that decoders return: with either order of memory."""
+def forms(image):
+    """Return an image as decoders do: in either order of memory, with and without a filler."""
     colours = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    return image, to_tensor(image), colours
+    filled = torch.from_numpy(np.array(image.convert("RGBA"))).permute(2, 0, 1)
+    return image, to_tensor(image), colours, filled
 
 
 # Evaluation
@@ -184,7 +185,7 @@ def test_the_form_of_an_image_changes_no_pixel(resize):
     evaluate = EvalTransform(image_size=48, crop=0.8, resize=resize)
     train = TrainTransform(image_size=48, resize=resize, crop=0.5)
     for transform in (evaluate, train):
-        results = [transform(image, SampleRandom(3)) for image in both(picture(100, 60))]
+        results = [transform(image, SampleRandom(3)) for image in forms(picture(100, 60))]
         assert all(torch.equal(result, results[0]) for result in results)
         assert all(result.is_contiguous() for result in results)
 
@@ -216,7 +217,7 @@ def test_torch_resizes_like_pillow_within_two_levels(size, interpolation):
         ({"cutout": 1.5}, "cutout: 1.5 is not a fraction"),
         ({"crop": 0.0}, "crop: 0.0"),
         ({"interpolation": "lanczos"}, "interpolation: 'lanczos'.*bicubic, bilinear, random"),
-        ({"decoder": "x"}, "decoder: 'x'.*pillow, torchcodec"),
+        ({"decoder": "x"}, "decoder: 'x'.*pillow, simplejpeg, torchcodec"),
         ({"resize": "x"}, "resize: 'x'.*pillow, tensor"),
     ],
 )

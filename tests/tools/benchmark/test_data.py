@@ -11,7 +11,7 @@ from mldec.benchmark import data as measure_data
 from mldec.benchmark.data import PARTS, official, ours
 from mldec.data.randomness import SampleRandom
 
-pytest.importorskip("torchcodec", reason="the fast path needs it")
+pytest.importorskip("simplejpeg", reason="the fast path needs it")
 
 
 @pytest.fixture
