@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import QUICK, numbers, wait_until
+from support import QUICK, assert_equal, numbers, wait_until
 
 from mldec.runtime.run_folder import RunLock
 from mldec.runtime.torch_files import read_torch
@@ -117,6 +117,46 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path):
     assert err.count("mldec: stopped by ") == 1, err
     state = read_torch(log.parent / "checkpoints" / "last.pt")
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
+
+
+def divided(folder, **environment):
+    """Start or resume a run by three processes, which leaves out two images in each epoch."""
+    words = ["train.batch_size=12", "train.save_every_steps=1"]
+    return finish(folder, torchrun(3, PLUGINS / "divided.py", folder, *words), **environment)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """The folder of a run by three processes, in epochs of five steps."""
+    folder = tmp_path_factory.mktemp("three")
+    done = divided(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+# Others hear of a signal after the next step, and at the end of an epoch at once.
+@pytest.mark.parametrize(
+    ("signal", "stopped"), [("SIGTERM:1:1", 2), ("SIGTERM:5:2", 5), ("SIGKILL:3:1", None)]
+)
+def test_three_processes_stop_together_and_go_on_as_if_they_had_not(
+    signal, stopped, tmp_path, three
+):
+    done = divided(tmp_path, PATCHES_SIGNAL=signal)
+    assert done.returncode != 0
+    last = Path("checkpoints", "last.pt")
+    if stopped:
+        assert done.stderr.count("Stopped: stopped by a signal to another process") == 1
+        assert f"process after step {stopped}; saved in " in done.stderr
+        assert done.stderr.count("mldec.errors.Stopped\n") == 2, "all processes end likewise"
+        assert read_torch(tmp_path / last)["step"] == stopped
+
+    again = divided(tmp_path)
+    assert again.returncode == 0, again.stderr
+    states = [read_torch(folder / last) for folder in (three, tmp_path)]
+    for state in states:
+        del state["git"]  # of the checkout, which may be worked on meanwhile
+    assert_equal(*states)
+    assert numbers(three) == numbers(tmp_path)
 
 
 def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
