@@ -251,6 +251,10 @@ def test_saves_are_due_and_hold_their_moment(tmp_path, monkeypatch):
     assert not job.files.is_due(1), "a save begins a new interval"
     assert torch.equal(read_torch(job.files.last)["model"]["head.pool_bias"], before)
 
+    # What the processes tell each other of the last step arrives later, and counts.
+    job.outcomes.append(SimpleNamespace(bad_images=2))
+    assert job.checkpoint().log.bad_images == 2
+
     monkeypatch.setattr(distributed, "is_main", lambda: False)
     job.files.save(lambda: pytest.fail("it was built"), best=True)
 
