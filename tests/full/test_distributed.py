@@ -136,12 +136,10 @@ def three(tmp_path_factory):
 
 # Others hear of a signal after the next step, and at the end of an epoch at once.
 @pytest.mark.parametrize(
-    ("signal", "stopped"), [("SIGTERM:1:1", 2), ("SIGTERM:5:2", 5), ("SIGKILL:3:1", None)]
+    ("sent", "stopped"), [("SIGTERM:1:1", 2), ("SIGTERM:5:2", 5), ("SIGKILL:3:1", None)]
 )
-def test_three_processes_stop_together_and_go_on_as_if_they_had_not(
-    signal, stopped, tmp_path, three
-):
-    done = divided(tmp_path, PATCHES_SIGNAL=signal)
+def test_three_processes_stop_together_and_go_on_as_if_they_had_not(sent, stopped, tmp_path, three):
+    done = divided(tmp_path, PATCHES_SIGNAL=sent)
     assert done.returncode != 0
     last = Path("checkpoints", "last.pt")
     if stopped:
@@ -152,7 +150,7 @@ def test_three_processes_stop_together_and_go_on_as_if_they_had_not(
 
     again = divided(tmp_path)
     assert again.returncode == 0, again.stderr
-    # DDP sums gradients of a process in another order from its second step on: that is rounding.
+    # From the second step of a start on, DDP sums gradients in another order: that is rounding.
     one, other = (read_torch(folder / last) for folder in (three, tmp_path))
     for part in ("model", "ema"):
         torch.testing.assert_close(one[part], other[part], rtol=1e-6, atol=1e-9)
