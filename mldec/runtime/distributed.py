@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -124,7 +124,7 @@ def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     # neither argument, and always copy the buffers.
     newer = {"batched_grad_copy": True, "forward_sync_buffers": same_buffers}
     known = inspect.signature(DistributedDataParallel).parameters
-    options: dict[str, bool] = {name: value for name, value in newer.items() if name in known}
+    options: dict[str, Any] = {name: value for name, value in newer.items() if name in known}
     return DistributedDataParallel(
         model, gradient_as_bucket_view=True, static_graph=static, **options
     )
