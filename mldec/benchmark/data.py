@@ -43,7 +43,7 @@ IMAGES = 40  # per round and way
 LOADED = 480  # images per run of the loader
 LOADS = 3  # runs of the loader with each number of workers
 BATCH = 16  # images per batch of the loader
-NEEDED = 1820  # images/s that one H200 trains on, of TResNet-L at 448 pixels
+NEEDED = 1820  # images/s that one H200 should train on, of TResNet-L at 448 pixels; a goal
 CORES = 16
 QUALITY = 95  # of images that scripts/pack_shards.py makes smaller
 # Every way, and the title of its row in the table.
