@@ -162,7 +162,7 @@ def _train(
 def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
     """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
     from mldec.runtime import distributed
-    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
+    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights, untried
 
     config, commit = trainer.config, trainer.git or "none"
     log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
@@ -171,7 +171,7 @@ def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> No
 
     # They are about the run: once for all processes.
     slow = config.train.precision.warning(trainer.device)
-    for warning in (slow, few_per_batch_norm(trainer)):
+    for warning in (slow, few_per_batch_norm(trainer), untried(trainer)):
         if warning and distributed.is_main():
             log.warning(warning)
 

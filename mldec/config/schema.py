@@ -96,6 +96,9 @@ HARMLESS = {
     *("log.images", "log.classes", "log.wandb", "log.trackio", "log.project"),
 }
 
+# Whether to compile, and with which mode of torch.compile; true means its default.
+Compile = bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
 MAX_SHOWN = 100  # images, or classes with a curve of their own, that an evaluation shows
 MAX_SEED = 2**63 - 1  # torch and NumPy both accept seeds up to here
 
@@ -196,7 +199,8 @@ class Train:
     # of which is 1. Before it, only the weights themselves are evaluated.
     ema_start_epoch: int = 1
     channels_last: bool = False
-    compile: bool = False
+    # The mode of torch.compile, see `Compile`; true: its default, false: not compiled.
+    compile: Any = False
     deterministic: bool = False  # bitwise reproducible on CUDA, at some cost in speed
     # Noise on the word queries in training, as a fraction of their spread; see step.augment.
     query_noise: float = 0.0
@@ -232,6 +236,11 @@ class Train:
         require("stop_epoch", up_to_last, lambda epoch: 1 <= epoch <= self.epochs)
         require("ema_start_epoch", f"at most the last epoch ({last})", lambda epoch: epoch <= last)
 
+        if not matches(self.compile, Compile):
+            raise ConfigError(f"train.compile is {self.compile}: it must be {describe(Compile)}")
+        if self.compile == "default":
+            self.compile = True
+
         # What would silently do nothing.
         if self.patience is not None and self.eval_every >= last:
             raise ConfigError(
@@ -249,6 +258,11 @@ class Train:
     def loader_workers(self) -> int:
         """The number of loader processes of this process."""
         return min(processors(), MOST_WORKERS) if self.workers is None else self.workers
+
+    @property
+    def compile_mode(self) -> str | None:
+        """The mode of torch.compile, or None for its default and without compiling."""
+        return self.compile if isinstance(self.compile, str) else None
 
     @property
     def last_epoch(self) -> int:

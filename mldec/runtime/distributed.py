@@ -1,10 +1,11 @@
 """Processes and devices: the only module that uses torch.distributed; a no-op with one process."""
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -110,14 +111,23 @@ def processes(device: torch.device) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def wrap(model: nn.Module, *, static: bool) -> nn.Module:
+def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     """Return the model itself, or under torchrun one that averages gradients over the processes.
 
-    `static` says that every step does the same operations, so that averaging overlaps more.
+    `static` says that every step does the same operations, so that averaging overlaps more. With
+    `same_buffers` each forward pass begins with the buffers of the main process.
     """
     if not dist.is_initialized():
         return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=static)
+
+    # Gradients are copied bucket by bucket instead of one by one; older versions of torch have
+    # neither argument, and always copy the buffers.
+    newer = {"batched_grad_copy": True, "forward_sync_buffers": same_buffers}
+    known = inspect.signature(DistributedDataParallel).parameters
+    options: dict[str, Any] = {name: value for name, value in newer.items() if name in known}
+    return DistributedDataParallel(
+        model, gradient_as_bucket_view=True, static_graph=static, **options
+    )
 
 
 def synchronised_batch_norm(model: nn.Module) -> nn.Module:
@@ -154,6 +164,20 @@ def total(value: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
+
+
+def start_total(value: Tensor) -> Callable[[], Tensor]:
+    """Begin to sum a tensor in main memory over the processes; the result waits for the sum."""
+    if not dist.is_initialized():
+        return lambda: value
+
+    work = dist.all_reduce(value, async_op=True)
+
+    def finish() -> Tensor:
+        work.wait()
+        return value
+
+    return finish
 
 
 def broadcast(value: T) -> T:

@@ -26,11 +26,25 @@ from mldec.training.optim import (
 )
 
 
-class Outcome(NamedTuple):
-    """What the hosts know of a step, without a word of their devices; the same on every process."""
+class Outcome:
+    """What the hosts know of a step, without a word of their devices; the same on every process.
 
-    stopping: bool  # a stop was requested on at least one process
-    bad_images: int  # images that were left out, over all processes
+    The hosts exchange it while the next step runs; who looks at it before waits for them.
+    """
+
+    def __init__(self, *, stop: bool, messages: list[str]) -> None:
+        self.messages = messages  # one per image that this process left out
+        self._total = distributed.start_total(torch.tensor([stop, len(messages)]))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was requested on at least one process."""
+        return bool(self._total()[0])
+
+    @property
+    def bad_images(self) -> int:
+        """The number of images that were left out, over all processes."""
+        return int(self._total()[1])
 
 
 class Numbers(NamedTuple):
@@ -101,8 +115,15 @@ class Learner:
         if train.compile:
             # A ragged last batch gets a static graph of its own. By default it would make the sizes
             # of all later batches dynamic, and their convolutions slow.
-            net = torch.compile(model, dynamic=False)  # type: ignore[assignment]
-        self.net = distributed.wrap(net, static=train.accumulate == 1 and not train.compile)
+            net = torch.compile(model, dynamic=False, mode=train.compile_mode)  # type: ignore[assignment]
+        # Only the running statistics of batch norms differ between processes. No training step
+        # reads them, and evaluations and checkpoints take those of the main process; but a mean
+        # over the processes must be that of one step, see `train_epoch`.
+        self.net = distributed.wrap(
+            net,
+            static=train.accumulate == 1 and not train.compile,
+            same_buffers=train.average_batchnorm,
+        )
 
         self.step = 0  # finished steps
         self.unread: list[_OnDevice] = []
@@ -168,6 +189,11 @@ class Learner:
         skip = self.config.train.nonfinite is NonFinite.skip
         statistics = [buffer.clone() for buffer in self.model.buffers()] if skip else []
 
+        # With CUDA graphs the outputs of one step are overwritten in the next. Its micro-batches
+        # keep theirs: the gradients that they add up.
+        if self.config.train.compile_mode:
+            torch.compiler.cudagraph_mark_step_begin()
+
         # 1. Gradients of the whole batch.
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
@@ -206,9 +232,8 @@ class Learner:
         values = torch.stack([loss, norm.to(loss.dtype)])
         indices = [batch.indices for batch in micro_batches]
         self.unread.append(_OnDevice(self.step, values, indices))
-        bad_images = sum(len(batch.bad) for batch in micro_batches)
-        stops, bad = distributed.total(torch.tensor([bool(stop), bad_images])).tolist()
-        return Outcome(stops > 0, bad)
+        messages = [message for batch in micro_batches for message in batch.bad]
+        return Outcome(stop=bool(stop), messages=messages)
 
     def read(self) -> list[Numbers]:
         """Return the numbers of the steps since the last reading: the one wait for the device."""

@@ -46,7 +46,7 @@ from mldec.runtime.run_folder import RunFacts, command_line
 from mldec.runtime.signals import NothingCame, StopRequest
 from mldec.training.log import Meter, RunLog, clock
 from mldec.training.monitor import Observer
-from mldec.training.step import Learner, Numbers
+from mldec.training.step import Learner, Numbers, Outcome
 
 log = logging.getLogger("mldec")
 
@@ -90,6 +90,7 @@ class Trainer:
         # How far the run is, and its results so far.
         self.epoch = 0  # finished epochs
         self.bad_images = 0  # left out of training, over all processes
+        self.outcomes: list[Outcome] = []  # of the steps that `bad_images` does not count yet
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self.best = Best()
         self.meter = Meter()
@@ -169,19 +170,19 @@ class Trainer:
 
             # The step changes the position and the learning rate: read both before it.
             images, lr = self.batches.images_in_step(self.position), self.learner.lr
-            outcome = self.learner.learn(micro_batches, images, stop=self.stop)
-            if outcome.bad_images:
-                self._name_left_out(outcome.bad_images, micro_batches)
+            self.outcomes.append(self.learner.learn(micro_batches, images, stop=self.stop))
             self.meter.stepped(images)
+            reporting = self.position % train.log_every == 0 or self.position == total
+            stopping = self._hear(now=reporting)
 
             # Before anything is saved: each step begins with the statistics of the main process, so
             # that a checkpoint of the mean is all that a resumed run needs.
             if train.average_batchnorm and self.position == total:
                 distributed.average_batch_norm(self.learner.model)
 
-            if self.position % train.log_every == 0 or self.position == total:
+            if reporting:
                 self._report(runlog, description, lr)
-            if outcome.stopping:
+            if stopping:
                 self.save()
                 self._stop(f"after step {self.learner.step}", together=True)
             if self.files.is_due(self.learner.step):
@@ -219,11 +220,26 @@ class Trainer:
         self.files.wait()
         return DataError(f"{error}; saved in {self.files.last}: resume=auto goes on")
 
-    def _name_left_out(self, count: int, micro_batches: list[Batch]) -> None:
+    def _hear(self, *, now: bool) -> bool:
+        """Take in the outcomes of the last steps, and tell whether one of them ends the run.
+
+        Several processes leave that of the newest step for the next call, unless it is needed
+        `now`: the next step need not wait for it. All processes stop after the same step.
+        """
+        stopping = False
+        kept = 0 if now or distributed.world_size() == 1 else 1
+        while len(self.outcomes) > kept:
+            outcome = self.outcomes.pop(0)
+            if outcome.bad_images:
+                self._name_left_out(outcome)
+            if outcome.stopping:
+                stopping, kept = True, 0
+        return stopping
+
+    def _name_left_out(self, outcome: Outcome) -> None:
         """Count and name the images that a step left out, on any process."""
-        self.bad_images += count
-        own_messages = [message for batch in micro_batches for message in batch.bad]
-        for messages in distributed.gather(own_messages):
+        self.bad_images += outcome.bad_images
+        for messages in distributed.gather(outcome.messages):
             self._warn(*(f"left out: {message}" for message in messages))
 
     def _read(self) -> None:
@@ -381,7 +397,7 @@ class Trainer:
                 loss=self.meter.loss,
                 steps=self.meter.steps,
                 skipped=self.learner.skipped,
-                bad_images=self.bad_images,
+                bad_images=self.bad_images + sum(step.bad_images for step in self.outcomes),
             ),
             versions=installed(),
             git=self.git,
@@ -565,6 +581,17 @@ def few_per_batch_norm(trainer: Trainer) -> str | None:
         f"each batch norm sees only {images} images at a time, and results may suffer below "
         f"{ENOUGH_FOR_BATCH_NORM}: {advice} or choose a network without batch norm"
     )
+
+
+def untried(trainer: Trainer) -> str | None:
+    """Return a warning if settings were not tried together yet."""
+    train = trainer.config.train
+    if train.compile and train.sync_batchnorm and distributed.world_size() > 1:
+        return (
+            "train.compile with train.sync_batchnorm on several processes was not tried yet: "
+            "if the run fails or is slow, pass train.compile=false"
+        )
+    return None
 
 
 def start_weights(config: Config, resumed: Path | None = None) -> str:

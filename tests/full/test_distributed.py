@@ -119,6 +119,45 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path):
     assert state["step"] == numbers(log.parent)[-1]["step"] > 0
 
 
+def divided(folder, **environment):
+    """Start or resume a run by three processes, which leaves out two images in each epoch."""
+    words = ["train.batch_size=12", "train.save_every_steps=1"]
+    return finish(folder, torchrun(3, PLUGINS / "divided.py", folder, *words), **environment)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """The folder of a run by three processes, in epochs of five steps."""
+    folder = tmp_path_factory.mktemp("three")
+    done = divided(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+# Others hear of a signal after the next step, and at the end of an epoch at once.
+@pytest.mark.parametrize(
+    ("sent", "stopped"), [("SIGTERM:1:1", 2), ("SIGTERM:5:2", 5), ("SIGKILL:3:1", None)]
+)
+def test_three_processes_stop_together_and_go_on_as_if_they_had_not(sent, stopped, tmp_path, three):
+    done = divided(tmp_path, PATCHES_SIGNAL=sent)
+    assert done.returncode != 0
+    last = Path("checkpoints", "last.pt")
+    if stopped:
+        assert done.stderr.count("Stopped: stopped by a signal to another process") == 1
+        assert f"process after step {stopped}; saved in " in done.stderr
+        assert done.stderr.count("mldec.errors.Stopped\n") == 2, "all processes end likewise"
+        assert read_torch(tmp_path / last)["step"] == stopped
+
+    again = divided(tmp_path)
+    assert again.returncode == 0, again.stderr
+    # From the second step of a start on, DDP sums gradients in another order: that is rounding.
+    one, other = (read_torch(folder / last) for folder in (three, tmp_path))
+    for part in ("model", "ema"):
+        torch.testing.assert_close(one[part], other[part], rtol=1e-6, atol=1e-9)
+    for a, b in zip(numbers(three), numbers(tmp_path), strict=True):
+        assert a == pytest.approx(b, rel=1e-9)
+
+
 def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
     tmp_path,
 ):

@@ -134,6 +134,19 @@ def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device):
     assert ours.scaler.get_scale() == scale / 2
 
 
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_cuda_graphs_train_the_same(device, accumulate):
+    results = []
+    for mode in ("false", "reduce-overhead"):
+        words = [f"train.compile={mode}", "optim.name=sgd", "train.precision=fp32"]
+        ours = learner(device, AsymmetricLoss(), *words)
+        for _ in range(4):
+            ours.learn([batch()] * accumulate, 6 * accumulate)
+        results.append(weights(ours))
+    torch.testing.assert_close(*results, rtol=1e-2, atol=1e-3)
+
+
 def logits_and_gradients(model, images):
     model.zero_grad()
     logits = model(images)

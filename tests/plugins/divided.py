@@ -1,6 +1,6 @@
 """Train in float64 without batch norm, to compare one process with several.
 
-Start it with `torchrun divided.py FOLDER [SETTING ...]`.
+Start it with `torchrun divided.py FOLDER [SETTING ...]`; started again, it resumes.
 """
 
 import json
@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import torch
-from squares import fit, settings, trainer
+from squares import fit, resume, settings, trainer
 
 from mldec.runtime import distributed
 from mldec.runtime.cli import to_console
+from mldec.runtime.signals import listening
 
 
 def main(folder: Path, *words: str) -> None:
@@ -20,11 +21,11 @@ def main(folder: Path, *words: str) -> None:
         "train.stop_epoch=2",
         "train.ema_start_epoch=2",
         "train.batch_size=16",
-        "train.log_every=1",
+        "train.log_every=3",
         "device=cpu",
         *words,
     )
-    with distributed.processes(torch.device("cpu")):
+    with distributed.processes(torch.device("cpu")), listening() as stop:
         to_console()
         job = trainer(
             config,
@@ -35,6 +36,9 @@ def main(folder: Path, *words: str) -> None:
             dropout=0.0,
             dtype=torch.float64,
         )
+        job.stop = stop
+        if job.files.last.exists():
+            resume(job, folder)
         metrics = fit(job, folder)
         if distributed.is_main():
             outcome = {"bad_images": job.bad_images, "metrics": metrics}

@@ -2,40 +2,80 @@
 
 from functools import partial
 
+import pytest
 import torch
+from squares import fit, settings, trainer
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
-from mldec.config import build
 from mldec.config.compose import compose
-from mldec.data.loader import Batch
-from mldec.data.types import Classes
-from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.training.step import Learner
-
-EPOCHS = (4, 4, 3, 4, 4, 3)  # images of each batch of two epochs
+from mldec.config.schema import Compile
+from mldec.errors import ConfigError
+from mldec.training.log import RunLog
 
 
-def test_a_ragged_last_batch_leaves_the_others_their_static_graph(monkeypatch):
-    words = ["backbone=tiny", "head=ml_decoder_small", "loss=asl", "data.image_size=32"]
-    config = compose(["+experiment=digits", *words, "train.compile=true"])
-    parts = build.check(config, build.MODEL_PARTS)
-    model = build.model(parts, Classes(tuple("abcdefgh")), pretrained=False)
+def test_a_run_compiles_each_batch_size_once(tmp_path, monkeypatch):
+    compiled = []  # direction, epoch and images of each graph
 
-    images = []
-    compile_with = torch.compile
+    def record(direction, graph, inputs):
+        [size] = {value.shape[0] for value in inputs if value.shape[1:] == (3, 16, 16)}
+        compiled.append((direction, job.epoch + 1, size))
+        return make_boxed_func(graph.forward)
 
-    def record(graph, inputs):
-        images.extend(value.shape for value in inputs if value.dtype == torch.uint8)
-        return graph.forward
-
+    backend = aot_autograd(
+        fw_compiler=partial(record, "forward"), bw_compiler=partial(record, "backward")
+    )
     torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", partial(compile_with, backend=record))
-    learner = Learner(config, model, AsymmetricLoss(), device=torch.device("cpu"), steps=12)
-    learner.train()
-    for size in EPOCHS:
-        shown = torch.randint(256, (size, 3, 32, 32), dtype=torch.uint8)
-        targets = torch.randint(2, (size, 8), dtype=torch.int8)
-        learner.learn([Batch(shown, targets, torch.arange(size))], size)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+
+    config = settings("train.compile=true", "train.epochs=2")
+    job = trainer(config, tmp_path, images=31, network="test_resnet")
+    fit(job, tmp_path)
 
     # The graph of a symbolic batch would serve all batches from the second epoch on, slowly.
-    assert [shape[0] for shape in images] == [4, 3]
-    assert all(isinstance(shape[0], int) for shape in images)
+    assert all(type(size) is int for _, _, size in compiled)
+    expected = [(way, 1, size) for size in (8, 7) for way in ("forward", "backward")]
+    assert compiled == expected
+
+
+def test_cuda_graphs_begin_anew_with_each_step_and_not_within_it(tmp_path, monkeypatch):
+    calls = []
+
+    def compiled(model, *, mode, dynamic):
+        model.register_forward_hook(lambda *_: calls.append(mode))
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(
+        torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("new step")
+    )
+    words = ["train.compile=reduce-overhead", "train.accumulate=2", "train.epochs=1"]
+    job = trainer(settings(*words), tmp_path, images=16)
+    job.train_epoch(RunLog(tmp_path, step=0, lines=0))
+    assert calls == ["new step", "reduce-overhead", "reduce-overhead"] * 2
+
+
+def test_compile_takes_the_modes_of_torch():
+    modes = set(torch._inductor.list_mode_options()) - {"lite"}
+    assert set(Compile.__args__[1].__args__) == modes
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "mode"),
+    [
+        ("default", True, None),
+        ("false", False, None),
+        ("max-autotune", "max-autotune", "max-autotune"),
+    ],
+)
+def test_the_default_mode_is_true(word, value, mode):
+    train = compose(["+experiment=digits", f"train.compile={word}"]).train
+    assert (train.compile, train.compile_mode) == (value, mode)
+
+
+@pytest.mark.parametrize("word", ["fast", "1", "null", "[true]"])
+def test_another_mode_is_one_line_with_the_choices(word):
+    with pytest.raises(
+        ConfigError, match=r"^train\.compile is .*: it must be true or false or one"
+    ):
+        compose(["+experiment=digits", f"train.compile={word}"])

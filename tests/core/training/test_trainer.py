@@ -32,6 +32,7 @@ from mldec.training.trainer import (
     images_per_batch_norm,
     run_facts,
     start_weights,
+    untried,
     update_best,
 )
 
@@ -250,6 +251,10 @@ def test_saves_are_due_and_hold_their_moment(tmp_path, monkeypatch):
     assert not job.files.is_due(1), "a save begins a new interval"
     assert torch.equal(read_torch(job.files.last)["model"]["head.pool_bias"], before)
 
+    # What the processes tell each other of the last step arrives later, and counts.
+    job.outcomes.append(SimpleNamespace(bad_images=2))
+    assert job.checkpoint().log.bad_images == 2
+
     monkeypatch.setattr(distributed, "is_main", lambda: False)
     job.files.save(lambda: pytest.fail("it was built"), best=True)
 
@@ -362,6 +367,9 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
     assert "batches of 32 images, batch norms see 4 at a time" in describe_run(job, Precision.auto)
     assert "only 4 images" in str(few_per_batch_norm(job))
     job.config.train.sync_batchnorm = True
+    assert untried(job) is None
+    job.config.train.compile = "max-autotune"
+    assert "train.sync_batchnorm on several processes was not tried" in str(untried(job))
     assert images_per_batch_norm(job) == 16
     job.learner.frozen_norms = [norm]
     assert images_per_batch_norm(job) is None
