@@ -17,7 +17,7 @@ from mldec.check_data.examine import check
 from mldec.config import build
 from mldec.errors import ConfigError, DataError, say
 from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
-from mldec.runtime.results import check_targets, write_json
+from mldec.runtime.results import check_folder, check_targets, write_json
 
 # Rows of --errors: more than a person looks at.
 ROWS = 10_000
@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.out:
         require("--out: a chart", "plot", "matplotlib")
+        check_folder("--out", args.out)
     config, data = build.chosen_data(args.settings)
 
     # The last choice on the command line counts.

@@ -75,9 +75,7 @@ def read_image(
                 )
             if draft is not None:
                 image.draft(None, (draft, draft))
-            image.load()
-            rgb = _to_rgb(image)
-            turn = _UPRIGHT.get(_orientation(image))
+            return upright(image)
     except MemoryError:
         # The file may be fine: this must not become an error that skips the image.
         raise
@@ -92,6 +90,13 @@ def read_image(
             fault = "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
         raise DataError(f"{visible(str(path))}: {fault}; {_FIX}") from error
 
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image in RGB, turned as its EXIF block says; see `read_image`."""
+    # First: Pillow turns TIFF files by itself when it loads them.
+    image.load()
+    rgb = _to_rgb(image)
+    turn = _UPRIGHT.get(_orientation(image))
     return rgb if turn is None else rgb.transpose(turn)
 
 

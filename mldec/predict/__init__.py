@@ -13,6 +13,12 @@ from typing import Any
 from mldec.errors import ConfigError, suggest
 from mldec.runtime import cli
 
+# The options of `load`; the others of the command are about files.
+OF_LOAD = (
+    *("weights", "image_size", "class_names", "plugin", "device", "precision"),
+    *("classes", "vectors", "top", "threshold"),
+)
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
@@ -113,19 +119,22 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
     """Return a function that names what photos show: `mldec.load("best.pt")("photo.jpg")`.
 
     A photo is a path or a PIL image; it gives classes and scores, as the command prints them, and a
-    list gives a list. The options are those of the command, such as threshold=0.3 and device="cpu".
+    list gives a list. The options are those of the command that are in `OF_LOAD`, such as top=3.
     """
-    from mldec.data.images import load_image
+    from mldec.data.images import load_image, upright
     from mldec.predict.answers import chosen_rule
+    from mldec.predict.engine import check_exported_options, is_exported
     from mldec.predict.run import check_class_options, open_engine
     from mldec.runtime.distributed import pick_device
 
     args = parser().parse_args([str(path)])
     for name, value in options.items():
-        if name not in args:
-            raise ConfigError(f"{name}: there is no such option{suggest(name, list(vars(args)))}")
+        if name not in OF_LOAD:
+            raise ConfigError(f"{name}: there is no such option{suggest(name, list(OF_LOAD))}")
         setattr(args, name, value)
     check_class_options(args)
+    if is_exported(args.checkpoint):
+        check_exported_options(args)
     engine = open_engine(args, pick_device(args.device))
     limits = {"top": args.top, "threshold": args.threshold}
     rule = chosen_rule(engine.classes, engine.thresholds, content="top", **limits)
@@ -136,7 +145,7 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
         if isinstance(photo, str | Path):
             image = load_image(photo, engine.transform, decoder=engine.decoder)
         else:
-            image = engine.transform(photo.convert("RGB"))
+            image = engine.transform(upright(photo))
         [scores] = engine.answer([image]).scores
         return [(one.name, one.score) for one in rule.chosen(scores)]
 

@@ -104,8 +104,10 @@ def csv_table(
     has_split = "split" in form.columns
     if split != "hash" and has_split:
         raise ValueError(f"split is {split}, but {source} has a column split: leave one out")
-    if not has_split and (train, val) != ("train", "val"):
-        raise ValueError(f"val is {val}: {source} has no column split: add one, or leave it out")
+    for name, value in (("train", train), ("val", val)):
+        if not has_split and value != name:
+            fault = f"{name} is {value}: {source} has no column split"
+            raise ValueError(f"{fault}: add one, or leave it out")
     if form.partial and not exclusive:
         task = PartialLabels(threshold)
     log.info("csv: %s has %s", source, form)

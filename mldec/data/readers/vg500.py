@@ -60,8 +60,8 @@ def vg500(
         table = cache.table(f"vg500 {num_classes}", sources, partial(_parse, sources, num_classes))
 
         # The names are not part of the cached table, so other names need no new one.
-        log_split("vg500", split, table)
         table = replace(table, classes=names)
+        log_split("vg500", split, table)
         second = f"{images}_2"
         if not (folder / second).is_dir():
             return in_folder(table, folder / images, _SEE)

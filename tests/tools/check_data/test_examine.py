@@ -181,6 +181,13 @@ def test_without_matplotlib_only_the_charts_are_refused_and_before_anything_is_r
     assert check("--json", tmp_path / "r.json")[0] == 0
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(check, tmp_path):
+    (tmp_path / "file").touch()
+    status, out, err = check("--out", tmp_path / "file")
+    assert (status, out) == (1, "")
+    one_line(err, f"--out {tmp_path / 'file'}: ", "is a file; name a folder")
+
+
 def test_images_that_do_not_decode_are_named_and_counted(check, root, tmp_path):
     whole = image(root, 3).read_bytes()
     image(root, 3).write_bytes(whole[: len(whole) // 2])

@@ -12,7 +12,7 @@ import patches
 import pytest
 import torch
 from pictures import picture
-from PIL import Image
+from PIL import ExifTags, Image
 from support import one_line
 
 import mldec
@@ -316,7 +316,17 @@ def test_one_line_of_python_gives_the_answers_of_the_command(cli, best, photos):
     assert model(str(paths[0])) == expected[0]
     assert model(Image.open(paths[1])) == expected[1]
     assert model([]) == []
+
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.open(paths[0]).save("turned.png", exif=exif)
+    turned = model("turned.png")
+    assert turned != expected[0]
+    assert model(Image.open("turned.png")) == turned
+
     with pytest.raises(DataError, match=r"3\.png"):
         model(photos / "3.png")
     with pytest.raises(ConfigError, match="treshold: there is no such option; did you mean 'thr"):
         mldec.load(best, treshold=0.5)
+    with pytest.raises(ConfigError, match="content: there is no such option"):
+        mldec.load(best, content="scores")

@@ -177,6 +177,8 @@ def test_rows_that_are_not_used_are_counted(build, fault, caplog):
     assert "it has no split 'x': pass data.val=val;" in fault(CSV, val="x")
     with pytest.raises(ConfigError, match=r"data\.val is test: .* has no column split: add one"):
         build("path,labels\n1.png,cat\n", val="test")
+    with pytest.raises(ConfigError, match=r"data\.train is all: .* has no column split: add one"):
+        build("path,labels\n1.png,cat\n", train="all")
 
 
 @pytest.mark.parametrize(

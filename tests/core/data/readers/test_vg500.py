@@ -19,7 +19,7 @@ def shown(split):
     return [[column for column, value in enumerate(row) if value] for row in targets(split)]
 
 
-def test_images_in_the_order_of_the_lists(build):
+def test_images_in_the_order_of_the_lists(build, caplog):
     data = build()
     assert shown(data.train) == [[499], [0, 3], []]
     assert shown(data.val) == [[3, 7]]
@@ -29,6 +29,7 @@ def test_images_in_the_order_of_the_lists(build):
     lines = [f"thing {number}" for number in range(500)]
     (build.root / "names.txt").write_text("\n".join(lines))
     assert build(classes="names.txt").val.classes.names == tuple(lines)
+    assert "498 of 500 classes have no image: 'thing 0', 'thing 1'" in caplog.text
 
 
 def test_the_folders_of_both_archives(build):
