@@ -70,7 +70,8 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
     """Return the writings of training and of validation, `VAL_FRACTION` of each digit."""
     # The file that `load_digits` reads: to import scikit-learn takes a second. A row is the ink of
     # the 8 x 8 pixels, 0 to 16, and then the digit.
-    table = np.loadtxt(distribution("scikit-learn").locate_file(DIGITS), delimiter=",")
+    path = distribution("scikit-learn").locate_file(DIGITS)
+    table = np.loadtxt(str(path), delimiter=",")
     ink, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
     masks = np.round(ink * (255 / 16)).astype(np.uint8)
     masks = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
