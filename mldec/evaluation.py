@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import logit
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -51,6 +50,8 @@ class EvaluationSetup:
 
     def logit_threshold(self) -> Tensor | None:
         """Return the thresholds as logits, float64 [1] or [K]; None for that of the data."""
+        from scipy.special import logit  # slow to import, and training has no use for it
+
         return None if self.thresholds is None else torch.tensor(logit(self.thresholds))
 
     def evaluator(self) -> Evaluator:

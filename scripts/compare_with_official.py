@@ -43,6 +43,7 @@ from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.cli import positive
 from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.facts import keep_freed_memory
 from mldec.runtime.results import check_targets
 
 IN_FEATURES = 2048
@@ -519,6 +520,9 @@ def main() -> None:
     with one_line():
         args = parse()
         check_targets(args.json)
+
+        # As in training.
+        keep_freed_memory()
         figures = {"head": head, "step": step}[args.job](args)
         report(f"official_{args.job}", figures, args.json)
 

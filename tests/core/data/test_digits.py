@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from readers import versions
+from sklearn.datasets import load_digits
 from support import made
 
 from mldec.data.digits import (
@@ -51,6 +52,13 @@ def test_the_splits_share_no_writing_and_cut_every_digit_alike():
         assert held_out / (held_out + others) == pytest.approx(0.25, abs=0.01)
     assert np.array_equal(val.rows, split_writings(0)[1].rows)
     assert not np.array_equal(np.sort(val.rows), np.sort(split_writings(1)[1].rows))
+
+
+def test_the_writings_are_those_of_scikit_learn():
+    data, (train, _) = load_digits(), split_writings(0)
+    assert np.array_equal(train.labels, data.target[train.rows])
+    ink = np.round(data.images[train.rows] * 255 / 16)
+    assert np.array_equal(train.masks[:, 1:-1, 1:-1], ink)
 
 
 # What all data sets share
