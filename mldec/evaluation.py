@@ -134,11 +134,12 @@ def chosen_settings(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, b
 
 def fit_to_device(config: Config, settings: list[str], device: torch.device) -> None:
     """Prepare the device, and choose memory format and precision for it in the config."""
-    distributed.prepare_device(device, tf32=config.train.tf32)
+    train = config.train
+    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
     # What tensor cores want, whatever the training had.
-    config.train.channels_last = device.type == "cuda"
+    train.channels_last = device.type == "cuda"
 
-    recorded = config.train.precision
+    recorded = train.precision
     is_chosen = any(setting.startswith("train.precision=") for setting in settings)
     if is_chosen and (slow := recorded.warning(device)):
         log.warning(slow)
@@ -146,7 +147,7 @@ def fit_to_device(config: Config, settings: list[str], device: torch.device) -> 
         return
 
     # Half precision is slow on a CPU.
-    config.train.precision = Precision.fp32
+    train.precision = Precision.fp32
     if recorded.half:
         log.info(f"evaluated in fp32 on a CPU, not in train.precision={recorded.value}")
 

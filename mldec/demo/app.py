@@ -83,7 +83,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
     else:
         device = distributed.pick_device(args.device)
         loaded = load_model(**chosen_model(args), device=device)
-        distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+        train = loaded.config.train
+        distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
         if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
             option = "--class-names" if loaded.classes.queries is None else "--vectors"

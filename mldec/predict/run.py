@@ -224,7 +224,8 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         return ExportedEngine(OnnxFile(Path(args.checkpoint)), classes)
 
     loaded = load_model(**chosen_model(args), device=device)
-    distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+    train = loaded.config.train
+    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     if not loaded.classes.names:
