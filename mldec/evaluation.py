@@ -27,7 +27,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
-from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.devices import Copies, Precision, autocast, memory_format, one_late
 from mldec.runtime.facts import explain_out_of_memory
 
 log = logging.getLogger("mldec")
@@ -320,13 +320,17 @@ def all_scores(
     with explain_out_of_memory(lambda: memory_advice(config, device)):
         order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()
-        for batch, [batch_logits] in score([model], data, config, device=device, progress=bar):
+        scored = score([model], data, config, device=device, progress=bar)
+        # The device works on the next batch while the logits of this one are kept.
+        arriving = one_late((batch, Copies(*own_logits)) for batch, own_logits in scored)
+        for batch, copies in arriving:
             bad += batch.bad
             if len(batch.images):
                 rows = slice(count, count + len(batch.images))
                 indices[rows] = batch.indices.numpy()
                 labels[rows] = batch.targets.numpy()
-                logits[rows] = batch_logits.cpu().numpy()
+                [batch_logits] = copies.wait()
+                logits[rows] = batch_logits.numpy()
                 count = rows.stop
     model.cpu()
 

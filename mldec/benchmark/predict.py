@@ -59,7 +59,7 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
 
     def score() -> None:
         for start in range(0, len(items), batch_size):
-            engine.answer(batch[: len(items) - start])
+            engine.answer(batch[: len(items) - start]).scores.cpu()
 
     def answer(predictor: Predictor) -> None:
         for _ in predictor.rows(iter(items), StopRequest()):
