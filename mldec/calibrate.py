@@ -148,7 +148,9 @@ def fit_threshold(objective: Objective, columns: Callable[[], Iterable[Column]])
         reached += np.bincount(below, minlength=len(reached))
 
     # From the highest cut point to the lowest.
-    cuts, hits, false_alarms = cuts[::-1], counts[::-1].cumsum(), reached[::-1].cumsum()[:-1]
+    cuts = cuts[::-1]
+    hits = counts[::-1].cumsum()
+    false_alarms = reached[::-1].cumsum()[:-1]
     index, is_reached = objective.choose(hits, false_alarms)
     if index is None:
         highest = max(logits.max() for logits, _ in columns() if len(logits))
@@ -250,8 +252,9 @@ def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: C
         fitted.slopes[:] /= temperature(logits, labels, images, exclusive=False) or 1
     elif choice.shared:
         rows = every_nth(logits, images)
-        annotated = labels[rows] >= 0
-        slope, offset = platt(logits[rows][annotated], labels[rows][annotated] == 1)
+        chosen_logits, chosen_labels = logits[rows], labels[rows]
+        annotated = chosen_labels >= 0
+        slope, offset = platt(chosen_logits[annotated], chosen_labels[annotated] == 1)
         fitted.slopes[:], fitted.offsets[:] = slope, offset
     else:
         # Until it is fitted, the slope of a class is 1.

@@ -141,7 +141,9 @@ def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
     """Turn a program into a graph for any number of images, and of classes if it asks for them."""
     # Height and width differ from each other and from S, so that none is taken for another.
     size = loaded.transform.image_size
-    height, width = (size + 3, size + 5) if isinstance(program.resize, Resize) else (size, size)
+    height = width = size
+    if isinstance(program.resize, Resize):
+        height, width = size + 3, size + 5
     examples = [torch.zeros(EXAMPLE, 3, height, width, dtype=torch.uint8)]
     if program.asks:
         assert loaded.classes.queries is not None
@@ -201,7 +203,8 @@ def generated(size: int, *, any_size: bool) -> list[Picture]:
     generator = np.random.default_rng(0)
     sizes = [(size, size)] * 2
     if any_size:
-        sizes += [(size // 2 + 1, size), (2 * size, size + size // 2)]
+        narrow, large = (size // 2 + 1, size), (2 * size, size + size // 2)
+        sizes += [narrow, large]
 
     pictures: list[Picture] = []
     for width, height in sizes:

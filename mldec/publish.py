@@ -1,4 +1,4 @@
-"""Publish a checkpoint on the Hugging Face Hub, where `hf:OWNER/NAME` names it ever after.
+"""Publish a checkpoint on the Hugging Face Hub, where `hf:OWNER/NAME` names it.
 
 The repository gets three files: model.safetensors (one set of weights), config.json (classes, input
 transform, thresholds, settings and the sha256 of the weights) and README.md, a model card of what

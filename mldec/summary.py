@@ -97,9 +97,14 @@ def read(folder: Path, name: str) -> Run:
     file = folder / "config.yaml"
     with refusing(file):
         settings = yaml.safe_load(file.read_text()) if file.exists() else {}
-        nodes = [settings.get(part, {}) for part in ("data", "head", "loss", "optim")]
-        data, head, loss, _ = [str(node.get("_target_", "-")).split(".")[-1] for node in nodes]
-        root, fold, lr = nodes[0].get("root"), nodes[0].get("fold"), nodes[3].get("lr", "-")
+        parts = []
+        for part in ("data", "head", "loss"):
+            target = settings.get(part, {}).get("_target_", "-")
+            parts.append(str(target).split(".")[-1])
+        data, head, loss = parts
+        root = settings.get("data", {}).get("root")
+        fold = settings.get("data", {}).get("fold")
+        lr = settings.get("optim", {}).get("lr", "-")
 
     # The mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
@@ -151,7 +156,11 @@ def table(runs: Sequence[Run]) -> str:
     cells = {name: [printable(_cell(getattr(run, name))) for run in runs] for name in COLUMNS}
     if cells["name"] == cells["run"]:
         del cells["name"]
-    shown = [[name, *texts] for name, texts in cells.items() if name in ALWAYS or len({*texts}) > 1]
+
+    shown = []
+    for name, texts in cells.items():
+        if name in ALWAYS or len({*texts}) > 1:
+            shown.append([name, *texts])
     rows = list(zip(*shown, strict=True))
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Time the head, or a training step, beside those of the official code, in turns.
 
-    python scripts/compare_with_official.py head [--device cpu] [--batch-size 16] [--json FILE]
+    python scripts/compare_with_official.py head [--device cpu] [--precision bf16] [--json FILE]
     python scripts/compare_with_official.py step [--experiment digits] [--json FILE] [key=value ...]
 
 The official head, loss and training loop are written once more from their description: they share
@@ -16,7 +16,7 @@ loss_functions/losses.py and helper_functions/helper_functions.py.
 import argparse
 import copy
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,18 +26,30 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from mldec.benchmark import add_device, add_experiment, report
-from mldec.benchmark.throughput import STEPS, Trial, in_turns, prepare, settings, times_as_long
+from mldec.benchmark.throughput import (
+    STEPS,
+    Trial,
+    blocks,
+    in_turns,
+    prepare,
+    settings,
+    step_figures,
+    times_as_long,
+)
 from mldec.errors import ConfigError, one_line
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.cli import positive
+from mldec.runtime.devices import Precision, autocast, memory_format
 from mldec.runtime.results import check_targets
 
 IN_FEATURES = 2048
 EMBED_DIM = 768  # the default of the head, officially the only one
 ROUNDS = 9
+CALLS = {"cpu": 1, "cuda": 10}  # of the head in each round, by type of device
+Cast = Callable[[], torch.autocast]
 
 
 class Size(NamedTuple):
@@ -204,6 +216,8 @@ class OfficialLoop:
         lr: highest learning rate.
         weight_decay: of all parameters but biases and those of norms.
         ema_decay: of the moving average.
+        channels_last: whether images, feature maps and weights lie in that order.
+        compiled: whether the model is compiled.
     """
 
     def __init__(
@@ -216,8 +230,13 @@ class OfficialLoop:
         lr: float = 1e-4,
         weight_decay: float = 1e-4,
         ema_decay: float = 0.9997,
+        channels_last: bool = False,
+        compiled: bool = False,
     ) -> None:
-        self.model, self.device, self.autocast = model.train(), device, autocast
+        self.memory_format = memory_format(channels_last=channels_last)
+        model = model.train().to(memory_format=self.memory_format)
+        self.net = torch.compile(model, dynamic=False) if compiled else model
+        self.model, self.device, self.autocast = model, device, autocast
         self.ema, self.ema_decay = copy.deepcopy(model).eval(), ema_decay
 
         trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
@@ -238,12 +257,13 @@ class OfficialLoop:
             images: float32 [B, 3, H, W], on the host.
             targets: int64 [B, 3, K], one plane per size of the objects, on the host.
         """
-        images, targets = images.to(self.device), targets.to(self.device)
+        images = images.to(self.device).contiguous(memory_format=self.memory_format)
+        targets = targets.to(self.device)
         targets = targets.max(dim=1)[0]
 
         enabled = self.autocast is not None
         with torch.autocast(self.device.type, dtype=self.autocast, enabled=enabled):
-            logits = self.model(images).float()
+            logits = self.net(images).float()
         loss = asymmetric_loss(logits, targets)
 
         self.model.zero_grad()
@@ -265,19 +285,20 @@ class OfficialLoop:
 # The head
 
 
-def head(args: argparse.Namespace) -> dict[str, Any]:
+def head(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time the group projection and the whole head, ours and the official one in turns."""
     device = distributed.pick_device(args.device)
     open_images, coco = (size._replace(images=args.batch_size) for size in (OPEN_IMAGES, COCO))
-    return {
-        **_projection(open_images, device),
-        **_whole_head("open_images", open_images, device, training=True),
-        **_whole_head("coco_inference", coco, device, training=False),
-        **_whole_head("coco_training", coco, device, training=True),
-    }
+    yield {"precision": args.precision, "batch_size": args.batch_size}
+
+    cast = partial(autocast, device, Precision(args.precision))
+    yield _projection(open_images, device, cast)
+    yield _whole_head("open_images", open_images, device, cast, training=True)
+    yield _whole_head("coco_inference", coco, device, cast, training=False)
+    yield _whole_head("coco_training", coco, device, cast, training=True)
 
 
-def _projection(size: Size, device: torch.device) -> dict[str, float]:
+def _projection(size: Size, device: torch.device, cast: Cast) -> dict[str, float]:
     """Time the group projection, forward and backward, and the official loop over groups."""
     model = MLDecoder(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
     shape = (size.images, size.groups, EMBED_DIM)
@@ -287,14 +308,16 @@ def _projection(size: Size, device: torch.device) -> dict[str, float]:
         return group_projection(x, model.pool_weight, model.pool_bias)
 
     def step(projection: Callable[[Tensor], Tensor]) -> None:
-        projection(x).sum().backward()
+        with cast():
+            logits = projection(x)
+        logits.sum().backward()
         model.zero_grad(set_to_none=True)
         x.grad = None
 
     # They are compared first: a faster projection with other logits would be worth nothing.
     difference = (model.pool(x) - official(x)).abs().max().item()
     jobs = {"official": partial(step, official), "ours": partial(step, model.pool)}
-    times = in_turns(jobs, device=device, rounds=5)
+    times = in_turns(jobs, device=device, rounds=5, steps=CALLS[device.type])
     return {
         "official_loop_ms": 1000 * statistics.median(times["official"]),
         "batched_product_ms": 1000 * statistics.median(times["ours"]),
@@ -303,13 +326,16 @@ def _projection(size: Size, device: torch.device) -> dict[str, float]:
     }
 
 
-def _whole_head(name: str, size: Size, device: torch.device, *, training: bool) -> dict[str, float]:
+def _whole_head(
+    name: str, size: Size, device: torch.device, cast: Cast, *, training: bool
+) -> dict[str, float]:
     """Time the head, and the official form with the same weights.
 
     Args:
         name: that the figures begin with.
         size: of the problem.
         device: to compute on.
+        cast: returns the context of a forward pass.
         training: time the backward pass too, to the tokens, with dropout.
     """
     official = OfficialHead(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
@@ -320,11 +346,12 @@ def _whole_head(name: str, size: Size, device: torch.device, *, training: bool) 
     pass_through = _forward_backward if training else _forward
     times = in_turns(
         {
-            "ours": pass_through(ours, tokens),
-            "official": pass_through(official, tokens),
+            "ours": pass_through(ours, tokens, cast),
+            "official": pass_through(official, tokens, cast),
         },
         device=device,
         rounds=ROUNDS,
+        steps=CALLS[device.type],
     )
     milliseconds = {
         f"{name}_{side}_ms": 1000 * statistics.median(values) for side, values in times.items()
@@ -335,24 +362,27 @@ def _whole_head(name: str, size: Size, device: torch.device, *, training: bool) 
     }
 
 
-def _forward(module: nn.Module, tokens: Tensor) -> Callable[[], None]:
+def _forward(module: nn.Module, tokens: Tensor, cast: Cast) -> Callable[[], None]:
     """Return a function that does a forward pass for inference."""
     module.eval()
 
     @torch.no_grad()
     def run() -> None:
-        module(tokens)
+        with cast():
+            module(tokens)
 
     return run
 
 
-def _forward_backward(module: nn.Module, tokens: Tensor) -> Callable[[], None]:
+def _forward_backward(module: nn.Module, tokens: Tensor, cast: Cast) -> Callable[[], None]:
     """Return a function that does a forward and a backward pass, with new gradients each time."""
     module.train()
 
     def run() -> None:
         inputs = tokens.detach().requires_grad_()
-        module(inputs).sum().backward()
+        with cast():
+            logits = module(inputs)
+        logits.sum().backward()
         module.zero_grad(set_to_none=True)
 
     return run
@@ -361,16 +391,18 @@ def _forward_backward(module: nn.Module, tokens: Tensor) -> Callable[[], None]:
 # The training step
 
 
-def step(args: argparse.Namespace) -> dict[str, Any]:
-    """Time a training step of an experiment, and one of the official loop, in turns.
+def step(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Time a training step of an experiment, and two of the official loop, in turns.
 
     The official side has the same backbone, the official head and loss, and the official loop with
-    the learning rate and the number format of the experiment. Both begin with a batch in main
-    memory, as their loaders hand it over: float32 images and labels per size of objects there,
-    uint8 images and labels here.
+    the learning rate of the experiment: once as released, with fp16 on CUDA and nothing compiled or
+    in channels_last, and once with the number format, the layout and the compilation of ours. All
+    begin with a batch in main memory, as their loaders hand it over: float32 images and labels per
+    size of objects there, uint8 images and labels here.
 
-    Returns:
-        The figures; `times_official_step` is how many times faster our step is.
+    Yields:
+        The figures; `times_official_step` is how many times faster our step is than the released
+        one, and `times_official_step_equal` than the one with equal settings.
 
     Raises:
         ConfigError: for a wrong setting, or an experiment that the official loop cannot train.
@@ -379,8 +411,10 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     tried = prepare(config, args.classes)
     batch_size = config.train.batch_size
 
-    # Before the learner changes the weights: both sides begin with the same ones.
-    loop = official_loop(tried)
+    # Before the learner changes the weights: all sides begin with the same ones.
+    model = official_model(tried)
+    released = official_loop(tried, copy.deepcopy(model), as_released=True)
+    equal = official_loop(tried, model)
     batches = tried.random_batches()
     images = torch.cat([batch.images for batch in batches]).float() / 255
     targets = torch.cat([batch.targets for batch in batches]).long()
@@ -393,13 +427,13 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     times = in_turns(
         {
             "ours": lambda: learner.learn(batches, batch_size),
-            "official": lambda: loop.step(images, targets),
+            "official": lambda: released.step(images, targets),
+            "equal": lambda: equal.step(images, targets),
         },
         device=tried.device,
-        rounds=args.repeats,
-        warmup=3,
+        **blocks(args.repeats),
     )
-    return {
+    yield {
         "experiment": args.experiment,
         "settings": args.settings,
         "precision": config.train.precision.on(tried.device).value,
@@ -408,19 +442,21 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         "batch_size": batch_size,
         "image_size": tried.image_size,
         "classes": len(tried.classes),
-        "step_ms": 1000 * statistics.median(times["ours"]),
-        "official_step_ms": 1000 * statistics.median(times["official"]),
         "times_official_step": times_as_long(times, "official", "ours"),
+        "times_official_step_equal": times_as_long(times, "equal", "ours"),
+        **step_figures("", times["ours"], batch_size),
+        **step_figures("official_", times["official"], batch_size),
+        **step_figures("official_equal_", times["equal"], batch_size),
     }
 
 
-def official_loop(tried: Trial) -> OfficialLoop:
-    """Return the official loop for a model with the backbone and the weights of an experiment.
+def official_model(tried: Trial) -> Classifier:
+    """Return the official head on the backbone of an experiment, whose head gets its weights.
 
     Raises:
         ConfigError: if the experiment has another head or loss than the official code.
     """
-    config, head = tried.config, tried.model.head
+    head = tried.model.head
     if not isinstance(head, MLDecoder) or head.word_dim is not None or len(head.layers) > 1:
         raise ConfigError(
             "head: the official side has an ML-Decoder of one layer for known classes; "
@@ -438,17 +474,23 @@ def official_loop(tried: Trial) -> OfficialLoop:
         **{name: arguments[name] for name in names},
     )
     head.load_state_dict(official_head.state_dict())
-    model = Classifier(copy.deepcopy(tried.model.backbone), official_head.to(tried.device))
+    return Classifier(copy.deepcopy(tried.model.backbone), official_head.to(tried.device))
 
-    precision = config.train.precision.on(tried.device)
+
+def official_loop(tried: Trial, model: nn.Module, *, as_released: bool = False) -> OfficialLoop:
+    """Return the official loop for a model, as released or with the settings of an experiment."""
+    train, optim = tried.config.train, tried.config.optim
+    precision = Precision.fp16 if as_released else train.precision
     return OfficialLoop(
         model,
         device=tried.device,
-        autocast=precision.half,
+        autocast=precision.on(tried.device).half,
         steps=STEPS,
-        lr=config.optim.lr,
-        weight_decay=config.optim.weight_decay,
-        ema_decay=config.train.ema_decay or 0.9997,
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        ema_decay=train.ema_decay or 0.9997,
+        channels_last=train.channels_last and not as_released,
+        compiled=bool(train.compile) and not as_released,
     )
 
 
@@ -461,6 +503,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     of_head, of_step = jobs.add_parser("head"), jobs.add_parser("step")
     add_device(of_head)
     of_head.add_argument("--batch-size", type=positive, default=16, help="(default 16)")
+    precisions = [precision.value for precision in Precision]
+    of_head.add_argument("--precision", choices=precisions, default="fp32", help="(default fp32)")
     add_experiment(of_step)
     for job in (of_head, of_step):
         job.add_argument("--json", metavar="FILE", help="write figures and environment")

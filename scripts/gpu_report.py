@@ -1,19 +1,27 @@
 #!/usr/bin/env python
-"""Measure this checkout on a machine with a CUDA device, in one JSON file; see gpu_report.sh.
+"""Measure this checkout on a machine with a CUDA device, into one JSON file per command.
 
-    python scripts/gpu_report.py [benchmarks/gpu.json]
+    python scripts/gpu_report.py training|inference|tests [OUT.json [PART ...]]
 
-The parts run in the order of their value: images/s of TResNet-L at 448 pixels, with and without
-torch.compile and channels_last, and with global pooling in place of the head; the parts of a step;
-a step and the head beside the official ones; two processes with NCCL; digits, trained and
-evaluated; the tests marked gpu. Each has a time limit, at which its processes are killed. Its
-result is in the file as soon as it is there; of one that fails or takes too long the last lines
-are, and the next one begins. At the end the figures are compared with the goals. The exit status is
-1 if a part failed.
+A command takes at most eight minutes and runs its parts in the order of their value. Each part is a
+process with a time limit, at which it is killed with all that it has started. What it has measured
+is in OUT.json within a second, while the part still runs; of one that fails the last lines are
+there, and the next one begins. Parts can be named, to run these alone; predict needs loader.
 
-Environment: MINUTES (10) that all parts may take together; PRECISION (bf16), BATCH_SIZE, REPEATS
-(20); TESTS=0 leaves out the tests; DEVICE=cpu tries the script without a GPU, with tiny models
-whose figures say nothing about one.
+    training: steps of TResNet-L at 448 pixels, as its recipe has them (fp16, channels_last); a
+        profile, with a trace beside OUT.json; the official step, as released and with the same
+        settings; the head beside global pooling, and beside the official head; torch.compile;
+        larger batches.
+    inference: a run that is fed by its loader from JPEG files made here; predict; two processes
+        with synchronised batch norms, on one GPU if there is but one; digits, trained and
+        evaluated; Query2Label.
+    tests: those that are marked gpu.
+
+At the end the figures are compared with the goals. The exit status is 1 if a part failed; a batch
+that does not fit the memory is no failure. It was not run on a CUDA device yet.
+
+Environment: MINUTES (8) that all parts may take together; DEVICE=cpu tries the script without a
+GPU, with tiny models whose figures say nothing about one.
 """
 
 import argparse
@@ -22,43 +30,63 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from mldec.benchmark import environment
-from mldec.errors import one_line, say
+from mldec.benchmark import environment, gpu_state
+from mldec.benchmark.data import made_photo
+from mldec.errors import ConfigError, one_line, say
 from mldec.runtime.results import check_targets, to_json, write_result
 
 TOP = Path(__file__).parents[1]
 PYTHON = sys.executable
 BENCHMARK = [PYTHON, "-m", "mldec.benchmark"]
+TRAIN = [PYTHON, "-m", "mldec.train"]
 OFFICIAL = [PYTHON, str(TOP / "scripts" / "compare_with_official.py")]
 LAST_LINES = 20  # of the output of a part that failed
-# The variants of the training step, by their settings.
-VARIANTS = {
-    "eager": [],
-    "channels_last": ["train.channels_last=true"],
-    "compile": ["train.compile=true"],
-    "compile_channels_last": ["train.compile=true", "train.channels_last=true"],
-    "gap": ["head=gap"],
-}
-# Models and data of seconds, for a machine without a GPU.
-TINY_HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
-TINY = ["backbone=tiny", "data.image_size=32", "train.batch_size=4"]
-TINY_RUN = ["data.train_images=64", "data.val_images=40", "train.epochs=1", "train.workers=0"]
+POLL = 0.5  # seconds between two looks at what a part has measured
+OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
 
-# Images/s on an H200; an H100 has to reach nine tenths of them.
-TRAIN_GOAL, INFER_GOAL = 1820, 5460
-SHARE_OF_GOAL = {"H200": 1.0, "H100": 0.9}
-HEAD_PERCENT_GOAL, COMPILE_GOAL = 4, 1.15
+# Models and data of seconds, for a machine without a GPU.
+TINY = ["backbone=tiny", "data.image_size=32", "train.batch_size=4"]
+TINY_HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
+TINY_Q2L = ["train.freeze=[]", "head.input_proj=true", "head.embed_dim=32"]
+SHORT = ["data.train_images=64", "data.val_images=40", "train.epochs=1", "train.workers=0"]
+# The batches of the recipe; on a larger one a step has fewer repetitions.
+BATCHES = (128, 256, 64)
+TIMED_IMAGES = 2800
+
+
+class Goal(NamedTuple):
+    """What a figure of a part has to be: a ratio, so that it holds for every device."""
+
+    part: str
+    figure: str
+    bound: str | None = None  # ">=" or "<="; None: it is reported only
+    goal: float | None = None
+
+
+GOALS = {
+    # How many times as fast as the official step ours is.
+    "times_official_step": Goal("official", "times_official_step", ">=", 1.5),
+    "times_official_step_equal": Goal("official", "times_official_step_equal", ">=", 1.0),
+    # The share of the head in a step, beyond that of global pooling.
+    "head_percent_80": Goal("head_80", "beyond_percent", "<=", 4),
+    "head_percent_9605": Goal("head_9605", "beyond_percent", "<=", 20),
+    # The FLOP/s of a step, as a share of those of a large matrix product.
+    "product_percent": Goal("profile", "mfu_percent"),
+    "times_eager": Goal("compile", "times_beside"),
+    "data_wait_percent": Goal("loader", "data_wait_percent", "<=", 3),
+}
 
 
 @dataclass(frozen=True)
@@ -66,137 +94,201 @@ class Part:
     """A part of the report.
 
     Attributes:
-        name: its path in the report, such as `throughput.eager`.
+        name: of the part.
         limit: seconds that it may take.
         commands: run one after the other, until one fails.
-        result: the file of `--json` that they leave; None if only their output counts.
-        absent: why it cannot be run on this machine; None if it can.
+        result: the file that they write their figures to; None if only their output counts.
+        variables: added to the environment of the commands.
     """
 
     name: str
     limit: int
     commands: list[list[str]]
     result: Path | None = None
-    absent: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
 
 
-def parts(folder: Path, options: Mapping[str, str]) -> list[Part]:
-    """Return the parts of the report, in the order of their value.
+class Setup(NamedTuple):
+    """What all parts share: a folder for their files, the file of the report, and the device."""
 
-    Args:
-        folder: for their files.
-        options: the environment variables.
-    """
-    device = options.get("DEVICE", "cuda")
-    on_cpu = device == "cpu"
-    precision = options.get("PRECISION", "fp32" if on_cpu else "bf16")
-    repeats = ["--repeats", options.get("REPEATS", "1" if on_cpu else "20")]
+    folder: Path
+    out: Path
+    device: str
 
-    settings = [f"device={device}", f"train.precision={precision}"]
-    if on_cpu:
-        settings += TINY
-    if "BATCH_SIZE" in options:
-        settings.append(f"train.batch_size={options['BATCH_SIZE']}")
-    decoder = TINY_HEAD if on_cpu else []
+    def settings(self, *of_cpu: str) -> list[str]:
+        """Return the device, and on a CPU further settings."""
+        return [f"device={self.device}", *(of_cpu if self.device == "cpu" else ())]
 
-    def job(name: str, limit: int, *words: str) -> Part:
-        """Return a part that is a job of mldec.benchmark, or of compare_with_official.py.
+    def number(self, on_gpu: int, on_cpu: int) -> str:
+        """Return the one of two numbers that fits the device."""
+        return str(on_cpu if self.device == "cpu" else on_gpu)
 
-        Its name begins with that of the job, or is `official.` and the name of the job.
-        """
-        file = folder / f"{name}.json"
-        first, _, second = name.partition(".")
-        job = [*OFFICIAL, second] if first == "official" else [*BENCHMARK, first]
-        return Part(name, limit, [[*job, "--json", str(file), *words]], file)
+    def job(self, name: str, limit: int, command: list[str], *words: str) -> Part:
+        """Return a part that is a command with figures."""
+        file = self.folder / f"{name}.json"
+        return Part(name, limit, [[*command, "--json", str(file), *words]], file)
 
-    listed = []
-    for name, variant in VARIANTS.items():
-        limit = 120 if "compile" in name else 45
-        sizes = [] if name == "gap" else decoder
-        listed.append(job(f"throughput.{name}", limit, *repeats, *settings, *sizes, *variant))
 
-    head = ["--device", device, *(["--batch-size", "1"] if on_cpu else [])]
-    listed += [
-        job("profile", 60, *repeats, *settings, *decoder),
-        job("official.step", 60, *repeats, *settings, *decoder),
-        job("official.head", 60, *head),
-        _two_processes(folder, device),
-        _digits(folder, device),
+# The parts of each command
+
+
+def training(setup: Setup) -> list[Part]:
+    """Return the parts that measure training steps on random images."""
+    # Another head has other settings than those of ML-Decoder.
+    of_any_head = setup.settings(*TINY)
+    settings = setup.settings(*TINY, *TINY_HEAD)
+
+    repeats = ["--repeats", setup.number(50, 2)]
+    steps = [*BENCHMARK, "throughput", *repeats]
+    beside_gap = [*steps, "--beside", "head=gap"]
+    open_images = ["--experiment", "openimages_tresnet_m", "--classes", "9605"]
+    beside_eager = [*steps, "--beside", "train.compile=false"]
+    trace = ["--trace", str(setup.out.with_suffix(".trace.json.gz"))]
+    step = [*OFFICIAL, "step", "--experiment", "coco_tresnet_l", *repeats]
+    head = ["--device", setup.device, "--precision", "bf16"]
+    head += ["--batch-size", setup.number(64, 1)]
+    parts = [
+        setup.job("throughput", 75, steps, *settings),
+        setup.job("profile", 75, [*BENCHMARK, "profile", *repeats], *trace, *settings),
+        setup.job("official", 90, step, *settings),
+        setup.job("head_80", 75, beside_gap, *of_any_head),
+        setup.job("head_9605", 75, [*beside_gap, *open_images], *of_any_head),
+        setup.job("head", 45, [*OFFICIAL, "head"], *head),
+        setup.job("compile", 240, beside_eager, *settings, "train.compile=true"),
     ]
-    if options.get("TESTS") != "0":
-        # By default (pyproject.toml) all tests of a file would run in one process.
-        pytest = [PYTHON, "-m", "pytest", "-vv", "-n", "8", "--dist", "load", "-m", "gpu"]
-        listed.append(Part("tests", 300, [[*pytest, "tests/gpu"]]))
-
-    # A CPU takes its time to compile a model, however small.
-    return [replace(part, limit=3 * part.limit) for part in listed] if on_cpu else listed
-
-
-def _two_processes(folder: Path, device: str) -> Part:
-    """Return the part that trains with two processes, each on a device of its own."""
-    absent = None
-    if device != "cpu" and torch.cuda.device_count() < 2:
-        absent = f"there are {torch.cuda.device_count()} CUDA devices, NCCL needs one per process"
-
-    launch = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    train = ["-m", "mldec.train", "+experiment=digits", f"device={device}", *TINY_RUN]
-    run = f"hydra.run.dir={folder / 'processes'}"
-    return Part("processes", 90, [[*launch, *train, run]], absent=absent)
+    for size in BATCHES:
+        repeats = ["--repeats", setup.number(TIMED_IMAGES // size, 2)]
+        batch = f"train.batch_size={setup.number(size, size // 16)}"
+        command = [*BENCHMARK, "throughput", *repeats]
+        parts.append(setup.job(f"throughput_{size}", 60, command, *settings, batch))
+    return parts
 
 
-def _digits(folder: Path, device: str) -> Part:
-    """Return the part that trains the experiment digits and evaluates it."""
-    run, file = folder / "digits", folder / "digits.json"
-    settings = TINY_RUN if device == "cpu" else []
-    train = [PYTHON, "-m", "mldec.train", "+experiment=digits", f"device={device}", *settings]
-    evaluate = [PYTHON, "-m", "mldec.evaluate", str(run), f"device={device}", "--json", str(file)]
-    return Part("digits", 150, [[*train, f"hydra.run.dir={run}"], evaluate], file)
+def inference(setup: Setup) -> list[Part]:
+    """Return the parts that begin with image files, and those of other models."""
+    data = setup.folder / "coco"
+    _make_coco(data, train=int(setup.number(8192, 32)), val=int(setup.number(1120, 16)))
+    runs = {name: setup.folder / name for name in ("loader", "two_ranks", "digits")}
+
+    # The recipe, from random weights. The host runs ahead of a GPU until it reports: with few steps
+    # between two reports it cannot use up what the loader has ahead, and wait for it while the GPU
+    # still computes.
+    recipe = ["+experiment=coco_tresnet_l", "backbone.pretrained=false", "train.epochs=1"]
+    recipe += [f"data.root={data}", f"data.cache_dir={setup.folder / 'cache'}"]
+    fed = [*TRAIN, *recipe, *setup.settings(*TINY, *TINY_HEAD)]
+    fed += [f"train.log_every={setup.number(10, 2)}", f"train.workers={setup.number(16, 2)}"]
+
+    # Both processes use the same GPU if there is but one. On a CPU there is no synchronised norm.
+    two = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two += [*TRAIN[1:], *recipe, "data.train=val2014", "train.log_every=2", "train.workers=2"]
+    two += setup.settings(*TINY, *TINY_HEAD, "train.sync_batchnorm=false")
+    if setup.device == "cuda" and torch.cuda.device_count() == 1:
+        two.append("device=cuda:0")
+    variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+
+    predict = [*BENCHMARK, "predict", str(runs["loader"]), str(data / "train2014")]
+    predict += ["--device", setup.device]
+    predict += ["--count", setup.number(2048, 16), "--rounds", setup.number(2, 1)]
+    digits = [*TRAIN, "+experiment=digits", *setup.settings(*SHORT)]
+    evaluate = [PYTHON, "-m", "mldec.evaluate", str(runs["digits"])]
+    evaluated = setup.job("digits", 120, evaluate, *setup.settings())
+    q2l = [*BENCHMARK, "throughput", "--experiment", "q2l_coco_resnet101_448"]
+    q2l += ["--repeats", setup.number(20, 1)]
+
+    def into(command: list[str], name: str) -> list[list[str]]:
+        """Return the command with the folder of its run."""
+        return [[*command, f"hydra.run.dir={runs[name]}"]]
+
+    metrics = "metrics.jsonl"
+    return [
+        Part("loader", 120, into(fed, "loader"), runs["loader"] / metrics),
+        setup.job("predict", 120, predict),
+        Part("two_ranks", 120, into(two, "two_ranks"), runs["two_ranks"] / metrics, variables),
+        replace(evaluated, commands=[*into(digits, "digits"), *evaluated.commands]),
+        setup.job("query2label", 75, q2l, *setup.settings(*TINY, *TINY_Q2L)),
+    ]
 
 
-def run(part: Part, limit: float) -> dict[str, Any]:
-    """Run a part and return how it ended.
+def tests(setup: Setup) -> list[Part]:
+    """Return the one part of the tests; without a CUDA device all of them are skipped."""
+    # By default (pyproject.toml) all tests of a file would run in one process.
+    pytest = [PYTHON, "-m", "pytest", "-vv", "-n", "8", "--dist", "load", "-m", "gpu"]
+    return [Part("tests", 3600, [[*pytest, "tests/gpu"]])]
+
+
+COMMANDS = {"training": training, "inference": inference, "tests": tests}
+
+
+def _make_coco(root: Path, *, train: int, val: int) -> None:
+    """Write both splits of a COCO 2014 tree: made photos, some hundred times under other names."""
+    different = min(train, 256)
+    files = root / "photos"
+    files.mkdir(parents=True)
+    for number in range(different):
+        made_photo(number).save(files / f"{number}.jpg", quality=90)
+
+    classes = range(1, 81)
+    categories = [{"id": number, "name": f"class {number}"} for number in classes]
+    (root / "annotations").mkdir()
+    for split, count in (("train2014", train), ("val2014", val)):
+        (root / split).mkdir()
+        images, annotations = [], []
+        for number in range(count):
+            name = f"{number}.jpg"
+            os.link(files / f"{number % different}.jpg", root / split / name)
+            images.append({"id": number, "file_name": name})
+            category = classes[number % len(classes)]
+            annotations.append({"id": number, "image_id": number, "category_id": category})
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+# Running a part
+
+
+def run(part: Part, limit: float, output: Path, note: Callable[[], None]) -> str:
+    """Run a part, and return how it ended: "done", or why not.
 
     Args:
         part: to run.
         limit: seconds that it may take.
-
-    Returns:
-        `status`: "done", or why not; `seconds`; and `last_lines` of the output if it is not done.
+        output: the file that its output goes to.
+        note: called again and again while it runs.
     """
-    if part.absent:
-        return {"status": f"not run: {part.absent}"}
-    if limit <= 0:
-        return {"status": "not run: MINUTES are over"}
-
-    start = time.monotonic()
-    status = "done"
-    with tempfile.TemporaryFile() as output:
+    end, status = time.monotonic() + limit, "done"
+    with output.open("wb") as file:
         for command in part.commands:
-            remaining = limit - (time.monotonic() - start)
-            status = _run_command(command, remaining, output)
+            status = _run_command(command, end, file, part.variables, note)
             if status != "done":
                 break
 
-        output.seek(0)
-        lines = output.read().decode(errors="replace").splitlines()
-
-    outcome: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - start, 1)}
-    if status != "done":
-        outcome["last_lines"] = lines[-LAST_LINES:]
-    if part.name == "tests":
-        outcome["outcomes"] = test_outcomes(lines)
-    return outcome
+    text = output.read_text(encoding="utf-8", errors="replace")
+    if status == "timed out":
+        return f"timed out after {limit:.0f} s"
+    if status != "done" and OUT_OF_MEMORY.search(text):
+        return "out of memory"
+    return status
 
 
-def _run_command(command: list[str], limit: float, output: Any) -> str:
+def _run_command(
+    command: list[str], end: float, output: Any, variables: dict[str, str], note: Callable[[], None]
+) -> str:
     """Run a command; when its time is over, kill it with the processes that it has started."""
     process = subprocess.Popen(
-        command, cwd=TOP, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        cwd=TOP,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
-        status = process.wait(max(0, limit))
-    except subprocess.TimeoutExpired:
-        return f"timed out after {limit:.0f} s"
+        while time.monotonic() < end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(POLL)
+                return "done" if status == 0 else f"failed with status {status}"
+            note()
+        return "timed out"
     finally:
         # Also after Ctrl-C: it does not reach the group.
         if process.poll() is None:
@@ -206,7 +298,6 @@ def _run_command(command: list[str], limit: float, output: Any) -> str:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
             process.wait()
-    return "done" if status == 0 else f"failed with status {status}"
 
 
 def _descendants(process: int) -> list[int]:
@@ -220,119 +311,148 @@ def _descendants(process: int) -> list[int]:
     return found
 
 
-def test_outcomes(lines: list[str]) -> dict[str, str]:
-    """Return the outcome of each test by its name, from the output of pytest with -vv -n."""
-    found = re.findall(r"(PASSED|FAILED|SKIPPED|ERROR) (tests/\S+)", "\n".join(lines))
-    return {name: outcome.lower() for outcome, name in found}
+# What a part has measured
 
 
-def result(part: Part) -> Any:
-    """Return what a finished part has measured: the figures of a benchmark, or an evaluation."""
-    assert part.result
-    content = json.loads(part.result.read_text(encoding="utf-8"))
+def figures(part: Part, output: Path) -> dict[str, Any]:
+    """Return what a part has measured so far."""
+    if part.result is None:
+        text = output.read_text(encoding="utf-8", errors="replace")
+        found = re.findall(r"(PASSED|FAILED|SKIPPED|ERROR) (tests/\S+)", text)
+        return {name: outcome.lower() for outcome, name in found}
+    if not part.result.exists():
+        return {}
+
+    text = part.result.read_text(encoding="utf-8")
+    if part.result.suffix == ".jsonl":
+        return run_figures(text)
+    content = json.loads(text)
     if "figures" in content:
         return content["figures"]
     return {"mAP": content["metrics"]["mAP"], "weights": content["weights"]}
 
 
-def merge(report: dict[str, Any], part: Part, outcome: dict[str, Any]) -> None:
-    """Put the outcome of a part and what it has measured into the report."""
-    if part.name == "tests":
-        report["tests"] = outcome.pop("outcomes", {})
-    report["parts"][part.name] = outcome
+def run_figures(metrics: str) -> dict[str, Any]:
+    """Return the speed of a run from its metrics.jsonl, without its first report: a warm-up."""
+    # The last line may be in the making.
+    lines = [json.loads(line) for line in metrics.split("\n")[:-1]]
+    reports = [line for line in lines if "train/loss" in line][1:]
+    if not reports:
+        return {}
 
-    if outcome["status"] == "done" and part.result:
-        section, _, variant = part.name.partition(".")
-        if variant:
-            report.setdefault(section, {})[variant] = result(part)
-        else:
-            report[section] = result(part)
-
-
-def goals(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Compare the figures of a report with the goals.
-
-    Returns:
-        By name: `value`, `goal`, and whether it is `met`. The value is None if it was not measured,
-        and the goal if there is none for this device.
-    """
-    throughput = report.get("throughput", {})
-
-    def best(figure: str, names: list[str]) -> float | None:
-        """Return the highest rate of some variants."""
-        rates = [throughput[name][figure] for name in names if name in throughput]
-        return max(rates, default=None)
-
-    train, infer = "train_images_per_second", "infer_images_per_second"
-    with_head = [name for name in VARIANTS if name != "gap"]
-    compiled = best(train, ["compile", "compile_channels_last"])
-    eager = best(train, ["eager", "channels_last"])
-    gap, decoder = best(train, ["gap"]), best(train, ["eager"])
-
-    device = report["environment"]["device"]
-    share = next((value for name, value in SHARE_OF_GOAL.items() if name in device), None)
-    values = {
-        train: (best(train, with_head), share and share * TRAIN_GOAL),
-        infer: (best(infer, with_head), share and share * INFER_GOAL),
-        # The time of a step beyond that with global pooling.
-        "head_percent": (
-            100 * (1 - decoder / gap) if gap and decoder else None,
-            HEAD_PERCENT_GOAL,
-        ),
-        "times_eager": (compiled / eager if compiled and eager else None, COMPILE_GOAL),
+    speeds = [line["train/images_per_second"] for line in reports]
+    waits = [line["train/data_wait"] for line in reports]
+    return {
+        "reports": len(reports),
+        "loss": reports[-1]["train/loss"],
+        "images_per_second": statistics.fmean(speeds),
+        "images_per_second_least": min(speeds),
+        "images_per_second_most": max(speeds),
+        "data_wait_percent": 100 * statistics.fmean(waits),
+        "peak_gib": reports[-1].get("train/memory_gib"),
     }
 
+
+def goals(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Compare the figures of the parts of a report with the goals.
+
+    Returns:
+        By name, for the parts that are there: `value` (None if it was not measured), `goal` in
+        words, and whether it is `met` (None if there is none, or no value).
+    """
     compared = {}
-    for name, (value, goal) in values.items():
-        met = None
+    for name, (part, figure, bound, goal) in GOALS.items():
+        if part not in parts:
+            continue
+
+        value, met = parts[part]["figures"].get(figure), None
         if value is not None and goal is not None:
-            met = value <= goal if name == "head_percent" else value >= goal
-        compared[name] = {"value": value, "goal": goal, "met": met}
+            met = value >= goal if bound == ">=" else value <= goal
+        wanted = f"{bound} {goal}" if bound else None
+        compared[name] = {"value": value, "goal": wanted, "met": met}
     return compared
 
 
 def goal_lines(compared: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line per goal."""
-    meanings = {
-        "train_images_per_second": ("images/s in training", "at least"),
-        "infer_images_per_second": ("images/s in inference", "at least"),
-        "head_percent": ("percent of the step for the head", "at most"),
-        "times_eager": ("times the speed with torch.compile", "at least"),
-    }
-    verdicts = {True: "met", False: "missed", None: "open"}
+    verdicts = {True: "met: ", False: "missed: ", None: ""}
     lines = []
     for name, entry in compared.items():
-        meaning, bound = meanings[name]
         value = "not measured" if entry["value"] is None else f"{entry['value']:,.4g}"
-        goal = "no goal for this device"
-        if entry["goal"] is not None:
-            goal = f"goal: {bound} {entry['goal']:,.4g}"
-        lines.append(f"{verdicts[entry['met']]}: {meaning}: {value} ({goal})")
+        goal = f" (goal: {entry['goal']})" if entry["goal"] else ""
+        lines.append(f"{verdicts[entry['met']]}{name} {value}{goal}")
     return lines
 
 
+# The report
+
+
+def measure(part: Part, report: dict[str, Any], setup: Setup, limit: float) -> None:
+    """Run a part, and write the report again whenever the part has measured something."""
+    start = time.monotonic()
+    output = setup.folder / f"{part.name}.log"
+    output.touch()
+    outcome: dict[str, Any] = {"status": "running", "figures": {}}
+    report["parts"][part.name] = outcome
+
+    def write() -> None:
+        report["goals"] = goals(report["parts"])
+        write_result(str(setup.out), to_json(report, indent=1) + "\n")
+
+    def note() -> None:
+        known = figures(part, output)
+        if known != outcome["figures"]:
+            outcome["figures"] = known
+            write()
+
+    write()
+    if limit > 0:
+        outcome["status"] = run(part, limit, output, note)
+    else:
+        outcome["status"] = "not run: MINUTES are over"
+    outcome["figures"] = figures(part, output)
+    outcome["seconds"] = round(time.monotonic() - start, 1)
+    if outcome["status"] != "done":
+        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+        outcome["last_lines"] = lines[-LAST_LINES:]
+    report["environment"]["gpus_after"] = gpu_state()
+    write()
+    say(f"{part.name}: {outcome['status']} ({outcome['seconds']} s)")
+
+
 def main() -> None:
+    """Run a command."""
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("out", nargs="?", default="benchmarks/gpu.json", help="(%(default)s)")
-    with one_line():
-        out = arguments.parse_args().out
-        check_targets(out)
-        report: dict[str, Any] = {"environment": environment(), "parts": {}}
-        end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "10"))
+    arguments.add_argument("command", choices=COMMANDS)
+    arguments.add_argument("out", nargs="?", help="(benchmarks/gpu_COMMAND.json)")
+    arguments.add_argument("parts", nargs="*", metavar="PART", help="run these alone")
+    args = arguments.parse_args()
 
-        with tempfile.TemporaryDirectory() as folder:
-            for part in parts(Path(folder), os.environ):
-                outcome = run(part, min(part.limit, end - time.monotonic()))
-                merge(report, part, outcome)
-                report["goals"] = goals(report)
-                write_result(out, to_json(report, indent=1) + "\n")
-                say(f"{part.name}: {outcome['status']} ({outcome.get('seconds', 0)} s)")
+    # As Ctrl-C: what runs on the device ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "8"))
+    device = os.environ.get("DEVICE", "cuda")
+    out = Path(args.out or f"benchmarks/gpu_{args.command}.json").absolute()
+    with one_line(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        check_targets(str(out))
+        setup = Setup(Path(folder), out, device)
+        parts = {part.name: part for part in COMMANDS[args.command](setup)}
+        for name in args.parts:
+            if name not in parts:
+                raise ConfigError(f"there is no part {name}: choose from {', '.join(parts)}")
 
-        say(*goal_lines(report["goals"]), f"written: {out}")
-        statuses = [outcome["status"] for outcome in report["parts"].values()]
-        sys.exit(any(status.startswith(("failed", "timed out")) for status in statuses))
+        where = environment() | {"gpus_before": gpu_state()}
+        report: dict[str, Any] = {"command": args.command, "environment": where, "parts": {}}
+        for name in args.parts or parts:
+            # A CPU takes its time, however small the model.
+            limit = parts[name].limit * (5 if device == "cpu" else 1)
+            measure(parts[name], report, setup, min(limit, end - time.monotonic()))
+
+    say(*goal_lines(report["goals"]), f"written: {out}")
+    statuses = [outcome["status"] for outcome in report["parts"].values()]
+    sys.exit(any(status.startswith(("failed", "timed out")) for status in statuses))
 
 
 if __name__ == "__main__":

@@ -187,8 +187,8 @@ readers: of several objects of a class of VOC, the last decides
 - labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
 + labels[name] = DIFFICULT if is_difficult else 1
 readers: the classes of Stanford-Cars are off by one
-- builder.add(str(annotation[file_key]), {int(label) - 1: 1}, where)
-+ builder.add(str(annotation[file_key]), {int(label) % len(names): 1}, where)
+- column = int(annotation["class"]) - 1
++ column = int(annotation["class"]) % len(names)
 readers: an empty cell of a CSV file is a negative
 - _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
 + _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": 0}

@@ -192,8 +192,9 @@ class HFBackbone(Backbone):
 
     def _check_tokens(self, tokens: Tensor) -> None:
         # Class tokens of an unknown name would leave more tokens than the rows of a square map.
-        if not tokens.shape[1] or math.isqrt(tokens.shape[1]) ** 2 != tokens.shape[1]:
-            raise misfit(f"{tokens.shape[1]} tokens of a square image")
+        count = tokens.shape[1]
+        if count == 0 or math.isqrt(count) ** 2 != count:
+            raise misfit(f"{count} tokens of a square image")
 
     def _norm_behind_pooling(self, unused: set[str]) -> str | None:
         """Return the path of the one LayerNorm of C channels that the tokens do not depend on."""

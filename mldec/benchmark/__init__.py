@@ -4,8 +4,11 @@ import argparse
 import importlib
 import os
 import platform
-from collections.abc import Callable
+import re
+import subprocess
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +16,12 @@ import torch
 from mldec.errors import ConfigError, say
 from mldec.runtime import facts
 from mldec.runtime.cli import command, positive, run_command
+from mldec.runtime.devices import processors
 from mldec.runtime.results import check_targets, write_json
 
-# A job is the function of its name in the module of its name; a `table` in that module returns the
-# lines that are printed instead of the plain figures.
+# A job is the function of its name in the module of its name, which returns its figures, or yields
+# them as they become known; a `table` in that module returns the lines that are printed instead of
+# the plain figures.
 JOBS = {
     "throughput": "images/s of training and inference for an experiment, with random images",
     "profile": "the parts of a training step, and its share of what the hardware can do",
@@ -26,6 +31,16 @@ JOBS = {
     "paper",
 }
 OF_EXPERIMENTS = ("throughput", "profile")  # these take settings, key=value, behind the options
+# What nvidia-smi is asked of each GPU: MHz, degrees Celsius and watts.
+OF_GPU = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "temperature.gpu",
+    "power.draw",
+    "power.limit",
+)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
             add_experiment(job)
         jobs[name] = job
 
+    jobs["throughput"].add_argument(
+        "--beside", metavar="KEY=VALUE", help="time training in turns with this setting changed"
+    )
     jobs["data"].add_argument(
         "folder", nargs="?", metavar="FOLDER", help="of photos, beside a made picture"
     )
@@ -94,8 +112,8 @@ def run(args: argparse.Namespace) -> None:
     # As in training.
     facts.keep_freed_memory()
     module = importlib.import_module(f"mldec.benchmark.{args.job}")
-    figures = getattr(module, args.job)(args)
-    report(args.job, figures, args.json, getattr(module, "table", listed))
+    measured = getattr(module, args.job)(args)
+    report(args.job, measured, args.json, getattr(module, "table", listed))
 
 
 def listed(figures: dict[str, Any]) -> str:
@@ -109,30 +127,65 @@ def listed(figures: dict[str, Any]) -> str:
 
 def report(
     name: str,
-    figures: dict[str, Any],
+    measured: dict[str, Any] | Iterable[dict[str, Any]],
     file: str | None,
     table: Callable[[dict[str, Any]], str] = listed,
 ) -> None:
-    """Print the figures of a benchmark, and write them with the environment if a file is given."""
+    """Write the figures of a benchmark as they become known, with the environment; print them.
+
+    They are written if a file is given. What a job has measured before it fails stays there.
+    """
+    figures: dict[str, Any] = {}
+    where = environment() if file else None
+    for known in [measured] if isinstance(measured, dict) else measured:
+        figures |= known
+        if file:
+            write_json(file, {"benchmark": name, "figures": figures, "environment": where})
     say(*table(figures).splitlines())
-    if file:
-        write_json(file, {"benchmark": name, "figures": figures, "environment": environment()})
 
 
 def environment() -> dict[str, Any]:
     """Return the hardware, versions, date and commit of a measurement."""
     cuda = torch.cuda.is_available()
+    gpus = gpu_state()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": facts.git_commit(),
         "device": torch.cuda.get_device_name() if cuda else "none",
+        "gpus": torch.cuda.device_count(),
+        "driver": gpus[0]["driver_version"] if gpus else None,
         "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "processor": platform.machine(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
+        "usable_cores": processors(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         **facts.installed(),
     }
+
+
+def cpu_model() -> str | None:
+    """Return the name of the processor, None where the system does not say it as Linux does."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text() if file.exists() else ""
+    named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return named[1] if named else None
+
+
+def gpu_state() -> list[dict[str, str]] | None:
+    """Return driver, clocks, temperature and power of each GPU; None where nvidia-smi is absent."""
+    query = f"--query-gpu={','.join(OF_GPU)}"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    return [dict(zip(OF_GPU, row.split(", "), strict=False)) for row in done.stdout.splitlines()]
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,8 @@ from mldec.runtime.devices import processors
 from mldec.runtime.signals import StopRequest
 
 
-def predict(args: argparse.Namespace) -> dict[str, float]:
-    """Return the images/s of `mldec.predict`, beside its two halves alone.
+def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """Yield the images/s of `mldec.predict`, beside its two halves alone, after each round.
 
     If both halves share the processors, no program can be faster than 1 / (1 / decode + 1 / model);
     with a model on a GPU none can be faster than the slower half. All of it is timed in turns, and
@@ -73,6 +73,7 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
         "one_process": partial(answer, Predictor(engine, rule, device, workers=0)),
     }
 
+    yield {"images": len(items), "workers": processors()}
     rounds: dict[str, list[float]] = {}
     for number in range(args.rounds + 1):
         speeds = {}
@@ -88,6 +89,4 @@ def predict(args: argparse.Namespace) -> dict[str, float]:
         if number > 0:
             for name, speed in speeds.items():
                 rounds.setdefault(name, []).append(speed)
-
-    figures = {name: statistics.median(speeds) for name, speeds in rounds.items()}
-    return {"images": len(items), "workers": processors(), **figures}
+            yield {name: statistics.median(speeds) for name, speeds in rounds.items()}

@@ -18,7 +18,15 @@ from torch import Tensor
 from torch.profiler import record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from mldec.benchmark.throughput import Trial, in_turns, peak_gib, prepare, settings
+from mldec.benchmark.throughput import (
+    WARM_UP,
+    Trial,
+    in_turns,
+    peak_gib,
+    prepare,
+    reset_peak,
+    settings,
+)
 from mldec.config import build
 from mldec.config.schema import Config
 from mldec.data.loader import Batch, training_labels, unwrap
@@ -29,7 +37,6 @@ from mldec.runtime.results import replacing
 from mldec.training.step import Learner
 from mldec.training.trainer import Trainer
 
-WARM_UP = 3  # steps
 TRACED = 3  # steps
 # The parts of a step, in the order of the table.
 PARTS = {
@@ -151,7 +158,7 @@ def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
         yield
 
 
-def profile(args: argparse.Namespace) -> dict[str, Any]:
+def profile(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time the parts of a training step, and count its floating-point operations.
 
     The time of a part is its mean over the timed steps. Of the figures, `mfu_percent` is the share
@@ -178,45 +185,47 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
             for _ in range(WARM_UP):
                 step()
 
+            reset_peak(device)
             stopwatch.restart()
             for _ in range(args.repeats):
                 step()
             parts = {name: spent / args.repeats for name, spent in stopwatch.seconds().items()}
 
+            # A compiled model is one part, any other is two.
+            for name in ("backbone", "head") if config.train.compile else ("model",):
+                del parts[name]
+            seconds = sum(parts.values())
+            yield tried.facts(args) | {
+                "data": source,
+                "batch_size": images,
+                "accumulate": config.train.accumulate,
+                "workers": config.train.workers,
+                "steps": args.repeats,
+                "images_per_second": images / seconds,
+                "step_ms": 1000 * seconds,
+                "step_gflop": step_flops / 1e9,
+                "peak_gib": peak_gib(device),
+            }
+            yield {f"{name}_ms": 1000 * spent for name, spent in parts.items()}
+            yield {f"{name}_percent": 100 * spent / seconds for name, spent in parts.items()}
+            yield _shares(step_flops / seconds, device, precision)
             if args.trace:
                 _write_trace(args.trace, step)
 
-    # A compiled model is one part, any other is two.
-    for name in ("backbone", "head") if config.train.compile else ("model",):
-        del parts[name]
-    seconds = sum(parts.values())
-    flops = step_flops / seconds
-    limit = product_flops(device, precision)
 
-    figures = tried.facts(args) | {
-        "data": source,
-        "batch_size": images,
-        "accumulate": config.train.accumulate,
-        "workers": config.train.workers,
-        "steps": args.repeats,
-        "images_per_second": images / seconds,
-        "step_ms": 1000 * seconds,
-    }
-    figures |= {f"{name}_ms": 1000 * spent for name, spent in parts.items()}
-    figures |= {f"{name}_percent": 100 * spent / seconds for name, spent in parts.items()}
-    figures |= {
-        "step_gflop": step_flops / 1e9,
+def _shares(flops: float, device: torch.device, precision: Precision) -> dict[str, Any]:
+    """Return the shares that a step's operations per second are of what the hardware can do."""
+    limit = product_flops(device, precision)
+    figures = {
         "gflop_per_second": flops / 1e9,
         "product_gflop_per_second": limit / 1e9,
         "mfu_percent": 100 * flops / limit,
-        "peak_gib": peak_gib(device),
     }
-
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     if peak := published(device_name, precision):
         figures["published_gflop_per_second"] = peak[0] / 1e9
         figures["published_percent"] = 100 * flops / peak[0]
-        figures["published_source"] = peak[1]
+        return figures | {"published_source": peak[1]}
     return figures
 
 

@@ -4,7 +4,7 @@ import argparse
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,25 +26,36 @@ from mldec.training.step import Learner
 
 LABEL_SHARE = 0.04  # of 80 classes, how many an image of COCO shows
 STEPS = 10_000  # of a run on random images, for its schedule
+BLOCKS = 5  # of timed steps, if there are as many
+WARM_UP = 3  # steps
 
 
-def throughput(args: argparse.Namespace) -> dict[str, Any]:
-    """Time training steps and inference of an experiment, with random images on the device."""
+def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Time training steps and inference of an experiment, with random images on the device.
+
+    With `--beside` training steps are timed in turns with those of the same experiment with one
+    setting changed, and inference is not.
+    """
     config = settings(args)
     tried = prepare(config, args.classes)
     device, batch_size = tried.device, config.train.batch_size
+    yield tried.facts(args) | {"batch_size": batch_size}
 
-    def seconds(job: Callable[[], Any]) -> float:
-        times = in_turns({"job": job}, device=device, rounds=args.repeats, warmup=3)
-        return statistics.median(times["job"])
+    # The memory is measured before there is a second model.
+    learner, step = _training(tried)
+    yield {"peak_gib": _peak_of(step, device)}
+    jobs = {"train": step}
+    if args.beside:
+        _, jobs["beside"] = _training(prepare(settings(args, args.beside), args.classes))
 
-    batches = [
-        batch._replace(images=batch.images.to(device), targets=batch.targets.to(device))
-        for batch in tried.random_batches()
-    ]
-    learner = tried.learner()
-    learner.train()
-    train = seconds(lambda: learner.learn(batches, batch_size))
+    times = in_turns(jobs, device=device, **blocks(args.repeats))
+    for name, seconds in times.items():
+        yield step_figures(f"{name}_", seconds, batch_size)
+    if args.beside:
+        ratio = times_as_long(times, "beside", "train")
+        beyond = 100 * (1 - ratio)  # percent of our step
+        yield {"beside": args.beside, "times_beside": ratio, "beyond_percent": beyond}
+        return
 
     # The same weights, without gradients and in the precision of training. A head that was trained
     # on stored tokens answers images with its backbone.
@@ -57,13 +68,30 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
         with autocast(device, config.train.precision):
             net(images, learner.queries)
 
-    infer = seconds(answer)
-    return tried.facts(args) | {
-        "batch_size": batch_size,
-        "train_images_per_second": batch_size / train,
-        "infer_images_per_second": batch_size / infer,
-        "peak_gib": peak_gib(device),
-    }
+    yield {"infer_peak_gib": _peak_of(answer, device)}
+    times = in_turns({"infer": answer}, device=device, **blocks(args.repeats))
+    yield step_figures("infer_", times["infer"], batch_size)
+
+
+def _training(tried: "Trial") -> tuple[Learner, Callable[[], Any]]:
+    """Return a learner and its step on random images that lie on the device."""
+    device, batch_size = tried.device, tried.config.train.batch_size
+    batches = [
+        batch._replace(images=batch.images.to(device), targets=batch.targets.to(device))
+        for batch in tried.random_batches()
+    ]
+    learner = tried.learner()
+    learner.train()
+    return learner, lambda: learner.learn(batches, batch_size)
+
+
+def _peak_of(job: Callable[[], Any], device: torch.device) -> float:
+    """Warm a job up, and return the largest memory while it is done once more."""
+    for _ in range(WARM_UP):
+        job()
+    reset_peak(device)
+    job()
+    return peak_gib(device)
 
 
 # An experiment without its data
@@ -153,9 +181,10 @@ class Trial:
         return one_hot(labels, len(self.classes)).to(torch.int8)
 
 
-def settings(args: argparse.Namespace) -> Config:
+def settings(args: argparse.Namespace, *changed: str) -> Config:
     """Return the config of an experiment and of the settings behind it on the command line."""
-    return compose([f"+experiment={args.experiment}", *args.settings]).on(processes=1)
+    words = [f"+experiment={args.experiment}", *args.settings, *changed]
+    return compose(words).on(processes=1)
 
 
 def prepare(config: Config, classes: Classes | int) -> Trial:
@@ -182,12 +211,19 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
 
 
 def in_turns(
-    jobs: Mapping[str, Callable[[], Any]], *, device: torch.device, rounds: int, warmup: int = 1
+    jobs: Mapping[str, Callable[[], Any]],
+    *,
+    device: torch.device,
+    rounds: int,
+    warmup: int = 1,
+    steps: int = 1,
 ) -> dict[str, list[float]]:
     """Time several jobs in turns, so that all of them meet the same load of the machine.
 
-    One thread on a CPU is measured in processor time, which other processes hardly change. Returns
-    the seconds of each job in each round after those of `warmup`.
+    In its turn a job is done `steps` times before the device is waited for, so that the host may
+    run ahead of a GPU as it does in training. One thread on a CPU is measured in processor time,
+    which other processes hardly change. Returns the seconds per step of each job in each round
+    after those of `warmup`.
     """
     on_cpu = device.type == "cpu"
     clock = time.process_time if on_cpu and torch.get_num_threads() == 1 else time.perf_counter
@@ -196,14 +232,31 @@ def in_turns(
     for turn in range(warmup + rounds):
         for name, job in jobs.items():
             start = clock()
-            job()
+            for _ in range(steps):
+                job()
 
             # A kernel is only queued when the call returns.
             if not on_cpu:
                 torch.cuda.synchronize(device)
             if turn >= warmup:
-                times[name].append(clock() - start)
+                times[name].append((clock() - start) / steps)
     return times
+
+
+def blocks(repeats: int) -> dict[str, int]:
+    """Divide a number of timed steps into the rounds of `in_turns` and the steps of each."""
+    rounds = min(BLOCKS, repeats)
+    return {"rounds": rounds, "steps": repeats // rounds}
+
+
+def step_figures(prefix: str, seconds: Sequence[float], images: int) -> dict[str, float]:
+    """Return the mean of a step over the rounds, how far they are apart, and the images/s."""
+    mean = statistics.fmean(seconds)
+    return {
+        f"{prefix}step_ms": 1000 * mean,
+        f"{prefix}spread_percent": 100 * (max(seconds) - min(seconds)) / mean,
+        f"{prefix}images_per_second": images / mean,
+    }
 
 
 def times_as_long(times: Mapping[str, list[float]], job: str, other: str) -> float:
@@ -211,8 +264,14 @@ def times_as_long(times: Mapping[str, list[float]], job: str, other: str) -> flo
     return statistics.median(a / b for a, b in zip(times[job], times[other], strict=True))
 
 
+def reset_peak(device: torch.device) -> None:
+    """Let `peak_gib` begin anew, which it cannot on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_gib(device: torch.device) -> float:
-    """Return the largest memory so far: of the device, or on a CPU of this process."""
+    """Return the largest memory since `reset_peak`: of the device, or on a CPU of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

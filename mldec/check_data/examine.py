@@ -81,7 +81,8 @@ def read_image_file(dataset: ImageDataset, index: int) -> tuple[int, str]:
 def read_images(dataset: ImageDataset, count: int, workers: int, title: str) -> ImageCheck:
     """Read images evenly spread over a dataset, in several threads; the title is of the bar."""
     count = min(count, len(dataset))
-    indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(np.int64))
+    places = np.linspace(0, len(dataset) - 1, count)
+    indices = np.unique(places.round().astype(np.int64))
 
     # Threads help: Pillow decodes without the interpreter's lock. Block by block, because millions
     # of images that wait for their turn take memory.

@@ -1,1 +1,1 @@
-"""Datasets: each option is one function that returns a `DataModule` (see `types`)."""
+"""Datasets: each option is one function, which returns a `Source` or a `DataModule`."""

@@ -38,7 +38,7 @@ _WEIGHTS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_mode
 _ENDINGS = (".safetensors", ".bin", ".pth", ".pt")
 _REMEDY = (
     f"give clip:FOLDER, which holds {CONFIG}, the weights and the tokenizer, and pip install "
-    f"'mldec[text]'"
+    f"-e '.[text]'"
 )
 
 BATCH_SIZE = 256  # texts

@@ -136,7 +136,8 @@ def _decisions(answers: Answers) -> Iterator[tuple[np.ndarray, np.ndarray, np.nd
     for columns in answers.slices():
         logits, labels = answers.block(columns)
         right = answers.decided(columns, logits) == (labels == 1)
-        classes = np.broadcast_to(columns.start + np.arange(len(right))[:, None], right.shape)
+        numbers = columns.start + np.arange(len(right))
+        classes = np.broadcast_to(numbers[:, None], right.shape)
         yield classes, answers.probabilities(logits), right
 
 

@@ -57,7 +57,8 @@ def classes_with_images(precision: np.ndarray, most: int = MOST_CLASSES) -> np.n
 
     ranked = np.argsort(precision, kind="stable")
     ranked = ranked[: np.isfinite(precision).sum()]
-    places = np.linspace(0, len(ranked) - 1, min(most, len(ranked))).round().astype(int)
+    count = min(most, len(ranked))
+    places = np.linspace(0, len(ranked) - 1, count).round().astype(int)
     return np.sort(ranked[places])
 
 
@@ -130,7 +131,8 @@ def album(
         thumbnail(split.dataset, index).save(buffer, "JPEG", quality=QUALITY)
         budget -= buffer.tell()
 
-        names = tuple(split.classes.names[k] for k in np.flatnonzero(labels[row] == 1))
+        labelled = np.flatnonzero(labels[row] == 1)
+        names = tuple(split.classes.names[k] for k in labelled)
         pictures[row] = Picture(split.dataset.name(index), buffer.getvalue(), names)
     return pictures
 

@@ -281,7 +281,8 @@ class Histograms:
 
     def calibration_bins(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return images, positives and sums of scores in `BINS` bins of equal width, [K, BINS]."""
-        bins = np.eye(BINS)[(self.edges[:-1] * BINS + 1e-9).astype(int)]
+        bin_of_edge = (self.edges[:-1] * BINS + 1e-9).astype(int)
+        bins = np.eye(BINS)[bin_of_edge]
         images = (self.positives + self.negatives) @ bins
         return images, self.positives @ bins, self.score_sums @ bins
 
@@ -292,7 +293,8 @@ def bin_edges(num_classes: int, thresholds: np.ndarray | None) -> np.ndarray:
     The edges of the `BINS`, and the thresholds of the classes if they are few, are among them.
     """
     bins = FINE if num_classes <= MOST_FINE else COARSE
-    edges = [np.linspace(0, 1, bins + 1), np.linspace(0, 1, BINS + 1), TAILS, 1 - TAILS]
+    edges = [TAILS, 1 - TAILS]
+    edges += [np.linspace(0, 1, number + 1) for number in (bins, BINS)]
 
     of_thresholds = np.unique([] if thresholds is None else thresholds)
     if len(of_thresholds) <= MOST_THRESHOLDS:
@@ -349,8 +351,10 @@ def class_table(
 
     # The mean over the annotated images of |share of positives - mean score| of their bin.
     images, positives, score_sums = counted.calibration_bins()
-    gaps, totals = np.abs(positives - score_sums).sum(1), images.sum(1)
-    columns["calibration error"] = np.where(totals > 0, 100 * gaps / np.maximum(totals, 1), np.nan)
+    gaps = np.abs(positives - score_sums).sum(1)
+    totals = images.sum(1)
+    errors = 100 * gaps / np.maximum(totals, 1)
+    columns["calibration error"] = np.where(totals > 0, errors, np.nan)
 
     low, high = interval(numbers.resampled_precision)
     return ClassTable(
@@ -399,13 +403,15 @@ def _confusions(answers: Answers) -> Pairs:
 
     # A mistake counts for both of its classes.
     size = answers.labels.shape[1]
-    mistakes = np.bincount(np.concatenate([labels[~right], predicted[~right]]), minlength=size)
+    confused = np.concatenate([labels[~right], predicted[~right]])
+    mistakes = np.bincount(confused, minlength=size)
     classes = np.sort(np.argsort(-mistakes, kind="stable")[:MOST_PAIRED])
 
     matrix = np.zeros((len(classes), len(classes)), np.int64)
     shown = np.isin(labels, classes) & np.isin(predicted, classes)
-    places = np.searchsorted(classes, labels[shown]), np.searchsorted(classes, predicted[shown])
-    np.add.at(matrix, places, 1)
+    rows = np.searchsorted(classes, labels[shown])
+    columns = np.searchsorted(classes, predicted[shown])
+    np.add.at(matrix, (rows, columns), 1)
 
     counts = np.bincount(labels, minlength=size)[classes]
     return Pairs(classes.tolist(), np.diag(counts), matrix)

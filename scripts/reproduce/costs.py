@@ -1,6 +1,7 @@
 """What a row costs: multiply-accumulates per image, GPU hours, and a micro-batch that fits a GPU.
 
-Nothing here was measured on a GPU: the assumptions are `SUSTAINED`, `H100`, `FITS` and `MEMORY`.
+Nothing here was measured on a GPU: the assumptions are `SUSTAINED`, `H100`, `H100_CONVOLUTIONS`,
+`FITS` and `MEMORY`.
 """
 
 from functools import lru_cache
@@ -17,6 +18,9 @@ from mldec.runtime.facts import multiply_accumulates
 SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption
 # The same of an H100: a fifth of the 989.5e12 that its data sheet promises of dense bf16 products.
 H100 = 2e14
+# Of convolutional networks a H100 does less: batch norms and activations wait for its memory.
+H100_CONVOLUTIONS = 6e13
+CONVOLUTIONAL = ("tresnet", "resnet")  # how the names of such networks begin
 # GMAC of a micro-batch that fits a GPU with `MEMORY` bytes: the official batch, 56 images of
 # TResNet-L at 448 pixels. More or less memory holds as many more or fewer images.
 FITS = 56 * 36.2
@@ -124,6 +128,12 @@ def gpu_hours(settings: tuple[str, ...], sustained: float = SUSTAINED) -> float 
     step = backbone_passes * forward.backbone + BACKWARD * forward.head
     operations = 2 * step * 1e9 * data.images * config.train.last_epoch
     return operations / sustained / 3600
+
+
+def h100(settings: tuple[str, ...]) -> float:
+    """Return the operations per second that an H100 is assumed to do in a run's training."""
+    name = str(composed(settings).backbone.get("name"))
+    return H100_CONVOLUTIONS if name.startswith(CONVOLUTIONAL) else H100
 
 
 def gpu_memory() -> float:

@@ -32,7 +32,17 @@ from typing import Any
 import yaml
 
 # Beside this file.
-from costs import H100, SUSTAINED, accumulation, composed, dataset, gpu_hours, usable
+from costs import (
+    H100,
+    H100_CONVOLUTIONS,
+    SUSTAINED,
+    accumulation,
+    composed,
+    dataset,
+    gpu_hours,
+    h100,
+    usable,
+)
 from rows import TABLES, Row
 
 ENVIRONMENT = "MLDEC_DATA"  # where the data options look for their folders
@@ -300,10 +310,12 @@ def start(row: Row) -> str:
 
 def overview() -> Iterator[str]:
     """Yield a heading, and one line per row of all tables."""
-    yield (
-        "table | model | paper | starts from | GPU hours, estimated | H100 hours, estimated | "
-        "our choice | command"
+    of_gpu = f"GPU hours at an assumed {SUSTAINED / 1e12:.0f} TFLOP/s"
+    of_h100 = (
+        f"H100 hours at an assumed {H100 / 1e12:.0f} TFLOP/s, "
+        f"convolutional networks {H100_CONVOLUTIONS / 1e12:.0f}"
     )
+    yield f"table | model | paper | starts from | {of_gpu} | {of_h100} | our choice | command"
 
     for chosen, (_, rows) in TABLES.items():
         for row in rows:
@@ -315,7 +327,7 @@ def overview() -> Iterator[str]:
                 "; ".join(filter(None, (paper or "-", row.note))),
                 start(row),
                 estimate(row, SUSTAINED),
-                estimate(row, H100),
+                estimate(row, h100(tuple(row.settings))),
                 row.choice or "-",
                 words if row.runs else "not run",
             ]

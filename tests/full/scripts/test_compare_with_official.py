@@ -51,7 +51,7 @@ def test_the_head_gives_the_logits_and_gradients_of_ours(
 def test_both_sides_train_alike(script):
     args = argparse.Namespace(experiment="digits", settings=[*SMALL, *OFFICIAL])
     tried = prepare(settings(args), 7)
-    loop = script.official_loop(tried)
+    loop = script.official_loop(tried, script.official_model(tried))
     learner = tried.learner()
     learner.train()
 
@@ -64,5 +64,30 @@ def test_both_sides_train_alike(script):
         assert ours.loss == pytest.approx(official.item(), rel=1e-3)
 
     pairs = zip(loop.model.backbone.parameters(), tried.model.backbone.parameters(), strict=True)
+    assert loop.memory_format is torch.channels_last
     for official_weight, weight in pairs:
         torch.testing.assert_close(official_weight, weight, rtol=1e-2, atol=1e-3)
+
+
+def test_the_official_side_is_measured_as_released_and_with_our_settings(script, monkeypatch):
+    monkeypatch.setattr(script.torch, "compile", lambda model, **_: ("compiled", model))
+    args = argparse.Namespace(experiment="digits", settings=[*SMALL, "train.compile=true"])
+    tried = prepare(settings(args), 7)
+    released, equal = (
+        script.official_loop(tried, script.official_model(tried), as_released=is_released)
+        for is_released in (True, False)
+    )
+    assert released.memory_format is torch.contiguous_format
+    assert released.net is released.model
+    assert equal.net == ("compiled", equal.model)
+
+
+def test_the_step_is_compared_with_both(script):
+    args = argparse.Namespace(experiment="digits", settings=SMALL, classes=7, repeats=1)
+    [figures] = script.step(args)
+    for side in ("", "official_", "official_equal_"):
+        assert figures[f"{side}images_per_second"] == pytest.approx(
+            8 / figures[f"{side}step_ms"] * 1000
+        )
+    assert figures["times_official_step"] > 0
+    assert figures["times_official_step_equal"] > 0

@@ -6,7 +6,14 @@ from functools import partial
 import pytest
 import torch
 
-from mldec.benchmark.throughput import in_turns, prepare, settings, times_as_long
+from mldec.benchmark.throughput import (
+    blocks,
+    in_turns,
+    prepare,
+    settings,
+    step_figures,
+    times_as_long,
+)
 
 SMALL = ["data.image_size=32", "train.batch_size=4", "device=cpu"]
 HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
@@ -27,6 +34,16 @@ def test_an_experiment_trains_and_infers(cli, experiment, changed):
     assert (figures["classes"], figures["batch_size"], figures["image_size"]) == ("7", "4", "32")
     assert float(figures["train_images_per_second"].replace(",", "")) > 0
     assert float(figures["infer_images_per_second"].replace(",", "")) > 0
+
+
+def test_a_setting_is_changed_in_turns(cli):
+    options = ["--experiment", "digits", "--repeats", "1", "--beside", "head=gap"]
+    out = cli.out("benchmark", "throughput", *options, *SMALL)
+    figures = dict(line.split(maxsplit=1) for line in out.splitlines())
+    ours, other = (float(figures[f"{side}_step_ms"]) for side in ("train", "beside"))
+    assert float(figures["times_beside"]) == pytest.approx(other / ours, rel=1e-2)
+    assert figures["beside"] == "head=gap"
+    assert "infer_step_ms" not in figures
 
 
 TINY = [
@@ -70,6 +87,18 @@ def test_jobs_take_turns():
     times = in_turns(jobs, device=CPU, rounds=2, warmup=1)
     assert calls == ["a", "b"] * 3
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
+
+    # Several steps between two looks at the clock.
+    calls.clear()
+    in_turns(jobs, device=CPU, rounds=1, warmup=0, steps=2)
+    assert calls == ["a", "a", "b", "b"]
+    assert blocks(20) == {"rounds": 5, "steps": 4}
+    assert blocks(1) == {"rounds": 1, "steps": 1}
+    assert step_figures("x_", [0.1, 0.3], images=40) == {
+        "x_step_ms": pytest.approx(200),
+        "x_spread_percent": pytest.approx(100),
+        "x_images_per_second": pytest.approx(200),
+    }
 
     # The second round was disturbed on both sides: a ratio compares within rounds.
     times = {"a": [2.0, 20.0, 2.2], "b": [1.0, 10.0, 1.0]}
