@@ -26,7 +26,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
-from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.devices import Copies, Precision, autocast, memory_format, one_late
 from mldec.runtime.facts import explain_out_of_memory
 
 log = logging.getLogger("mldec")
@@ -135,11 +135,12 @@ def chosen_settings(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, b
 
 def fit_to_device(config: Config, settings: list[str], device: torch.device) -> None:
     """Prepare the device, and choose memory format and precision for it in the config."""
-    distributed.prepare_device(device, tf32=config.train.tf32)
+    train = config.train
+    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
     # What tensor cores want, whatever the training had.
-    config.train.channels_last = device.type == "cuda"
+    train.channels_last = device.type == "cuda"
 
-    recorded = config.train.precision
+    recorded = train.precision
     is_chosen = any(setting.startswith("train.precision=") for setting in settings)
     if is_chosen and (slow := recorded.warning(device)):
         log.warning(slow)
@@ -147,7 +148,7 @@ def fit_to_device(config: Config, settings: list[str], device: torch.device) -> 
         return
 
     # Half precision is slow on a CPU.
-    config.train.precision = Precision.fp32
+    train.precision = Precision.fp32
     if recorded.half:
         log.info(f"evaluated in fp32 on a CPU, not in train.precision={recorded.value}")
 
@@ -320,13 +321,17 @@ def all_scores(
     with explain_out_of_memory(lambda: memory_advice(config, device)):
         order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()
-        for batch, [batch_logits] in score([model], data, config, device=device, progress=bar):
+        scored = score([model], data, config, device=device, progress=bar)
+        # The device works on the next batch while the logits of this one are kept.
+        arriving = one_late((batch, Copies(*own_logits)) for batch, own_logits in scored)
+        for batch, copies in arriving:
             bad += batch.bad
             if len(batch.images):
                 rows = slice(count, count + len(batch.images))
                 indices[rows] = batch.indices.numpy()
                 labels[rows] = batch.targets.numpy()
-                logits[rows] = batch_logits.cpu().numpy()
+                [batch_logits] = copies.wait()
+                logits[rows] = batch_logits.numpy()
                 count = rows.stop
     model.cpu()
 

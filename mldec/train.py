@@ -75,8 +75,8 @@ def run(config: Config, directory: Path) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
-    distributed.prepare_device(device, tf32=config.train.tf32)
-    torch.backends.cudnn.benchmark = not config.train.deterministic
+    train = config.train
+    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
 
     # 3. The processes, and the folder: only the main process reads and writes it, since nodes need
     # not share a disk. A batch that the processes cannot share is refused before it is touched.

@@ -35,7 +35,8 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
         engine = ExportedEngine(OnnxFile(Path(path)))
     else:
         loaded = load_model(path, device=device)
-        distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+        train = loaded.config.train
+        distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
         engine = TorchEngine(loaded)
 
     batch_size = BATCH_SIZE_GPU if on_gpu else BATCH_SIZE
@@ -58,7 +59,7 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
 
     def score() -> None:
         for start in range(0, len(items), batch_size):
-            engine.answer(batch[: len(items) - start])
+            engine.answer(batch[: len(items) - start]).scores.cpu()
 
     def answer(predictor: Predictor) -> None:
         for _ in predictor.rows(iter(items), StopRequest()):

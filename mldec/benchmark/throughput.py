@@ -191,8 +191,8 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
     """Build the model of an experiment for the classes of its data, or a number of made-up ones."""
     parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
     device = distributed.pick_device(config.device)
-    distributed.prepare_device(device, tf32=config.train.tf32)
-    torch.backends.cudnn.benchmark = not config.train.deterministic
+    train = config.train
+    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
 
     torch.manual_seed(config.seed)
     if isinstance(classes, int):

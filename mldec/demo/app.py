@@ -83,7 +83,8 @@ def open_engine(args: argparse.Namespace) -> Engine:
     else:
         device = distributed.pick_device(args.device)
         loaded = load_model(**chosen_model(args), device=device)
-        distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+        train = loaded.config.train
+        distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
         if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
             option = "--class-names" if loaded.classes.queries is None else "--vectors"
@@ -234,11 +235,11 @@ class Answerer:
             raise DataError(f"more than {MAX_FILE // MiB} MiB")
         image = read_image(row.image, content, max_pixels=MAX_PIXELS)
         pixels = engine.transform(image)[None]
-        scores = engine.answer(pixels).scores[0]
+        scores = engine.answer(pixels).scores[0].cpu()
         if not torch.isfinite(scores).all():
             raise DataError("its scores are not finite")
 
-        predictions = _ranked(engine, scores, settings.threshold)[: settings.top]
+        predictions = _ranked(engine, scores, settings.threshold, settings.top)
         seen: tuple[float, float, float, float] = (0, 0, *image.size)
         if isinstance(engine, TorchEngine):
             seen = engine.loaded.transform.visible_part(image.size)
@@ -422,8 +423,8 @@ def _in_time(receive: Receive) -> Receive:
     return receive_in_time
 
 
-def _ranked(engine: Engine, scores: Tensor, threshold: float | None) -> list[Prediction]:
-    """Return all classes of a photo, highest score first; of equal scores the lower index."""
+def _ranked(engine: Engine, scores: Tensor, threshold: float | None, top: int) -> list[Prediction]:
+    """Return the classes of a photo, highest score first; of equal scores the lower index."""
     thresholds = engine.thresholds
     if threshold is not None or thresholds is None:
         thresholds = [DEFAULT_THRESHOLD if threshold is None else threshold] * len(scores)
@@ -438,5 +439,5 @@ def _ranked(engine: Engine, scores: Tensor, threshold: float | None) -> list[Pre
             threshold=None if lowest is None else round(lowest[index].item(), DIGITS),
             present=present[index],
         )
-        for index, score in zip(order.tolist(), values.tolist(), strict=True)
+        for index, score in zip(order[:top].tolist(), values[:top].tolist(), strict=True)
     ]

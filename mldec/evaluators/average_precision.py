@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mldec.errors import DataError
 from mldec.runtime import distributed
+from mldec.runtime.devices import Copies
 
 INTERPOLATIONS = ("none", "envelope", "11point")
 COLUMNS = 64  # classes that a thread copies and sorts together
@@ -56,9 +57,9 @@ def average_precision(
     return dict(zip(interpolations, columns, strict=True))
 
 
-def check_finite(scores: np.ndarray, metric: str) -> None:
+def check_finite(is_finite: bool | np.bool, metric: str) -> None:
     """Raise a `DataError` if a score is not finite: a broken network must not get a metric."""
-    if not np.isfinite(scores).all():
+    if not is_finite:
         raise DataError(
             f"a score is not finite: {metric} has no meaning; look at the model's logits"
         )
@@ -73,7 +74,7 @@ def _of_class(
     scores: np.ndarray, targets: np.ndarray, interpolations: Sequence[str]
 ) -> list[float]:
     """Return the average precision of one class for each interpolation; scores and targets [N]."""
-    check_finite(scores, "average precision")
+    check_finite(np.isfinite(scores).all(), "average precision")
     annotated = np.sort(scores[targets >= 0])
     positive = np.sort(scores[targets == 1])
     total = len(positive)
@@ -114,21 +115,42 @@ class Predictions:
 
     def __init__(self, num_classes: int) -> None:
         # A block without rows: a process that gets no image still takes part in every exchange.
-        self.logits = [torch.zeros(0, num_classes)]
-        self.targets = [torch.zeros(0, num_classes, dtype=torch.int8)]
+        targets = torch.zeros(0, num_classes, dtype=torch.int8)
+        self._blocks = [(torch.zeros(0, num_classes), targets)]
+        self._arriving: Copies | None = None  # the last batch
 
     def add(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a batch, and return it as it is kept: float32 [B, K] and int8 [B, K]."""
-        logits = logits.float().cpu()
-        targets = targets.to(torch.int8).cpu()
+        """Add a batch, and return it for counting: float32 [B, K] and int8 [B, K] on its device.
 
-        self.logits.append(logits)
-        self.targets.append(targets)
-        return logits, targets
+        This waits for the batch before at most, never for this one.
+        """
+        logits, targets = logits.float(), targets.to(torch.int8)
+        copies = Copies(logits, targets)
+        self._keep_last()
+        self._arriving = copies
+        return logits, targets.to(logits.device, non_blocking=True)
+
+    def blocks(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the logits and targets of each batch, [B, K], in main memory."""
+        self._keep_last()
+        return self._blocks
 
     def shared_by_classes(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return logits and targets of all images, for this process's share of the classes."""
-        return distributed.share_columns(self.logits), distributed.share_columns(self.targets)
+        logits, targets = map(list, zip(*self.blocks(), strict=True))
+        return distributed.share_columns(logits), distributed.share_columns(targets)
+
+    def _keep_last(self) -> None:
+        """Keep the last batch once it is in main memory."""
+        if self._arriving is None:
+            return
+
+        # Page-locked memory is for what travels: the system cannot put it aside.
+        logits, targets = (
+            copy.clone() if copy.is_pinned() else copy for copy in self._arriving.wait()
+        )
+        self._blocks.append((logits, targets))
+        self._arriving = None
 
 
 def average_precision_of_all(

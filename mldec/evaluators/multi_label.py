@@ -13,7 +13,7 @@ from mldec.runtime import distributed
 class Counts:
     """True positives, predictions and positives per class, for one rule of decision.
 
-    Targets of -1 are left out. The counts are float64 [K].
+    Targets of -1 are left out. The counts are float64 [K], on the device of the last batch.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -22,7 +22,8 @@ class Counts:
     def over_processes(self) -> "Counts":
         """Return the sums over all processes; sums of whole numbers do not depend on the order."""
         sums = Counts(len(self.hits))
-        stacked = torch.stack([self.hits, self.predicted, self.positives])
+        # In main memory: a process without an image has its counts there.
+        stacked = torch.stack([self.hits, self.predicted, self.positives]).cpu()
         sums.hits, sums.predicted, sums.positives = distributed.total(stacked)
         return sums
 
@@ -36,10 +37,11 @@ class Counts:
 
     def update(self, decided: Tensor, targets: Tensor) -> None:
         """Add decisions bool [B, K] and targets [B, K] of 1, 0 or -1."""
+        device, positive = decided.device, targets == 1
         decided = decided & (targets >= 0)
-        self.hits = self.hits + (decided & (targets == 1)).sum(0).double()
-        self.predicted = self.predicted + decided.sum(0).double()
-        self.positives = self.positives + (targets == 1).sum(0).double()
+        self.hits = self.hits.to(device) + (decided & positive).sum(0)
+        self.predicted = self.predicted.to(device) + decided.sum(0)
+        self.positives = self.positives.to(device) + positive.sum(0)
 
     def per_class(self) -> dict[str, Tensor]:
         """Return precision, recall and F1 per class: [K] in [0, 1], 0 where undefined."""
@@ -99,6 +101,7 @@ class MultiLabelEvaluator:
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
         logits, targets = self.predictions.add(logits, targets)
+        self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
         self.at_top_k.update(top_k(logits, self.top_k), targets)
 
@@ -128,6 +131,11 @@ class MultiLabelEvaluator:
         return {**percentages, "positives": self._positives.tolist()}
 
 
+def on_device(threshold: float | Tensor, device: torch.device) -> float | Tensor:
+    """Return a threshold, or one per class, as it is compared with logits on a device."""
+    return threshold.to(device) if isinstance(threshold, Tensor) else threshold
+
+
 def top_k(logits: Tensor, k: int) -> Tensor:
     """Mark the k highest logits of each row, at most all K: float [B, K] -> bool [B, K].
 
@@ -139,7 +147,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
     # topk does not say which of several equal logits it takes, so they are dealt out here.
     remaining = k - above.sum(1, keepdim=True)
-    return above | (level & (level.cumsum(1) <= remaining))
+    return above | (level & (level.cumsum(1, dtype=torch.int32) <= remaining))
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

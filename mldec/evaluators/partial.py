@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mldec.errors import DataError
 from mldec.evaluators.average_precision import Predictions, average_precision_of_all
-from mldec.evaluators.multi_label import Counts, logit_of
+from mldec.evaluators.multi_label import Counts, logit_of, on_device
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
@@ -34,6 +34,7 @@ class PartialLabelEvaluator:
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
         logits, targets = self.predictions.add(logits, targets)
+        self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
 
     def compute(self) -> dict[str, float]:

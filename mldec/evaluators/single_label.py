@@ -35,24 +35,24 @@ class SingleLabelEvaluator:
 
         self.k = 5 if top_k is None else top_k
         self.num_classes, self.suffix = num_classes, suffix
-        # Per batch int64 [5, n]: label, prediction, right, right within top-k, and the confidence
-        # times FIXED_POINT.
+        # Per batch int64 [5, n], on its device: label (-1 without one), prediction, right, right
+        # within top-k, and the confidence times FIXED_POINT (-1 if a logit is not finite).
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: finite logits float [B, K]; targets [B, K] of 1 and 0."""
-        logits, valid = logits.float().cpu(), targets.cpu() == 1
-        check_finite(logits.numpy(), "top-1")
-        logits, valid = logits[valid.any(1)], valid[valid.any(1)]
+        logits, valid = logits.float(), targets.to(logits.device, non_blocking=True) == 1
 
         # The label of a wrong answer is the first valid one.
         predicted = logits.argmax(1)
         right = valid.gather(1, predicted[:, None])[:, 0]
         label = torch.where(right, predicted, valid.int().argmax(1))
+        label = label.where(valid.any(1), -1)
         within = (mark_top_k(logits, self.k) & valid).any(1)
 
         confidence = logits.double().softmax(1).amax(1)
         fixed = (confidence * FIXED_POINT).round().long()
+        fixed = fixed.where(logits.isfinite().all(1), -1)
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
 
     def compute(self) -> dict[str, float]:
@@ -63,7 +63,10 @@ class SingleLabelEvaluator:
         width, (low, high]; ECE is the mean over the images of |accuracy - mean confidence| of their
         interval. Classes without an image are left out of the mean accuracy.
         """
-        rows = torch.cat(distributed.gather(torch.cat(self.rows, dim=1)), dim=1)
+        own_rows = torch.cat([rows.cpu() for rows in self.rows], dim=1)
+        rows = torch.cat(distributed.gather(own_rows), dim=1)
+        check_finite(bool((rows[4] >= 0).all()), "top-1")
+        rows = rows[:, rows[0] >= 0]
         if not rows.shape[1]:
             raise DataError("top-1 is undefined: no validation image that can be read has a label")
 

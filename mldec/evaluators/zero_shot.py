@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mldec.errors import ConfigError
 from mldec.evaluators.average_precision import Predictions, average_precision_of_all
-from mldec.evaluators.multi_label import Counts, logit_of, top_k
+from mldec.evaluators.multi_label import Counts, logit_of, on_device, top_k
 from mldec.runtime import distributed
 
 IMAGES = ("unseen", "all")
@@ -55,6 +55,7 @@ class ZeroShotEvaluator:
         self.all_images = images == "all"
         self.is_unseen = torch.zeros(num_classes, dtype=torch.bool).index_fill(0, self.unseen, True)
         self.predictions = Predictions(num_classes)
+        self._columns = self.unseen  # the same, on the device of the logits
 
         # Number of classes of each kind of metric. The first kind gives the metric to follow.
         widths = {"zsl": len(self.unseen)} if len(unseen) else {}
@@ -66,16 +67,22 @@ class ZeroShotEvaluator:
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
-        logits, targets = logits.cpu(), targets.cpu()
         if not self.all_images:
-            keep = self._has_unseen(targets)
-            logits, targets = logits[keep], targets[keep]
+            # By the targets in main memory: a device would have to be waited for.
+            targets = targets.cpu()
+            [keep] = self._has_unseen(targets).nonzero(as_tuple=True)
+            logits, targets = logits[keep.to(logits.device, non_blocking=True)], targets[keep]
         logits, targets = self.predictions.add(logits, targets)
+        self._columns = self._columns.to(logits.device)
+        self.logit_threshold = on_device(self.logit_threshold, logits.device)
 
+        # Labels of -1 are left out: with them an image without an unseen label does not count.
+        unseen_logits, unseen_targets = logits[:, self._columns], targets[:, self._columns]
+        has_unseen = (unseen_targets == 1).any(1, keepdim=True)
         views = {
-            "zsl": self._among_unseen(logits, targets),
+            "zsl": (unseen_logits, unseen_targets.where(has_unseen, -1)),
             "gzsl": (logits, targets),
-            "zsl_all": (logits[:, self.unseen], targets[:, self.unseen]),
+            "zsl_all": (unseen_logits, unseen_targets),
         }
         for (kind, k), counts in self.counts.items():
             scores, labels = views[kind]
@@ -88,16 +95,12 @@ class ZeroShotEvaluator:
         """Tell which images have an unseen label: targets [B, K] -> bool [B]."""
         return (targets[:, self.unseen] == 1).any(1)
 
-    def _among_unseen(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the images with an unseen label, and of them the columns of the unseen classes."""
-        keep = self._has_unseen(targets)
-        return logits[keep][:, self.unseen], targets[keep][:, self.unseen]
-
     def _images_with_unseen_label(self) -> Predictions:
         """Return the predictions of zsl: of unseen classes, on images with an unseen label."""
         predictions = Predictions(len(self.unseen))
-        for logits, targets in zip(self.predictions.logits, self.predictions.targets, strict=True):
-            predictions.add(*self._among_unseen(logits, targets))
+        for logits, targets in self.predictions.blocks():
+            keep = self._has_unseen(targets)
+            predictions.add(logits[keep][:, self.unseen], targets[keep][:, self.unseen])
         return predictions
 
     def compute(self) -> dict[str, float]:
@@ -129,7 +132,7 @@ class ZeroShotEvaluator:
                 0, self.unseen, 100 * per_class_ap["zsl"]
             )
 
-        targets = torch.cat(self.predictions.targets)
+        targets = torch.cat([targets for _, targets in self.predictions.blocks()])
         self._per_class["positives"] = distributed.total(targets.eq(1).sum(0))
 
         values = {}

@@ -146,7 +146,7 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
             image = load_image(photo, engine.transform, decoder=engine.decoder)
         else:
             image = engine.transform(upright(photo))
-        [scores] = engine.answer([image]).scores
+        [scores] = engine.answer([image]).scores.cpu()
         return [(one.name, one.score) for one in rule.chosen(scores)]
 
     return predicted

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,11 @@ from mldec.checkpoint import Loaded
 from mldec.data.loader import end_workers
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable, visible
+from mldec.evaluators.multi_label import top_k
 from mldec.predict.engine import Engine
 from mldec.predict.heat_maps import Explainer, Finding, Typeface, draw, file_name, save
 from mldec.predict.inputs import Decoded, Decoder, Item, decoded, read_item
-from mldec.runtime.devices import processors
+from mldec.runtime.devices import Copies, one_late, processors
 from mldec.runtime.facts import explain_out_of_memory
 from mldec.runtime.signals import NothingCame, StopRequest
 
@@ -30,8 +32,7 @@ class Content(Enum):
     DECISIONS = "decisions"  # the names of the classes that are present
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A class in the answer for an image."""
 
     index: int
@@ -50,7 +51,8 @@ class Row:
     """The answer for an image: its predictions or all scores, or an error."""
 
     image: str
-    predictions: Sequence[Prediction] = ()  # highest score first; empty after an error
+    # Highest score first; empty after an error, and beside all scores if no picture shows them.
+    predictions: Sequence[Prediction] = ()
     scores: Tensor | None = None  # float32 [K], in [0, 1]; None after an error
     features: Tensor | None = None  # float32 [C], if they are wanted; None after an error
     error: str | None = None  # why there is no answer, in one line
@@ -67,29 +69,43 @@ class Rule:
     threshold: float = 0.0  # lowest score of every class
     stored: Sequence[float] | None = None  # a threshold per class [K] instead; None without
 
-    def chosen(self, scores: Tensor) -> list[Prediction]:
-        """Return the classes in the answer by their scores [K], the highest first.
+    def lowest(self) -> Tensor:
+        """Return the lowest scores of classes in an answer: float64 [K], or [1] for all."""
+        values = [self.threshold] if self.stored is None else [*self.stored]
+        return torch.tensor(values, dtype=torch.float64)
 
-        Of equal scores the lower class comes first.
+    def marked(self, scores: Tensor, lowest: Tensor) -> Tensor:
+        """Mark the classes in the answers by their scores: float32 [B, K] -> bool [B, K].
+
+        Of equal scores the lower class comes first. `lowest` is that of the rule, on the device of
+        the scores, for which nothing here waits.
         """
-        most = self.top if self.content is Content.TOP else len(scores)
+        most = self.top if self.content is Content.TOP else scores.shape[1]
         # An image with one label has the class of the highest score, whatever the score is.
         if self.content is Content.DECISIONS and self.classes.exclusive:
             most = 1
 
-        values, order = scores.sort(descending=True, stable=True)
-        predictions: list[Prediction] = []
-        for index, score in zip(order.tolist(), values.tolist(), strict=True):
-            if len(predictions) == most:
-                break
-            lowest = self.threshold if self.stored is None else self.stored[index]
-            if score >= lowest:
-                threshold = None if self.stored is None else lowest
-                name = self.classes.names[index]
-                predictions.append(Prediction(index, name, score, threshold))
-            elif self.stored is None:
-                break
+        reached = scores >= lowest
+        if most < scores.shape[1]:
+            reached &= top_k(scores.where(reached, -1.0), most)
+        return reached
+
+    def predictions(self, scores: Tensor, marked: Tensor) -> list[Prediction]:
+        """Return the marked classes of an image [K] in main memory, the highest score first."""
+        indices = np.flatnonzero(marked.numpy())
+        values = scores.numpy()[indices]
+        order = np.argsort(-values, kind="stable")
+
+        predictions = []
+        for index, score in zip(indices[order].tolist(), values[order].tolist(), strict=True):
+            threshold = None if self.stored is None else self.stored[index]
+            predictions.append(Prediction(index, self.classes.names[index], score, threshold))
         return predictions
+
+    def chosen(self, scores: Tensor) -> list[Prediction]:
+        """Return the classes in the answer by their scores [K] in main memory."""
+        [marked] = self.marked(scores[None], self.lowest())
+        return self.predictions(scores, marked)
 
 
 def chosen_rule(
@@ -207,6 +223,15 @@ BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
 DRAFT = 2
 
 
+class _Answered(NamedTuple):
+    """A batch whose scores are on their way to main memory."""
+
+    items: list[Item]
+    faults: dict[int, str]  # see `Decoded`
+    # Of the readable images: scores, the marks of their classes, whether they are finite, features.
+    copies: Copies | None  # None if there is no readable image
+
+
 class Predictor:
     """The way from the items of an input to their rows."""
 
@@ -233,6 +258,7 @@ class Predictor:
         self._decoder = Decoder(engine.transform, smallest, engine.decoder)
         self._features = features
         self._pictures = pictures
+        self._lowest = rule.lowest()
 
     def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
         """Yield the row of each item, in their order."""
@@ -246,49 +272,69 @@ class Predictor:
 
         answered = 0
         try:
-            for batch in stop.bounded(batches):
-                if stop:
-                    break
+            # The device works on the next batch while the rows of this one are written.
+            for batch in one_late(self._answered(batches, stop)):
                 yield from self._batch_rows(batch)
                 answered += len(batch.items)
-            else:
-                return
         except NothingCame:
-            # A worker hangs, on a dead disk for example.
-            pass
+            end_workers()
+            raise Stopped(
+                f"stopped by {stop.name} after {counted(answered)}{then}", stop.status
+            ) from None
 
-        end_workers()
-        raise Stopped(f"stopped by {stop.name} after {counted(answered)}{then}", stop.status)
+    def _answered(self, batches: Iterator[Decoded], stop: StopRequest) -> Iterator["_Answered"]:
+        """Score batches until the end or a request to stop, without waiting for the scores."""
+        for batch in stop.bounded(batches):
+            if stop:
+                raise NothingCame
+            yield self._scored(batch)
 
-    def _batch_rows(self, batch: Decoded) -> Iterator[Row]:
+    def _scored(self, batch: Decoded) -> "_Answered":
+        """Begin to score a batch, and to bring what its rows need to main memory."""
+        if not len(batch.images):
+            return _Answered(batch.items, batch.faults, None)
+
+        answers = self._engine.answer(batch.images, features=self._features)
+        scores = answers.scores
+        self._lowest = self._lowest.to(scores.device)  # waits in the first batch only
+        tensors = [scores, self._rule.marked(scores, self._lowest), scores.sum(1).isfinite()]
+        if answers.features is not None:
+            tensors.append(answers.features)
+        return _Answered(batch.items, batch.faults, Copies(*tensors))
+
+    def _batch_rows(self, batch: "_Answered") -> Iterator[Row]:
         """Yield the rows of a batch."""
-        scores: list[Tensor] = []
-        features: list[Tensor | None] = []
-        if len(batch.images):
-            answers = self._engine.answer(batch.images, features=self._features)
-            scores = [*answers.scores]
-            features = [None] * len(scores)
-            if answers.features is not None:
-                features = [*answers.features]
-
         # The answers belong to the readable images, in their order.
-        remaining = zip(scores, features, strict=True)
+        answers: Iterator[tuple[Tensor, ...]] = iter(())
+        if batch.copies is not None:
+            answers = zip(*batch.copies.wait(), strict=True)
+
         for index, item in enumerate(batch.items):
             if index in batch.faults:
                 yield Row(item.name, error=batch.faults[index])
             else:
-                yield self._row(item, *next(remaining))
+                yield self._row(item, *next(answers))
 
-    def _row(self, item: Item, scores: Tensor, features: Tensor | None) -> Row:
+    def _row(
+        self,
+        item: Item,
+        scores: Tensor,
+        marked: Tensor,
+        is_finite: Tensor,
+        features: Tensor | None = None,
+    ) -> Row:
         """Return the row of an image that was scored."""
-        if not torch.isfinite(scores).all():
+        if not is_finite:
             return Row(
                 item.name,
                 error=f"{visible(item.name)}: its scores are not finite; "
                 f"look at the weights of the checkpoint",
             )
 
-        predictions = self._rule.chosen(scores)
+        # Objects for all classes cost more than everything else: only where they are seen.
+        predictions: list[Prediction] = []
+        if self._rule.content is not Content.SCORES or self._pictures is not None:
+            predictions = self._rule.predictions(scores, marked)
         picture = None
         if self._pictures is not None:
             picture = str(self._pictures.add(item, predictions))

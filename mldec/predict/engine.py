@@ -321,7 +321,7 @@ def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
 
 
 class Answers(NamedTuple):
-    """What an engine says of B images, in main memory."""
+    """What an engine says of B images, on its device."""
 
     scores: Tensor  # float32 [B, K], in [0, 1]
     features: Tensor | None  # float32 [B, C]: the mean over the tokens of the backbone
@@ -353,15 +353,18 @@ class TorchEngine:
 
     @torch.no_grad()
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score B images from `transform`; stacked, if they have one size, or not."""
+        """Score B images from `transform`; stacked, if they have one size, or not.
+
+        On a GPU this returns before the scores are known; reading them waits.
+        """
         with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
             batch = _stacked(images).to(self.device, non_blocking=True, memory_format=self._order)
             with autocast(self.device, self._precision):
                 tokens = model.backbone(batch)
                 logits = model.classify(tokens, self._queries)
-            scores = probabilities(self.loaded, logits).cpu()
-            pooled = tokens.float().mean(1).cpu() if features else None
+            scores = probabilities(self.loaded, logits)
+            pooled = tokens.float().mean(1) if features else None
         return Answers(scores, pooled)
 
     def for_classes(self, classes: Classes) -> "TorchEngine":

@@ -224,7 +224,8 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         return ExportedEngine(OnnxFile(Path(args.checkpoint)), classes)
 
     loaded = load_model(**chosen_model(args), device=device)
-    distributed.prepare_device(device, tf32=loaded.config.train.tf32)
+    train = loaded.config.train
+    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
     if args.classes is not None:
         loaded = with_classes(loaded, args.classes, args.vectors)
     if not loaded.classes.names:
@@ -335,9 +336,13 @@ def to_files(
 
 def line(row: Row, rule: Rule) -> str:
     """Return the line of the console for an image that was answered."""
-    names = [prediction.name for prediction in row.predictions]
+    predictions = row.predictions
+    if rule.content is Content.SCORES and row.scores is not None:
+        predictions = rule.chosen(row.scores)
+
+    names = [prediction.name for prediction in predictions]
     if rule.content is not Content.DECISIONS:
-        names = [f"{prediction.name} {prediction.score:.3f}" for prediction in row.predictions]
+        names = [f"{prediction.name} {prediction.score:.3f}" for prediction in predictions]
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 

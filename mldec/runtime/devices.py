@@ -2,13 +2,17 @@
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mldec.errors import ConfigError
+from mldec.runtime.signals import NothingCame
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 # The first GPUs whose tensor cores multiply bfloat16; older ones emulate it.
 BF16_CAPABILITY = (8, 0)
@@ -93,3 +97,46 @@ def memory_format(*, channels_last: bool) -> "torch.memory_format":
     import torch
 
     return torch.channels_last if channels_last else torch.contiguous_format
+
+
+class Copies:
+    """Copies of tensors on their way to main memory; a tensor that is there stays as it is."""
+
+    def __init__(self, *tensors: "torch.Tensor") -> None:
+        # Into page-locked memory, for which this process need not wait.
+        self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        self._arrived = None
+        if any(tensor.is_cuda for tensor in tensors):
+            from torch.cuda import Event
+
+            self._arrived = Event()
+            self._arrived.record()
+
+    def wait(self) -> list["torch.Tensor"]:
+        """Return the copies once they are complete, whatever the device was given since."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensors
+
+
+def one_late(items: Iterable[T]) -> Iterator[T]:
+    """Yield each item after the next one was made, so that a device works on that one meanwhile.
+
+    After an error or a stop the last item still comes first.
+    """
+    iterator = iter(items)
+    waiting: list[T] = []
+    fault: BaseException | None = None
+    while fault is None:
+        try:
+            waiting.append(next(iterator))
+        except StopIteration:
+            break
+        except (Exception, NothingCame) as error:
+            fault = error
+        if len(waiting) == 2:
+            yield waiting.pop(0)
+
+    yield from waiting
+    if fault is not None:
+        raise fault

@@ -61,16 +61,18 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", int(number))
 
 
-def prepare_device(device: torch.device, *, tf32: bool) -> None:
-    """Make a device the one of this process, and say what float32 means on it.
+def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
+    """Make a device the one of this process, say what float32 means on it, and tune convolutions.
 
     With `tf32`, CUDA rounds the factors of float32 products to TF32 (10 bits of mantissa instead of
     23), in matrix products and convolutions alike; torch would by default in convolutions only.
+    Unless `deterministic`, cuDNN tries several kernels for each new shape and keeps the fastest.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.benchmark = not deterministic
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,8 +12,15 @@ import yaml
 from pictures import picture
 from support import QUICK, write_coco
 
+import mldec
 from mldec.checkpoint import load_model
+from mldec.data.types import Classes
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.partial import PartialLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.predict.answers import Content, Rule
 from mldec.runtime.torch_files import read_torch
 
 pytestmark = [
@@ -126,6 +134,66 @@ def test_predict_and_evaluate_answer_as_on_a_cpu(trained, precision, near):
     on_cpu = metrics(trained, f"cpu-{precision}", "device=cpu")
     on_gpu = metrics(trained, precision, "device=cuda", f"train.precision={precision}")
     assert on_gpu["mAP"] == pytest.approx(on_cpu["mAP"], abs=100 * near)
+
+
+def test_photos_are_named_alike_with_kernels_that_cudnn_chooses(trained):
+    photos = [str(trained / f"{seed}.png") for seed in range(5)]
+    on_cpu = mldec.load(trained, device="cpu", threshold=0.0)(photos)
+    on_gpu = mldec.load(trained, device="cuda", threshold=0.0, precision="fp32")(photos)
+    assert torch.backends.cudnn.benchmark
+    for found, expected in zip(on_gpu, on_cpu, strict=True):
+        assert dict(found) == pytest.approx(dict(expected), abs=1e-4)
+
+
+@contextmanager
+def waits_refused():
+    """Raise an error where the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"threshold": 0.5}, {"content": Content.DECISIONS, "threshold": 0.9}]
+)
+def test_the_classes_of_rows_are_chosen_on_the_device(options):
+    rule = Rule(classes=Classes(tuple(map(str, range(9605)))), **options)
+    # Many equal scores: the lower class comes first.
+    scores = (50 * torch.rand(64, 9605)).round() / 50
+    lowest = rule.lowest().cuda()
+    on_gpu = scores.cuda()
+    with waits_refused():
+        marked = rule.marked(on_gpu, lowest)
+    assert torch.equal(marked.cpu(), rule.marked(scores, rule.lowest()))
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "options"),
+    [
+        (MultiLabelEvaluator, {}),
+        (PartialLabelEvaluator, {}),
+        (SingleLabelEvaluator, {}),
+        (ZeroShotEvaluator, {"unseen": range(0, 80, 5)}),
+        (ZeroShotEvaluator, {"unseen": range(0, 80, 5), "images": "all"}),
+    ],
+)
+def test_evaluators_count_on_the_device_without_waiting(evaluator, options):
+    torch.manual_seed(0)
+    logits = (8 * torch.randn(160, 80)).round() / 8
+    targets = torch.nn.functional.one_hot(torch.randint(80, (160,)), 80).to(torch.int8)
+    on_cpu, on_gpu = evaluator(80, **options), evaluator(80, **options)
+    on_cpu.update(logits, targets)
+    on_gpu.update(logits[:32].cuda(), targets[:32])
+    for first in range(32, 160, 32):
+        rows = slice(first, first + 32)
+        block, labels = logits[rows].cuda(), targets[rows].pin_memory()
+        with waits_refused():
+            on_gpu.update(block, labels)
+    assert on_gpu.compute() == pytest.approx(on_cpu.compute(), rel=1e-9)
+    # As texts: an average precision that does not exist is NaN.
+    assert str(on_gpu.per_class()) == str(on_cpu.per_class())
 
 
 def test_the_device_does_not_change_the_numbers(tmp_path):

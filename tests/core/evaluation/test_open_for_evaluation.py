@@ -148,7 +148,7 @@ def test_half_precision_is_left_out_on_a_cpu_unless_it_is_chosen(
     recorded, words, used, level, caplog, monkeypatch
 ):
     caplog.set_level("INFO", "mldec")
-    monkeypatch.setattr(distributed, "prepare_device", lambda device, tf32: None)
+    monkeypatch.setattr(distributed, "prepare_device", lambda device, **options: None)
     config = compose(["+experiment=digits", f"train.precision={recorded}"])
     fit_to_device(config, words, CPU)
     assert config.train.precision.value == used

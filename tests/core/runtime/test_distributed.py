@@ -99,14 +99,19 @@ def test_float32_means_the_same_in_products_and_convolutions(tf32, monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     before = torch.get_float32_matmul_precision()
     try:
-        distributed.prepare_device(torch.device("cpu"), tf32=tf32)
+        distributed.prepare_device(torch.device("cpu"), tf32=tf32, deterministic=False)
         assert torch.get_float32_matmul_precision() == before
+        assert not torch.backends.cudnn.benchmark
 
-        distributed.prepare_device(torch.device("cuda:1"), tf32=tf32)
-        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is tf32
-        assert chosen == [torch.device("cuda:1")]
+        for deterministic in (False, True):
+            device = torch.device("cuda:1")
+            distributed.prepare_device(device, tf32=tf32, deterministic=deterministic)
+            assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is tf32
+            assert torch.backends.cudnn.benchmark is not deterministic
+            assert chosen.pop() == device
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -194,7 +194,7 @@ def test_a_second_ctrl_c_keeps_the_list_too(cli, best, photos, monkeypatch):
         answered.append(None)
         return []
 
-    monkeypatch.setattr(answers.Rule, "chosen", slow)
+    monkeypatch.setattr(answers.Rule, "predictions", slow)
     status, out, err = cli("predict", best, photos, *SHARED, "--json", "-")
     assert status == 130
     one_line(err, "interrupted")

@@ -279,25 +279,67 @@ def test_each_image_has_its_scores_or_its_error(tmp_path, batch_size):
             assert shown == sorted(expected.tolist(), reverse=True)
 
 
+def test_the_next_batch_is_scored_before_the_rows_of_this_one(tmp_path, monkeypatch):
+    scored, answer = [], MeanColours.answer
+
+    def noting(self, images, **options):
+        scored.append(len(images))
+        return answer(self, images, **options)
+
+    monkeypatch.setattr(MeanColours, "answer", noting)
+    rows = predictor(batch_size=2).rows(iter(items_of(tmp_path, 5)), StopRequest())
+    assert [sum(scored) for _ in rows] == [4, 4, 5, 5, 5]
+
+
+@pytest.mark.parametrize("place", ["decoder", "engine"])
+def test_all_rows_before_a_fault_come_and_then_the_fault(tmp_path, monkeypatch, place):
+    photos = items_of(tmp_path, 6)
+    batches = iter([None, None, DataError("a loader process died")])
+    decoded, answer = answers_module.decoded, MeanColours.answer
+
+    def faulty(*arguments, **options):
+        if fault := next(batches):
+            raise fault
+        return answer(*arguments, **options)
+
+    def cut_short(*arguments, **options):
+        for batch in decoded(*arguments, **options):
+            if fault := next(batches):
+                raise fault
+            yield batch
+
+    if place == "engine":
+        monkeypatch.setattr(MeanColours, "answer", faulty)
+    else:
+        monkeypatch.setattr(answers_module, "decoded", cut_short)
+    rows = predictor(batch_size=2).rows(iter(photos), StopRequest())
+    answered = []
+    with pytest.raises(DataError, match="a loader process died"):
+        answered.extend(rows)
+    assert [row.image for row in answered] == [item.name for item in photos[:4]]
+
+
 def test_a_request_to_stop_is_seen_between_batches(tmp_path, monkeypatch):
     photos = items_of(tmp_path, 5)
     stop = StopRequest()
     rows = predictor(batch_size=2).rows(iter(photos), stop, then="; and then?")
     answered = [next(rows)]
     stop.signal = signal.SIGTERM
-    with pytest.raises(Stopped, match=r"^stopped by SIGTERM after 2 images; and then\?$") as error:
+    with pytest.raises(Stopped, match=r"^stopped by SIGTERM after 4 images; and then\?$") as error:
         answered.extend(rows)
-    assert [row.image for row in answered] == [item.name for item in photos[:2]]
+    assert [row.image for row in answered] == [item.name for item in photos[:4]]
     assert error.value.status == 143
 
-    # A decoder that hangs does not keep the process.
+    # A decoder that hangs does not keep the process, nor the rows before it.
     def hanging(*arguments, **options):
+        yield next(decoded(*arguments, **options))
         stop.signal = signal.SIGINT
         raise NothingCame
-        yield
 
     stop = StopRequest()
     monkeypatch.setattr(answers_module, "decoded", hanging)
-    with pytest.raises(Stopped, match=r"^stopped by SIGINT after 0 images$") as error:
-        list(predictor().rows(iter(photos), stop))
+    rows = predictor(batch_size=2).rows(iter(photos), stop)
+    assert [next(rows).image for _ in photos[:2]] == [item.name for item in photos[:2]]
+    with pytest.raises(Stopped, match=r"^stopped by SIGINT after 2 images$") as error:
+        next(rows)
     assert error.value.status == 130
