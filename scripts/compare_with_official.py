@@ -219,6 +219,7 @@ class OfficialLoop:
         ema_decay: of the moving average.
         channels_last: whether images, feature maps and weights lie in that order.
         compiled: whether the model is compiled.
+        compile_mode: that of torch.compile; None is its default.
     """
 
     def __init__(
@@ -233,10 +234,13 @@ class OfficialLoop:
         ema_decay: float = 0.9997,
         channels_last: bool = False,
         compiled: bool = False,
+        compile_mode: str | None = None,
     ) -> None:
         self.memory_format = memory_format(channels_last=channels_last)
         model = model.train().to(memory_format=self.memory_format)
-        self.net = torch.compile(model, dynamic=False) if compiled else model
+        self.net: nn.Module = model
+        if compiled:
+            self.net = torch.compile(model, dynamic=False, mode=compile_mode)  # type: ignore[assignment]
         self.model, self.device, self.autocast = model, device, autocast
         self.ema, self.ema_decay = copy.deepcopy(model).eval(), ema_decay
 
@@ -492,6 +496,7 @@ def official_loop(tried: Trial, model: nn.Module, *, as_released: bool = False) 
         ema_decay=train.ema_decay or 0.9997,
         channels_last=train.channels_last and not as_released,
         compiled=bool(train.compile) and not as_released,
+        compile_mode=train.compile_mode,
     )
 
 

@@ -32,7 +32,8 @@ class Content(Enum):
     DECISIONS = "decisions"  # the names of the classes that are present
 
 
-class Prediction(NamedTuple):
+@dataclass(slots=True)
+class Prediction:
     """A class in the answer for an image."""
 
     index: int

@@ -192,7 +192,8 @@ def test_the_view_has_every_setting_of_its_transforms():
     settings = {"augment": "none", "cutout": 0.25, "flip": True, "crop": 0.5, "erase": 1.0}
     train = View(image_size=16, interpolation="random", resize="tensor", **settings).train()
     assert (train.cutout, train.flip, len(train.resizes)) == (0.25, True, 2)
-    assert (train.resize, train.resizes[0].scale) == ("tensor", (0.5, 1.0))
+    random_crop = train.resizes[0].keywords["random_crop"]
+    assert (train.resize, random_crop.scale) == ("tensor", (0.5, 1.0))
     assert train(Image.new("RGB", (20, 30)), SampleRandom(0)).shape == (3, 16, 16)
 
 
