@@ -100,8 +100,8 @@ metrics: decisions on labels of -1 count as wrong
 - decided = decided & (targets >= 0)
 + decided = decided & (targets >= -1)
 metrics: of equal logits one too few is among the top k
-- return above | (level & (level.cumsum(1) <= remaining))
-+ return above | (level & (level.cumsum(1) < remaining))
+- return above | (level & (level.cumsum(1, dtype=torch.int32) <= remaining))
++ return above | (level & (level.cumsum(1, dtype=torch.int32) < remaining))
 metrics: mAP_weighted divides by the positives of all classes
 - weighted = (per_class_ap * positives)[valid].sum() / positives[valid].sum()
 + weighted = (per_class_ap * positives)[valid].sum() / positives.sum()
