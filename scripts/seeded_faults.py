@@ -210,18 +210,18 @@ report: missed images with the highest scores come first
 report: a score on the edge of a bin belongs to the one below
 - bins = np.searchsorted(edges[1:-1], scores, "right")
 + bins = np.searchsorted(edges[1:-1], scores, "left")
-predict: the stored thresholds are taken by rank instead of by class
-- lowest = self.threshold if self.stored is None else self.stored[index]
-+ lowest = self.threshold if self.stored is None else self.stored[len(predictions)]
+predict: the stored thresholds are sorted, and no longer those of their classes
+- values = [self.threshold] if self.stored is None else [*self.stored]
++ values = [self.threshold] if self.stored is None else sorted(self.stored)
 predict: a score at the threshold is left out
-- if score >= lowest:
-+ if score > lowest:
+- reached = scores >= lowest
++ reached = scores > lowest
 predict: one label per image has sigmoids for scores
 - return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 + return logits.sigmoid()
 predict: pooled features are the maximum over the tokens
-- pooled = tokens.float().mean(1).cpu() if features else None
-+ pooled = tokens.float().amax(1).cpu() if features else None
+- pooled = tokens.float().mean(1) if features else None
++ pooled = tokens.float().amax(1) if features else None
 predict: a result goes on although its images have changed
 - if self.read(number).names != digest(names):
 + if self.read(number).images != len(names):
