@@ -112,6 +112,8 @@ def _train(
     loss = build.loss(parts, partial(training_labels, data, config.seed))
     build.check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
+    if config.train.start_at_frequency:
+        build.start_at_frequency(model.head, training_labels(data, config.seed))
     if config.init and not saved:
         log.info(checkpoint.initialise(model, config.init))
 

@@ -90,7 +90,7 @@ PARTS = ("data", "backbone", "head", "loss")
 HARMLESS = {
     *("name", "device", "resume", "init", "plugins"),
     *("data.root", "data.cache_dir", "data.bad_images", "data.changed"),
-    *("train.epochs", "train.stop_epoch", "train.patience", "train.workers", "train.compile"),
+    *("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience", "train.workers", "train.compile"),
     *("train.batch_per_gpu", "train.eval_batch_size", "train.eval_every", "train.log_every"),
     *("train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"),
     *("log.images", "log.classes", "log.wandb", "log.trackio", "log.project"),
@@ -162,6 +162,9 @@ class Train:
     """The training loop. The batch size is global: processes and micro-batches divide it."""
 
     epochs: int = 40  # that the schedule is planned for
+    # The run has at least so many optimiser steps: `epochs` is raised to what they take, so that
+    # few images are seen more often. null: no more than `epochs`.
+    min_steps: int | None = None
     # The run ends after this epoch, in the middle of its schedule; null: after all of `epochs`.
     stop_epoch: int | None = None
     # The run ends after this many evaluations in succession without a better value of the metric
@@ -189,6 +192,9 @@ class Train:
     # Batch norms that stay in evaluation mode in training, and whose scale and shift do not train,
     # as with Query2Label's FrozenBatchNorm2d; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
+    # The bias of each class starts where its score is its frequency among the training labels,
+    # instead of at 1/2. The first steps then need not move all classes there.
+    start_at_frequency: bool = False
     # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
     # train the head on them. The images cannot be augmented then. The tokens are files in
     # data.cache_dir, which later runs use too, whatever their head.
@@ -227,7 +233,7 @@ class Train:
         above_0 = "save_every_steps save_every_minutes clip_grad"
         up_to_last = f"from 1 to train.epochs ({self.epochs}), or null"
         require(f"{counts} keep_last ema_start_epoch", "at least 1", lambda value: value >= 1)
-        require("patience batch_per_gpu", "at least 1, or null", lambda value: value >= 1)
+        require("min_steps patience batch_per_gpu", "at least 1, or null", lambda value: value >= 1)
         require("query_noise random_queries", "0 or more", lambda value: value >= 0)
         require(above_0, "above 0, or null", lambda value: value > 0)
         require("ema_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
@@ -285,6 +291,11 @@ class Train:
                 f"use {' or '.join(nearest)}, the nearest that is"
             )
         return self
+
+    def lasting(self, steps_per_epoch: int) -> "Train":
+        """Return the settings for data with so many steps per epoch, with enough epochs."""
+        needed = -(-(self.min_steps or 0) // steps_per_epoch)  # rounded up
+        return replace(self, epochs=max(self.epochs, needed))
 
     def micro_batch(self, processes: int) -> int:
         """Return the number of images that each process has at a time."""

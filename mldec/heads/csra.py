@@ -52,6 +52,12 @@ class CSRA(nn.Module):
         # Row h K + i is class i of head h.
         self.fc = nn.Linear(in_features, num_heads * num_classes)
 
+    def start_at(self, logits: Tensor) -> None:
+        """Set the part of the logits that no image changes to these [K]."""
+        heads = len(self.temperatures)
+        # Each head counts the bias twice: in the mean, and in the attended sum, times lambda.
+        self.fc.bias.data.copy_(logits.repeat(heads) / (heads * (1 + self.lam)))
+
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K]."""
         tokens = as_tokens(tokens, self.in_features)

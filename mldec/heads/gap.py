@@ -36,6 +36,10 @@ class GAP(nn.Module):
             self.bottleneck = nn.Linear(in_features, bottleneck)
         self.fc = nn.Linear(bottleneck or in_features, num_classes)
 
+    def start_at(self, logits: Tensor) -> None:
+        """Set the part of the logits that no image changes to these [K]."""
+        self.fc.bias.data.copy_(logits)
+
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K]."""
         tokens = as_tokens(tokens, self.in_features)

@@ -111,6 +111,10 @@ class MLDecoder(nn.Module):
         self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
         self.pool_bias = nn.Parameter(torch.zeros(num_biases))
 
+    def start_at(self, logits: Tensor) -> None:
+        """Set the biases to these logits [K]; one that all classes share, to their mean."""
+        self.pool_bias.data.copy_(logits if self.word_dim is None else logits.mean())
+
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
         """Add the group queries [G, D] as a parameter or a buffer."""
         if kind == "orthogonal":

@@ -103,6 +103,10 @@ class Query2Label(nn.Module):
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
         self.fc_bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))
 
+    def start_at(self, logits: Tensor) -> None:
+        """Set the part of the logits that no image changes to these [K]."""
+        self.fc_bias.data.copy_(logits)
+
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class Trainer:
         stop: StopRequest | None = None,
     ) -> None:
         train = config.train
-        self.config, self.data, self.device = config, data, device
+        self.data, self.device = data, device
         self.stop = StopRequest() if stop is None else stop  # a new one is false for ever
         self.batches = TrainBatches(
             len(data.train.dataset),
@@ -80,6 +80,8 @@ class Trainer:
             rank=distributed.rank(),
             world_size=distributed.world_size(),
         )
+        train = train.lasting(self.batches.steps)
+        self.config = config = dataclasses.replace(config, train=train)
         pin = device.type == "cuda"
         self.loader = train_loader(
             data, self.batches, workers=train.loader_workers, pin=pin, mix=config.mix

@@ -40,6 +40,7 @@ PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
         (Train, "repeats", [1], [0]),
         (Train, "eval_every", [1], [0]),
         (Train, "keep_last", [1], [0]),
+        (Train, "min_steps", [1, None], [0]),
         (Train, "patience", [1, None], [0]),
         (Train, "batch_per_gpu", [1, None], [0]),
         (Train, "stop_epoch", [1, 40, None], [0, 41]),
@@ -149,6 +150,8 @@ def test_batches_epochs_and_workers_follow_from_the_settings(monkeypatch):
     per_gpu = Train(batch_size=56, batch_per_gpu=5, accumulate=2).on(3)
     assert (per_gpu.batch_size, per_gpu.micro_batch(3), per_gpu.on(3)) == (30, 5, per_gpu)
 
+    for steps, epochs in ((None, 6), (60, 6), (61, 7), (700, 70)):
+        assert Train(epochs=6, min_steps=steps).lasting(10).epochs == epochs
     assert Train(epochs=80).last_epoch == 80
     assert Train(epochs=80, stop_epoch=41).last_epoch == 41
     for changed, accepted in (({}, False), ({"changed": "allow"}, True)):

@@ -68,6 +68,22 @@ def test_tokens_and_maps_in_any_batch_have_one_logit_per_class(name):
         torch.testing.assert_close(alone, logits, rtol=1e-12, atol=1e-12)
 
 
+def test_the_part_of_the_logits_that_no_image_changes_can_be_set(name):
+    head = randomise(HEADS[name]())
+    if not hasattr(head, "start_at"):
+        pytest.skip("it has no bias per class")
+    tokens, levels = noise(3, 9, WIDTH), noise(2, CLASSES, seed=1)
+    logits = []
+    for level in levels:
+        head.start_at(level)
+        with torch.no_grad():
+            logits.append(head(tokens, *words(head)))
+    change = levels[1] - levels[0]
+    if name in OF_WORDS:  # one bias for all classes
+        change = change.mean().expand(CLASSES)
+    torch.testing.assert_close(logits[1] - logits[0], change.expand(3, CLASSES))
+
+
 def test_every_parameter_is_trained_and_dropout_acts_in_training_only(name):
     if name == "cosine":
         pytest.skip("it is not trained")
