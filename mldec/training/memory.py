@@ -39,8 +39,8 @@ class Division(NamedTuple):
 def divisions(images: int, *, checkpointing: list[bool]) -> list[Division]:
     """Return the ways to divide the images that a process has per step, the fastest first.
 
-    More micro-batches take hardly more time while each has `ENOUGH` images; recomputing takes about
-    a third more, and comes before smaller ones.
+    More micro-batches take hardly more time while each has `ENOUGH` images. Recomputing takes about
+    a third more, and comes before smaller ones, among which the largest come first.
     """
     enough = min(images, ENOUGH)
     ways = [
@@ -49,7 +49,12 @@ def divisions(images: int, *, checkpointing: list[bool]) -> list[Division]:
         for parts in range(1, images + 1)
         if images % parts == 0
     ]
-    return sorted(ways, key=lambda way: (images // way.accumulate < enough, way[::-1]))
+
+    def order(way: Division) -> tuple[int, ...]:
+        is_small = images // way.accumulate < enough
+        return (is_small, *(way if is_small else way[::-1]))
+
+    return sorted(ways, key=order)
 
 
 def divide_batch(
