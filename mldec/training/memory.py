@@ -158,7 +158,7 @@ def _measured(
     """Run one micro-batch of black images forward and backward; return the bytes of a run."""
     train, classes, size = config.train, data.train.classes, data.transform.image_size
     model = build.model(parts, classes, pretrained=False)
-    model.to(device, memory_format=memory_format(channels_last=train.channels_last)).train()
+    model.to(device).to(memory_format=memory_format(channels_last=train.channels_last)).train()
     for norm in freeze(model, train):
         norm.eval()
     batch = train.micro_batch(distributed.world_size())

@@ -51,7 +51,7 @@ def test_nothing_fits_is_one_line():
 def run(monkeypatch):
     """Return config and parts that `divide_batch` makes, for a free memory and a process count."""
 
-    def divide(*words, backbone=VIT, gib=8.0, processes=1, saved=None, device=CUDA):
+    def divide(*words, gib=8.0, processes=1, saved=None, device=CUDA):
         monkeypatch.setattr(distributed, "world_size", lambda: processes)
         monkeypatch.setattr(distributed, "gather", lambda value: [value] * processes)
         monkeypatch.setattr(memory, "free_memory", lambda device: gib * 2**30)
@@ -62,7 +62,7 @@ def run(monkeypatch):
             return images * (0.1 if recompute else 0.5) * 2**30
 
         monkeypatch.setattr(memory, "measured", made_up)
-        config = compose([*SETTINGS, *backbone, *words])
+        config = compose([*SETTINGS, *VIT, *words])
         parts = build.check(config)
         return divide_batch(config, parts, None, None, saved, device)
 
@@ -86,7 +86,6 @@ def test_the_batch_of_the_experiment_stays(run):
     # Who recomputes anyway goes on to, and a frozen backbone keeps nothing.
     assert chosen(*run("backbone.checkpointing=true", gib=80.0)) == (1, True)
     assert chosen(*run("train.freeze=[backbone]", gib=4.0)) == (8, False)
-    assert chosen(*run(backbone=[], gib=9.0)) == (2, None)
 
 
 def test_a_cpu_divides_nothing_and_a_resumed_run_what_it_did(run):
