@@ -22,10 +22,10 @@ from mldec.errors import ConfigError
 from mldec.runtime import distributed
 from mldec.runtime.devices import autocast, memory_format
 from mldec.training.optim import freeze
+from mldec.training.trainer import ENOUGH_FOR_BATCH_NORM
 
 log = logging.getLogger("mldec")
 
-ENOUGH = 16  # images of a micro-batch: with fewer the statistics of batch norms are noisy
 SHARE_USED = 0.9  # of the free memory: pieces of different sizes leave gaps between them
 
 
@@ -39,10 +39,10 @@ class Division(NamedTuple):
 def divisions(images: int, *, checkpointing: list[bool]) -> list[Division]:
     """Return the ways to divide the images that a process has per step, the fastest first.
 
-    More micro-batches take hardly more time while each has `ENOUGH` images. Recomputing takes about
-    a third more, and comes before smaller ones, among which the largest come first.
+    More micro-batches take hardly more time while each is large enough for batch norms. Recomputing
+    costs another forward pass, and comes before smaller ones, of which the largest come first.
     """
-    enough = min(images, ENOUGH)
+    enough = min(images, ENOUGH_FOR_BATCH_NORM)
     ways = [
         Division(parts, recompute)
         for recompute in checkpointing
