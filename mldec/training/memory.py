@@ -7,7 +7,6 @@ its operations and their number formats, and one micro-batch takes a second.
 import copy
 import gc
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -78,9 +77,7 @@ def divide_batch(
         way = Division(saved.config["train"]["accumulate"], recompute)
         reason = "as the checkpoint was trained"
     elif device.type != "cuda" or train.cache_features:
-        way, reason = Division(1, before), f"nothing is divided on {device}"
-        if train.cache_features:
-            reason = "nothing is divided with train.cache_features"
+        way, reason = Division(1, before), "nothing is divided on a CPU or with frozen features"
     else:
         free = free_memory(device)
 
@@ -91,7 +88,15 @@ def divide_batch(
         # Of a frozen backbone nothing is kept for the backward pass.
         may_recompute = "checkpointing" in backbone and "backbone" not in train.freeze
         choices = [False, True] if may_recompute and not before else [before]
-        way = first_that_fits(divisions(images, checkpointing=choices), fits)
+        ways = divisions(images, checkpointing=choices)
+        first = next((way for way in ways if fits(way)), None)
+        if first is None:
+            raise ConfigError(
+                f"train.batch_size=auto: a training step of one image does not fit in the "
+                f"{free / 2**30:.1f} GiB that are free on {device}; lower data.image_size, pass "
+                f"train.precision=bf16, or choose a smaller network"
+            )
+        way = first
         reason = f"chosen for {free / 2**30:.1f} GiB that are free on {device}"
 
     log.info(
@@ -100,17 +105,6 @@ def divide_batch(
         f"backbone.checkpointing={str(way.checkpointing).lower()}; {reason}"
     )
     return with_division(config, parts, way)
-
-
-def first_that_fits(ways: list[Division], fits: Callable[[Division], bool]) -> Division:
-    """Return the first way that fits; a `ConfigError` says that not even a single image does."""
-    for way in ways:
-        if fits(way):
-            return way
-    raise ConfigError(
-        "train.batch_size=auto: a training step of one image does not fit in the free memory; "
-        "lower data.image_size, pass train.precision=bf16, or choose a smaller network"
-    )
 
 
 def with_division(config: Config, parts: build.Parts, way: Division) -> tuple[Config, build.Parts]:
@@ -146,8 +140,7 @@ def measured(
                 raise
             needed = float("inf")
 
-    # The error held on to the tensors until here.
-    gc.collect()
+    gc.collect()  # the error held on to the tensors until here
     torch.cuda.empty_cache()
     return needed
 

@@ -13,7 +13,7 @@ from mldec.config.schema import Train
 from mldec.errors import ConfigError
 from mldec.runtime import distributed
 from mldec.training import memory
-from mldec.training.memory import divide_batch, divisions, first_that_fits, measured
+from mldec.training.memory import divide_batch, divisions, measured
 
 CUDA = torch.device("cuda")
 SETTINGS = ["+experiment=digits", "train.batch_size=auto", "train.precision=fp32"]
@@ -28,23 +28,6 @@ def test_ways_to_divide_a_batch_are_all_and_in_order():
     assert pairs == large + small
     # A small batch is divided only if recomputing does not help.
     assert divisions(6, checkpointing=[False, True])[:3] == [(1, False), (1, True), (2, False)]
-
-
-@pytest.mark.parametrize(
-    ("room", "expected"),
-    [(80, (1, False)), (24, (4, False)), (16, (2, True)), (8, (4, True)), (2, (32, True))],
-)
-def test_the_first_way_that_fits_is_taken(room, expected):
-    def fits(way):
-        images = 64 / way.accumulate
-        return 1 + images * (0.3 if way.checkpointing else 1) <= room
-
-    assert first_that_fits(divisions(64, checkpointing=[False, True]), fits) == expected
-
-
-def test_nothing_fits_is_one_line():
-    with pytest.raises(ConfigError, match="one image does not fit in the free memory; lower"):
-        first_that_fits(divisions(8, checkpointing=[False]), lambda way: False)
 
 
 @pytest.fixture
@@ -83,6 +66,9 @@ def test_the_batch_of_the_experiment_stays(run):
     assert chosen(*run(gib=4.0)) == (1, True)
     assert chosen(*run(gib=4.0, processes=2)) == (1, True)
     assert chosen(*run(gib=9.0, processes=2)) == (1, False)
+    assert chosen(*run(gib=1.0)) == (4, True)
+    with pytest.raises(ConfigError, match=r"one image does not fit in the 0\.1 GiB .* cuda; lower"):
+        run(gib=0.1)
     # Who recomputes anyway goes on to, and a frozen backbone keeps nothing.
     assert chosen(*run("backbone.checkpointing=true", gib=80.0)) == (1, True)
     assert chosen(*run("train.freeze=[backbone]", gib=4.0)) == (8, False)
