@@ -427,6 +427,8 @@ def memory_advice(config: Config, device: torch.device) -> str:
     smaller = f"train.accumulate={2 * train.accumulate}"
     if train.batch_per_gpu is not None:
         smaller += f" train.batch_per_gpu={max(1, train.batch_per_gpu // 2)}"
+    elif device.type == "cuda":
+        smaller += " or train.batch_size=auto"
 
     # Half precision is advised on CUDA only: on a CPU it is slow.
     on_cuda = device.type == "cuda" and train.precision is Precision.fp32

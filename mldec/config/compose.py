@@ -88,6 +88,10 @@ def prepare(words: list[str]) -> list[str]:
         elif not bare.startswith("hydra") and not PART_KEY.match(bare):
             check_key(bare.partition("@")[0])
 
+        # The batch of the experiment stays: auto is about its parts.
+        if bare == "train.batch_size" and value == "auto":
+            word = "train.fit_memory=true"
+
         settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
     return flags + settings
 

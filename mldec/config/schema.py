@@ -90,8 +90,9 @@ PARTS = ("data", "backbone", "head", "loss")
 HARMLESS = {
     *("name", "device", "resume", "init", "plugins"),
     *("data.root", "data.cache_dir", "data.bad_images", "data.changed"),
-    *("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience", "train.workers", "train.compile"),
-    *("train.batch_per_gpu", "train.eval_batch_size", "train.eval_every", "train.log_every"),
+    *("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience", "train.workers"),
+    *("train.compile", "train.batch_per_gpu", "train.eval_batch_size", "train.eval_every"),
+    *("train.log_every", "train.fit_memory"),
     *("train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"),
     *("log.images", "log.classes", "log.wandb", "log.trackio", "log.project"),
 }
@@ -175,6 +176,9 @@ class Train:
     # batch_per_gpu x processes x accumulate.
     batch_per_gpu: int | None = None
     accumulate: int = 1  # micro-batches per optimiser step
+    # Choose `accumulate` and backbone.checkpointing so that the batch fits in the memory of a GPU;
+    # train.batch_size=auto on a command line means this. A run records what it chose.
+    fit_memory: bool = False
     # Repeated augmentation: each image appears `repeats` times per batch, and an epoch covers
     # 1/`repeats` of the images.
     repeats: int = 1
@@ -248,6 +252,11 @@ class Train:
             self.compile = True
 
         # What would silently do nothing.
+        if self.fit_memory and (self.batch_per_gpu is not None or self.accumulate != 1):
+            raise ConfigError(
+                "train.batch_size=auto chooses how the batch is divided: leave train.accumulate "
+                "and train.batch_per_gpu out"
+            )
         if self.patience is not None and self.eval_every >= last:
             raise ConfigError(
                 f"train.patience is {self.patience}: with train.eval_every {self.eval_every} there "

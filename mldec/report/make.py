@@ -28,6 +28,7 @@ from mldec.evaluation import (
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
 from mldec.report import comparison, examples, statistics
+from mldec.report.advice import next_steps
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.report.training import of_run
@@ -166,6 +167,18 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         notes.append(f"There are no heat maps: {error}.")
 
     run_summary, curves, run_notes = of_run(setup.loaded.path)
+    metrics = numbers.with_intervals()
+    steps = next_steps(
+        table,
+        histograms,
+        next(iter(metrics.values())),
+        checkpoint=setup.path,
+        image_size=setup.data.transform.image_size,
+        calibrated=setup.loaded.calibration is not None,
+        suspects=len(suspects),
+        unreadable=len(unreadable),
+    )
+    root = setup.config.data.get("root")
     name = setup.config.name if setup.loaded.of_run else Path(setup.path).name
     return Content(
         title=f"{name}: {len(classes):,} classes, {len(labels):,} images",
@@ -173,7 +186,7 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         settings=to_yaml(setup.config),
         images=len(labels),
         curves=curves,
-        metrics=numbers.with_intervals(),
+        metrics=metrics,
         table=table,
         histograms=histograms,
         exclusive=classes.exclusive,
@@ -183,7 +196,9 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         examples=pictured,
         suspects=suspects,
         unreadable=unreadable,
+        root=None if root is None else Path(root).expanduser().absolute(),
         comparison=compared,
+        steps=steps,
         notes=notes + run_notes,
     )
 

@@ -110,6 +110,7 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
         assert gap.value == pytest.approx(content.metrics[name].value - other.value)
         assert np.isnan(gap.low) or gap.low <= gap.high
     assert "fitted on these very images" in " ".join(content.notes)
+    assert not any("mldec.calibrate" in str(step.command) for step in content.steps)
 
     # Images by class, each with a place where the model looked.
     assert content.heat_method
@@ -166,6 +167,14 @@ def test_a_fold_of_files_with_a_damaged_one(cli, squares, contents):
     assert any("data.threshold" in note for note in contents[0].notes)
     assert "Training time" in content.summary
     assert "squares" in content.settings
+
+    # Inside data.root, paths are shown without it.
+    text = Path("r.html").read_text()
+    assert re.search(r'alt="Image \d+\.png; ', text)
+    assert "<li>7.png: " in text
+    assert text.count(f"{squares.parent.parent / 'mine'}") == 2, "data and settings"
+    calibrate = f"python -m mldec.calibrate {squares} --out calibrated.pt"
+    assert calibrate in [step.command for step in content.steps]
 
     # A name cannot leave the text it stands in.
     hostile = '</script><img src=x onerror="x()">{{ 7 * 7 }}'
