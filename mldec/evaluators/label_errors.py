@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 TOLERANCE = 1e-8  # of the gradient of a mean loss
+LEAST_SCALE = 0.01  # of calibrated logits: their least standard deviation
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
     """Fit slope and offset of the probability sigmoid(slope * logit + offset) of one class.
 
     The targets are not 1 and 0 but those that Platt (1999) derives from a uniform prior, so that a
-    class with few images, or one that the logits separate, has a finite slope. The slope is never
-    negative: a model that is worse than chance says nothing about a class.
+    class with few images, or one that the logits separate, has a finite slope. The slope is always
+    positive, so that the order of the images stays: where a model is hardly better than chance, all
+    probabilities are near the frequency. It is 0 only if all logits are equal.
     """
     positives, negatives = int(present.sum()), int((~present).sum())
     targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
@@ -126,7 +128,8 @@ def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
     options = {"gtol": TOLERANCE}
     weights = minimize(loss, start, jac=True, hess=hessian, method="trust-exact", options=options).x
 
-    slope = weights[0] / spread
-    if slope < 0:
-        return 0.0, float(prior)
-    return float(slope), float(weights[1] - slope * mean)
+    scale, level = weights
+    if scale < LEAST_SCALE:
+        scale, level = LEAST_SCALE, prior
+    slope = scale / spread
+    return float(slope), float(level - slope * mean)

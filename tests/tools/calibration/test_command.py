@@ -66,7 +66,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
 
 def test_a_threshold_of_the_command_line_comes_first(cli, best, tmp_path):
     out = tmp_path / "x.pt"
-    words = ["--scope", "global", "--objective", "recall:0.8", "--platt", "--out", out]
+    words = ["--scope", "global", "--objective", "recall:0.8", "--out", out]
     assert cli("calibrate", best, *WORDS, *words)[0] == 0
 
     metrics = []
