@@ -23,7 +23,7 @@ from mldec.evaluation import open_for_evaluation
 from mldec.evaluators.label_errors import platt
 from mldec.runtime.results import write_json
 
-BINS, PERFECT_DRAWS, ROUNDS = 15, 10, 5
+BINS, PERFECT_DRAWS, ROUNDS = 15, 10, 20
 # Logits [N, K] and whether an image shows a class, bool [N, K] -> slopes and offsets, [K] or one.
 Fitter = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 

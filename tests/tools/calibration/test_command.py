@@ -33,6 +33,8 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
 
     # The numbers of the same images are those that evaluate then prints, class by class.
     content = json.loads((tmp_path / "c.json").read_text())
+    stored = checkpoint.load(calibrated).calibration
+    assert (stored.error, stored.constant) == (content["metrics"]["ECE"], ())
     words = [*WORDS, "--json", tmp_path / "e.json"]
     out = cli.out("evaluate", calibrated, *words)
     assert "which were fitted on these images: they are too good" in out
