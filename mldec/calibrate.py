@@ -41,7 +41,7 @@ from mldec.evaluation import (
     same_scores,
     to_csv,
 )
-from mldec.evaluators.label_errors import platt
+from mldec.evaluators.label_errors import common_slope, platt
 from mldec.evaluators.multi_label import Counts
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.runtime import torch_files
@@ -255,9 +255,11 @@ def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: C
         slope, offset = platt(chosen_logits[annotated], chosen_labels[annotated] == 1)
         fitted.slopes[:], fitted.offsets[:] = slope, offset
     else:
+        rows = every_nth(logits, images)
+        common = common_slope(logits[rows].astype(np.float64), labels[rows])
         # Until it is fitted, the slope of a class is 1.
         for index, column in fitted.columns(logits, labels, images):
-            fitted.slopes[index], fitted.offsets[index] = platt(*column)
+            fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
     return fitted
 
 

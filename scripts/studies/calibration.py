@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq
 from scipy.special import expit
 
 from mldec.benchmark import environment
 from mldec.calibrate import parser as command_line
 from mldec.checkpoint import load_model
 from mldec.evaluation import open_for_evaluation
-from mldec.evaluators.label_errors import platt
+from mldec.evaluators.label_errors import common_slope, platt, soft_targets
 from mldec.runtime.results import write_json
 
 BINS, PERFECT_DRAWS, ROUNDS = 15, 10, 20
@@ -40,59 +40,42 @@ def temperature(logits: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np
     return np.array(slope), np.array(0.0)
 
 
-def with_offsets(
-    logits: np.ndarray, present: np.ndarray, deviation: float = 0.0
+def with_offsets(logits: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fit one slope for all classes, and an offset per class, to the targets of Platt (1999)."""
+    slope = common_slope(logits, present)
+    targets, prior = soft_targets(present, ~present)
+    offsets = []
+    for column, sought, level in zip((slope * logits).T, targets.T, prior, strict=True):
+
+        def excess(
+            offset: float, column: np.ndarray = column, sought: np.ndarray = sought
+        ) -> float:
+            return float((expit(column + offset) - sought).sum())
+
+        offsets.append(brentq(excess, level - column.max() - 1, level - column.min() + 1))
+    return np.array(slope), np.array(offsets)
+
+
+def platt_scaling(
+    logits: np.ndarray, present: np.ndarray, common: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fit one slope for all classes and an offset per class, to the targets of Platt (1999).
-
-    With a `deviation` each class then gets a slope of its own, whose logarithm is normal around the
-    common one with this standard deviation.
-    """
-    positives, negatives = present.sum(0), (~present).sum(0)
-    targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-    mean, spread = logits.mean(0), (logits - logits.mean(0)).std()
-    inputs = (logits - mean) / spread
-
-    # Newton's method, whose Hessian is diagonal but for the row of the slope.
-    slope, offsets = 0.0, np.log((positives + 1) / (negatives + 1))
-    for _ in range(60):
-        scores = expit(slope * inputs + offsets)
-        weights, wrong = scores * (1 - scores) + 1e-12, scores - targets
-        mixed, curvature = (weights * inputs).sum(0), weights.sum(0)
-        gradient = (wrong * inputs).sum() - (mixed * wrong.sum(0) / curvature).sum()
-        step = gradient / ((weights * inputs**2).sum() - (mixed**2 / curvature).sum())
-        step = np.clip(step, -1, 1)
-        slope = max(slope - step, 1e-3)
-        offsets = offsets - np.clip((wrong.sum(0) - mixed * step) / curvature, -2, 2)
-
-    slopes = np.full(len(offsets), slope)
-    for k in range(len(slopes) if deviation else 0):
-
-        def loss(values: np.ndarray, k: int = k) -> tuple[float, np.ndarray]:
-            level = slope * np.exp(values[0]) * inputs[:, k]
-            logit, prior = level + values[1], values[0] / deviation**2
-            wrong = expit(logit) - targets[:, k]
-            entropy = (np.logaddexp(0, logit) - targets[:, k] * logit).sum()
-            gradient = np.array([(wrong * level).sum() + prior, wrong.sum()])
-            return entropy + values[0] * prior / 2, gradient
-
-        log_ratio, offsets[k] = minimize(loss, [0.0, offsets[k]], jac=True, method="L-BFGS-B").x
-        slopes[k] *= np.exp(log_ratio)
-    return slopes / spread, offsets - slopes / spread * mean
-
-
-def platt_scaling(logits: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit slope and offset of each class, as `mldec.calibrate` does."""
-    slopes, offsets = zip(*map(platt, logits.T, present.T), strict=True)
+    """Fit slope and offset of each class."""
+    columns = zip(logits.T, present.T, strict=True)
+    slopes, offsets = zip(*(platt(*column, common) for column in columns), strict=True)
     return np.array(slopes), np.array(offsets)
+
+
+def shrunk(logits: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fit slope and offset of each class, as `mldec.calibrate` does."""
+    return platt_scaling(logits, present, common_slope(logits, present))
 
 
 WAYS: dict[str, Fitter] = {
     "none": lambda logits, present: (np.array(1.0), np.array(0.0)),
     "temperature": temperature,
     "temperature, offset per class": with_offsets,
-    "Platt, slopes shrunk": lambda logits, present: with_offsets(logits, present, 0.5),
     "Platt": platt_scaling,
+    "Platt, slopes shrunk": shrunk,
 }
 
 

@@ -30,7 +30,7 @@ from mldec.calibrate import (
 from mldec.errors import DataError
 from mldec.evaluation import Scores
 from mldec.evaluators.average_precision import average_precision
-from mldec.evaluators.label_errors import platt
+from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
 
 # Few different logits, so that many are equal.
 LOGITS = st.integers(-8, 8).map(lambda number: number / 2)
@@ -182,6 +182,49 @@ def test_platt_scaling_is_a_logistic_regression_with_soft_targets():
         np.testing.assert_allclose(platt(column, present), expected, rtol=2e-3, atol=2e-3)
 
 
+def test_the_common_slope_is_that_of_a_regression_with_a_column_per_class():
+    logits, labels = scores()
+    labels[::7, :3] = -1
+    images, classes = np.nonzero(labels >= 0)
+    targets, _ = soft_targets(labels == 1, labels == 0)
+    soft = targets[images, classes]
+    inputs = np.column_stack([logits[images, classes], np.eye(6)[classes]])
+    regression = LogisticRegression(C=1e9, tol=1e-8, fit_intercept=False, max_iter=1000).fit(
+        np.tile(inputs, (2, 1)), np.repeat([1, 0], len(soft)), np.concatenate([soft, 1 - soft])
+    )
+    assert common_slope(logits.astype(float), labels) == pytest.approx(
+        regression.coef_[0, 0], rel=2e-3
+    )
+    # Logits that are all far above 0 are no harder, and those that are equal have no slope.
+    assert common_slope(30 + logits.astype(float), labels) == pytest.approx(
+        regression.coef_[0, 0], rel=2e-3
+    )
+    assert common_slope(0 * logits, labels) == 1
+
+
+def test_a_slope_is_held_near_the_common_one_where_images_are_few():
+    logits, labels = scores(images=400)
+    column, present = logits[:, 0].astype(float), labels[:, 0] == 1
+    own, _ = platt(column, present)
+    common = 3 * own
+    distances = []
+    for count in (400, 40):
+        slope, offset = platt(column[:count], present[:count], common)
+        distances.append(slope - platt(column[:count], present[:count])[0])
+
+        # No slope or offset nearby has a lower loss.
+        targets, _ = soft_targets(present[:count], ~present[:count])
+
+        def loss(slope, offset, count=count, targets=targets):
+            scaled = slope * column[:count] + offset
+            entropy = (np.logaddexp(0, scaled) - targets * scaled).sum()
+            return entropy + ((slope / common - 1) / DEVIATION) ** 2 / 2
+
+        nearby = [(slope * a, offset + b) for a in (0.99, 1, 1.01) for b in (-0.01, 0, 0.01)]
+        assert min(nearby, key=lambda values: loss(*values)) == (slope, offset)
+    assert 0 < distances[0] < distances[1]
+
+
 @pytest.mark.parametrize(
     ("logits", "present", "is_ordered"),
     [
@@ -237,11 +280,12 @@ def test_each_class_is_fitted_to_its_annotated_images():
     assert 2 <= few.sum() < 20
     fitted = fit(logits, labels, images, Choice(F1.objective, "class", 12))
     assert fitted.shares.tolist() == few.tolist()
+    common = common_slope(logits[images].astype(float), labels[images])
 
     def pairs(k):
         known = images & (labels[:, k] >= 0)
         present = labels[known, k] == 1
-        slope, offset = platt(logits[known, k], present)
+        slope, offset = platt(logits[known, k], present, common)
         return list(zip(slope * logits[known, k].astype(float) + offset, present, strict=True))
 
     for k in (30, 63, 64, 69):
@@ -277,10 +321,12 @@ def test_platt_scaling_is_of_each_class_or_of_all(shared):
     # Far above 0, as the logits of CLIP: their sigmoids are all 1.
     logits = 20 + 2 * logits
     fitted = fit(logits, labels, every, Choice(F1.objective, "class", 1, shared=shared))
+    common = None if shared else common_slope(logits.astype(float), labels)
     for k in range(4):
         chosen = [*range(4)] if shared else [k]
         known = labels[:, chosen] >= 0
-        expected = platt(logits[:, chosen][known].astype(float), labels[:, chosen][known] == 1)
+        column, present = logits[:, chosen][known].astype(float), labels[:, chosen][known] == 1
+        expected = platt(column, present, common)
         assert (fitted.slopes[k], fitted.offsets[k]) == pytest.approx(expected)
 
 
