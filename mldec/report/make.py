@@ -22,6 +22,7 @@ from mldec.evaluation import (
     Scores,
     chosen_thresholds,
     open_for_evaluation,
+    same_scores,
     scorer,
     with_same_classes,
 )
@@ -125,6 +126,9 @@ def threshold_notes(setup: EvaluationSetup) -> list[str]:
 def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     """Score the images, with another checkpoint too, and compute what a report says."""
     scores = setup.scores()
+    # Scores that are calibrated no longer show it.
+    calibration = setup.loaded.calibration
+    constant = calibration.constant if calibration else setup.constant_classes(scores)
     classes = setup.data.val.classes
     weights = statistics.draw(len(scores.labels), len(classes))
     answers, numbers = examine(setup, scores, weights)
@@ -154,7 +158,7 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     if compared is not None:
         compared = replace(compared, changed=[one for one in changed if one.row in pictures])
 
-    notes = notes_on(setup, statistics.count(weights), len(shown))
+    notes = [*same_scores(constant), *notes_on(setup, statistics.count(weights), len(shown))]
     if left_out := len(chosen) - len(pictured):
         notes.append(f"{left_out:,} more images are left out, to keep the file small.")
 
@@ -280,7 +284,12 @@ def notes_on(setup: EvaluationSetup, resamples: int, classes_with_images: int) -
     scores = "The scores are those of the model: the checkpoint is not calibrated."
     if calibration is not None:
         fitted = f"fitted to {calibration.images:,} images on {calibration.date}"
-        scores = f"The scores are calibrated, {fitted}."
+        scores = f"The scores are scaled, {fitted}; their calibration error was not measured."
+        if calibration.error is not None:
+            scores = (
+                f"The scores are calibrated, {fitted}: on images outside the fit their calibration "
+                f"error is {calibration.error:.1f} %."
+            )
     sentences += [scores, *threshold_notes(setup)]
 
     if classes_with_images < len(classes):

@@ -31,7 +31,7 @@ from mldec.data.loader import (
 )
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
-from mldec.evaluation import Results, evaluate_all, left_out, memory_advice
+from mldec.evaluation import Results, evaluate_all, left_out, memory_advice, same_scores
 from mldec.model import Classifier
 from mldec.runtime import distributed, torch_files
 from mldec.runtime.devices import Precision
@@ -94,6 +94,7 @@ class Trainer:
         self.bad_images = 0  # left out of training, over all processes
         self.outcomes: list[Outcome] = []  # of the steps that `bad_images` does not count yet
         self.metrics: dict[str, float] = {}  # of the last evaluation
+        self.constant: list[str] = []  # classes with the same score for all of its images
         self.best = Best()
         self.meter = Meter()
         self.lines = 0  # in metrics.jsonl
@@ -149,6 +150,7 @@ class Trainer:
 
                     self.epoch += 1
                     self.save(best=self.best.epoch == self.epoch)
+            self._warn(*same_scores(self.constant))
         except (Stopped, KeyboardInterrupt):
             end_workers()
             raise
@@ -339,6 +341,7 @@ class Trainer:
         results = dict(zip(models, of_models, strict=True))
         main, *others = of_models
         self._warn(*left_out(main))
+        self.constant = observer.constant_classes()
 
         # The first metric is the one that the best checkpoint follows.
         metric = next(iter(main.metrics))

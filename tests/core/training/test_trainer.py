@@ -343,6 +343,16 @@ def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(tmp_path, caplo
 # What the log and run.json say
 
 
+def test_classes_whose_scores_are_all_the_same_are_named_once_at_the_end(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(module.Observer, "constant_classes", lambda observer: ["red"])
+    fit(trainer(settings("train.epochs=2"), tmp_path), tmp_path)
+    [message] = [text for text in caplog.messages if "the same for nearly all images" in text]
+    assert ": red;" in message
+    assert "loss=bce" in message
+
+
 def test_the_start_says_how_many_parameters_train(tmp_path):
     usual = trainer(settings(), tmp_path, network="test_resnet")
     total = sum(parameter.numel() for parameter in usual.learner.model.parameters())

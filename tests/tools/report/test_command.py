@@ -109,7 +109,9 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
         assert other.value == pytest.approx(others[name])
         assert gap.value == pytest.approx(content.metrics[name].value - other.value)
         assert np.isnan(gap.low) or gap.low <= gap.high
-    assert "fitted on these very images" in " ".join(content.notes)
+    notes = " ".join(content.notes)
+    assert "fitted on these very images" in notes
+    assert "on images outside the fit their calibration error is" in notes
     assert not any("mldec.calibrate" in str(step.command) for step in content.steps)
 
     # Images by class, each with a place where the model looked.
