@@ -11,6 +11,7 @@ from mldec.heads.ml_decoder import MLDecoder
 __getattr__ = lazily(
     __name__,
     {
+        "CSRA": "csra",
         "GAP": "gap",
         "Query2Label": "query2label",
         "attach": "attached",
@@ -19,6 +20,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "CSRA",
     "GAP",
     "Cosine",
     "Head",

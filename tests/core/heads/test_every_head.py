@@ -11,7 +11,7 @@ from support import read_option
 
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
-from mldec.heads import GAP, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
+from mldec.heads import CSRA, GAP, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier, TokenClassifier
 
 WIDTH, CLASSES, WORD = 16, 7, 5
@@ -21,6 +21,7 @@ FULL = {"num_groups": None, **SIZES}
 HEADS = {
     "gap": lambda **own: GAP(WIDTH, CLASSES, **own),
     "bottleneck": lambda **own: GAP(WIDTH, CLASSES, bottleneck=3, **own),
+    "csra": lambda **own: CSRA(WIDTH, CLASSES, num_heads=3, **own),
     "full": lambda **own: MLDecoder(WIDTH, CLASSES, num_layers=2, **FULL, **own),
     "groups": lambda **own: MLDecoder(WIDTH, CLASSES, num_groups=3, **SIZES, **own),
     "plain": lambda **own: MLDecoder(
