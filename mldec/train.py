@@ -113,7 +113,7 @@ def _train(
     build.check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.init and not saved:
-        log.info(checkpoint.initialise(model, config.init))
+        log.info(checkpoint.initialise(model, config.start, data.train.classes.names))
 
     model.to(device)
     if config.train.cache_features:
