@@ -26,7 +26,7 @@ from mldec.data.table import listed
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
-from mldec.model import Classifier
+from mldec.model import Classifier, Viewed
 from mldec.runtime import distributed, facts
 from mldec.runtime.torch_files import SUFFIX, read_torch, versions
 
@@ -69,6 +69,7 @@ def load_model(
     class_names: str | Path | None = None,
     device: str | torch.device = "cpu",
     plugins: Sequence[str] = (),
+    views: str | None = None,
 ) -> Loaded:
     """Rebuild the model that a file describes and load its weights, in float32.
 
@@ -83,6 +84,7 @@ def load_model(
             `torch.device`.
         plugins: packages of the caller that may hold parts of the model; the file itself cannot
             allow any.
+        views: "flip" or "scales", whose logits the model averages; see `mldec.model.Viewed`.
 
     Raises:
         UserError: if the file cannot be used, does not fit its model, or an argument is wrong.
@@ -124,13 +126,16 @@ def load_model(
         )
         calibration = None
 
-    transform = checkpoint.transform
+    transform, option = checkpoint.transform, f"--image-size {image_size}"
+    if views:
+        side = image_size or transform.image_size
+        model = Viewed(model, views, side)
+        if views == "scales":
+            image_size, option = Viewed.larger(side), "--views scales"
     if image_size not in (None, transform.image_size):
         # A network such as ViT fixes its input size when it is built.
         if config.backbone.get("image_size") is not None:
-            raise CheckpointError(
-                f"--image-size {image_size}: {path} was trained for one size only; leave it out"
-            )
+            raise CheckpointError(f"{option}: {path} was trained for one size only; leave it out")
         config.data["image_size"] = image_size
         transform = replace(transform, image_size=image_size)
 

@@ -40,9 +40,9 @@ def small(tmp_path_factory):
     return path
 
 
-def refused(path, *, fix):
+def refused(path, *, fix, **options):
     with pytest.raises(CheckpointError) as caught:
-        load_model(path)
+        load_model(path, **options)
     message = str(caught.value)
     assert str(path) in message
     assert fix in message
@@ -191,6 +191,19 @@ def test_init_starts_from_a_checkpoint(digits_run):
     torch.nn.init.zeros_(model.backbone.project.weight)
     assert checkpoint.initialise(model, digits_run).startswith(f"init from {path}: ")
     assert torch.equal(model.backbone.project.weight, saved)
+
+
+def test_two_scales_are_read_at_the_larger_one(tmp_path):
+    torch.save(hostile.good(), tmp_path / "x.pt")
+    loaded = load_model(tmp_path / "x.pt", views="scales")
+    assert (loaded.transform.image_size, loaded.model.side) == (96, 64)
+    assert loaded.config.data["image_size"] == 96
+    loaded = load_model(tmp_path / "x.pt", views="scales", image_size=160)
+    assert (loaded.transform.image_size, loaded.model.side) == (224, 160)
+
+    vit = ["backbone=timm", "backbone.name=test_vit", "backbone.image_size=64"]
+    torch.save(hostile.good([*hostile.WORDS[:1], *vit, "head=gap"]), tmp_path / "x.pt")
+    refused(tmp_path / "x.pt", fix="trained for one size only; leave it out", views="scales")
 
 
 BY_NAME = Init(path="x.pt", classes=ByName.by_name)

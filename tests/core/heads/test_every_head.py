@@ -8,11 +8,12 @@ import pytest
 import torch
 from random_weights import noise, randomise
 from support import read_option
+from torchvision.transforms.v2.functional import resize
 
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
 from mldec.heads import CSRA, GAP, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
-from mldec.model import Classifier, TokenClassifier
+from mldec.model import Classifier, TokenClassifier, Viewed
 
 WIDTH, CLASSES, WORD = 16, 7, 5
 SIZES = {"embed_dim": 16, "mlp_dim": 20, "num_heads": 4}
@@ -237,6 +238,26 @@ def backbone():
 def test_images_that_are_none_are_named(backbone, images, fault):
     with pytest.raises(ValueError, match=fault):
         Classifier(backbone, HEADS["groups"]())(images)
+
+
+@pytest.mark.parametrize(("side", "larger"), [(64, 96), (160, 224), (224, 288), (448, 576)])
+def test_the_larger_scale_is_a_quarter_more_in_steps_of_32(side, larger):
+    assert Viewed.larger(side) == larger
+
+
+@torch.no_grad()
+def test_views_have_the_mean_of_their_logits(backbone):
+    model = Classifier(backbone, HEADS["groups"]()).eval()
+    images = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
+    mirrored = torch.from_numpy(images.numpy()[..., ::-1].copy())
+    smaller = resize(images.float() / 255, [64, 64], antialias=True)
+    for views, other in (("flip", mirrored), ("scales", smaller)):
+        viewed = Viewed(model, views, 64)
+        expected = (model(images) + model(other)) / 2
+        torch.testing.assert_close(viewed(images), expected)
+        torch.testing.assert_close(viewed.classify(viewed.backbone(images)), model(images))
+        with pytest.raises(ValueError, match="no attention of several views"):
+            viewed(images, attention=True)
 
 
 def test_attention_of_a_head_without_it_is_refused(backbone):
