@@ -128,7 +128,8 @@ def open_for_evaluation(
 def chosen_settings(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build.Parts]:
     """Return the settings of a checkpoint with those of the command line, and the checked data."""
     # data=NAME brings an image size of its own.
-    size = [] if args.image_size is None else [f"data.image_size={args.image_size}"]
+    has_own_size = args.image_size is not None or loaded.model.views == "scales"
+    size = [f"data.image_size={loaded.transform.image_size}"] if has_own_size else []
     config = override(loaded.config, [*size, *args.settings])
     data = build.check(config, ["data"])["data"]
 

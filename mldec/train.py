@@ -118,7 +118,7 @@ def _train(
     if config.train.start_at_frequency:
         build.start_at_frequency(model.head, training_labels(data, config.seed))
     if config.init and not saved:
-        log.info(checkpoint.initialise(model, config.init))
+        log.info(checkpoint.initialise(model, config.start, data.train.classes.names))
 
     model.to(device)
     if config.train.cache_features:

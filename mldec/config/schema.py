@@ -89,6 +89,7 @@ PARTS = ("data", "backbone", "head", "loss")
 # batch_per_gpu comes to is in train.batch_size, which is compared.
 HARMLESS = {
     *("name", "device", "resume", "init", "plugins"),
+    *("init.path", "init.classes", "init.synonyms"),
     *("data.root", "data.cache_dir", "data.bad_images", "data.changed"),
     *("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience", "train.workers"),
     *("train.compile", "train.batch_per_gpu", "train.eval_batch_size", "train.eval_every"),
@@ -440,6 +441,28 @@ class Log:
         )
 
 
+class ByName(Enum):
+    """How the classes of `init` find their own; null instead: they do not, see `Init`."""
+
+    by_name = "by_name"
+
+
+@dataclass(kw_only=True)
+class Init:
+    """What a new run starts from; `init=FILE` alone stands for `init.path=FILE`."""
+
+    path: str | None = MISSING  # a checkpoint, whose fitting weights are copied
+    # by_name: the queries and rows of the head that belong to a class are taken from the class of
+    # the same name. Case, spaces, hyphens and underscores make no other name.
+    classes: ByName | None = None
+    # A class list (docs/zero_shot.md): the names in a line are of the same class.
+    synonyms: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.synonyms is not None and self.classes is None:
+            raise ConfigError("init.synonyms is for init.classes=by_name: pass both, or neither")
+
+
 @dataclass(kw_only=True)
 class Config:
     """All settings of a run, except the folder that it writes to."""
@@ -449,7 +472,7 @@ class Config:
     device: str = "auto"  # auto: cuda if available, else cpu
     # A checkpoint to continue from; "auto": outputs/<name>/checkpoints/last.pt.
     resume: str | None = None
-    init: str | None = None  # a checkpoint whose fitting weights a new run starts from
+    init: Any = None  # a checkpoint whose fitting weights a new run starts from, or an `Init`
     plugins: list[str] = field(default_factory=list)  # packages of your own that may hold parts
     data: dict[str, Any] = MISSING
     backbone: dict[str, Any] = MISSING
@@ -466,6 +489,11 @@ class Config:
         return replace(self, train=self.train.on(processes))
 
     @property
+    def start(self) -> Init:
+        """What a new run starts from; its path is None if that is nothing."""
+        return self.init if isinstance(self.init, Init) else Init(path=self.init)
+
+    @property
     def accepts_changed_data(self) -> bool:
         """Whether the training data of a resumed run may differ from that of its checkpoint."""
         return self.data.get("changed") == "allow"
@@ -476,6 +504,8 @@ class Config:
                 f"name '{self.name}' cannot be the name of a folder: choose one without '/'"
             )
         check_device(self.device)
+        if not matches(self.init, Init | str | None):
+            raise ConfigError(f"init is {self.init}: it must be the path of a checkpoint, or null")
 
         if self.train.cache_features and self.mix.soft:
             raise ConfigError(

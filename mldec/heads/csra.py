@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mldec.heads.layers import as_tokens, at_least_one, refuse_words
+from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows
 
 
 class CSRA(nn.Module):
@@ -30,6 +30,9 @@ class CSRA(nn.Module):
         dropout: probability of dropping a feature, in all tokens of an image, in training.
     """
 
+    class_tensors = ("fc.weight", "fc.bias")
+    take_classes = take_rows
+
     def __init__(
         self,
         in_features: int,
@@ -49,14 +52,14 @@ class CSRA(nn.Module):
             self.temperatures[-1] = math.inf
 
         self.dropout = nn.Dropout1d(dropout)
-        # Row h K + i is class i of head h.
+        # The rows of a class, one per head, follow each other.
         self.fc = nn.Linear(in_features, num_heads * num_classes)
 
     def start_at(self, logits: Tensor) -> None:
         """Set the part of the logits that no image changes to these [K]."""
         heads = len(self.temperatures)
-        # Each head counts the bias twice: in the mean, and in the attended sum, times lambda.
-        self.fc.bias.data.copy_(logits.repeat(heads) / (heads * (1 + self.lam)))
+        # Each head counts its bias in the mean, and in the attended sum, times lambda.
+        self.fc.bias.data.copy_(logits.repeat_interleave(heads) / (heads * (1 + self.lam)))
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K]."""
@@ -67,12 +70,11 @@ class CSRA(nn.Module):
         # Half precision would round different logits to the same value, and ties change the mAP:
         # autocast is off here.
         with torch.autocast(tokens.device.type, enabled=False):
-            scores = self.fc(tokens.to(self.fc.weight.dtype))  # [B, N, H K]
-            per_head = scores.chunk(len(self.temperatures), dim=2)
-            pairs = zip(per_head, self.temperatures, strict=True)
-            attended = [_attended(own, temperature) for own, temperature in pairs]
-            averages = [own.mean(1) for own in per_head]
-            return torch.stack(averages).sum(0) + self.lam * torch.stack(attended).sum(0)
+            scores = self.fc(tokens.to(self.fc.weight.dtype))
+            scores = scores.unflatten(2, (-1, len(self.temperatures)))  # [B, N, K, H]
+            per_head = zip(scores.unbind(3), self.temperatures, strict=True)
+            attended = [_attended(own, temperature) for own, temperature in per_head]
+            return (scores.mean(1) + self.lam * torch.stack(attended, dim=2)).sum(2)
 
 
 def _attended(scores: Tensor, temperature: float) -> Tensor:

@@ -14,6 +14,7 @@ from mldec.heads.layers import (
     as_tokens,
     at_least_one,
     refuse_words,
+    take_rows,
 )
 
 # Official names of tensors -> ours, see `OFFICIAL_LAYERS`.
@@ -50,6 +51,9 @@ class Query2Label(nn.Module):
     Raises:
         ConfigError: if C differs from D without a projection, or a size is out of range.
     """
+
+    class_tensors = ("queries", "fc_weight", "fc_bias")
+    take_classes = take_rows
 
     def __init__(
         self,

@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
 
     write_result(args.out, page(content))
     if args.json:
-        write_json(args.json, to_dict(content, setup.path, setup.loaded.weights))
+        views = {"views": args.views} if args.views else {}
+        write_json(args.json, to_dict(content, setup.path, setup.loaded.weights) | views)
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
@@ -258,6 +259,9 @@ def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict
     if "root" in node:
         data += f" in {node['root']}"
 
+    side = f"{setup.data.transform.image_size} pixels"
+    if loaded.model.views:
+        side += f", two views (--views {loaded.model.views})"
     images = f"{len(labels):,}"
     if unreadable:
         images += f", and {unreadable:,} that cannot be read"
@@ -268,7 +272,7 @@ def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict
         "Validation images": images,
         "Classes": f"{labels.shape[1]:,}",
         "Positive labels": f"{np.count_nonzero(labels == 1):,}",
-        "Image size": f"{setup.data.transform.image_size} pixels",
+        "Image size": side,
         "Parameters": f"{parameters:,}",
         "Written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by mldec {mldec.__version__}",
     }

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from mldec.config import build, schema
-from mldec.config.compose import compose, parse, to_dict
+from mldec.config.compose import compose, diff, parse, to_dict
 from mldec.config.schema import (
     HARMLESS,
     MAX_SEED,
     MAX_SHOWN,
     MAX_WORKERS,
     Config,
+    Init,
     Log,
     Mix,
     MixLabels,
@@ -125,6 +126,7 @@ def test_settings_that_may_differ_at_a_resume_exist():
     # Settings of the data are arguments of its readers: all of them have these.
     config = compose(["+experiment=digits", "data=csv", "data.root=/x"])
     known |= {f"data.{name}" for name in build.resolve("data", config.data).arguments}
+    known |= {f"init.{field.name}" for field in dataclasses.fields(Init)}
     assert known >= HARMLESS >= {key for key in known if key.startswith("log.")}
 
 
@@ -142,6 +144,34 @@ def test_a_batch_that_processes_cannot_share_is_answered_with_the_nearest_that_t
         f"train.batch_size {batch_size} is not divisible by {processes} processes x "
         f"train.accumulate {accumulate}; use {nearest}, the nearest that is"
     )
+
+
+def test_init_is_a_path_or_has_settings_of_its_own():
+    digits = ["+experiment=digits"]
+    assert compose(digits).start == Init(path=None)
+    plain = compose([*digits, "init=a.pt"])
+    assert (plain.start, to_dict(plain)["init"]) == (Init(path="a.pt"), "a.pt")
+    words = [*digits, "init=a.pt", "init.classes=by_name", "init.synonyms=s.txt"]
+    config = compose(words)
+    assert config.start == Init(path="a.pt", classes=schema.ByName.by_name, synonyms="s.txt")
+    assert config == parse(to_dict(config))
+    assert diff(config, plain) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["init=[3]"], "init is [3]: it must be the path of a checkpoint"),
+        (["init.classes=by_name"], "nothing is chosen for init.path"),
+        (["init=a", "init.classes=all"], "init.classes: Invalid value 'all', expected one of [by_"),
+        (["init=a", "init.clases=by_name"], "init.clases: "),
+        (["init=a", "init.synonyms=s.txt"], "init.synonyms is for init.classes=by_name"),
+    ],
+)
+def test_a_wrong_setting_of_init_is_one_line(words, message):
+    with pytest.raises(ConfigError) as caught:
+        compose(["+experiment=digits", *words])
+    assert str(caught.value).startswith(message)
 
 
 def test_batches_epochs_and_workers_follow_from_the_settings(monkeypatch):

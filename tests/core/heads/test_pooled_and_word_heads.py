@@ -49,7 +49,7 @@ def test_csra_equals_its_formula(num_heads, temperatures):
     for image in range(2):
         for i in range(3):
             for h, temperature in enumerate(temperatures):
-                m, b = head.fc.weight[3 * h + i], head.fc.bias[3 * h + i]
+                m, b = head.fc.weight[num_heads * i + h], head.fc.bias[num_heads * i + h]
                 x = tokens[image]
                 attention = (temperature * (x @ m)).softmax(0)
                 g, a = x.mean(0), sum(s * x_j for s, x_j in zip(attention, x, strict=True))

@@ -125,6 +125,17 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     check_page(content, Path("r.html").read_text(encoding="utf-8"))
 
 
+def test_a_report_of_views_has_the_numbers_of_evaluate(cli, best, contents):
+    words = ["data.val_images=20", "--views", "scales"]
+    cli.out("report", best, *WORDS, *words, "--out", "r.html", "--json", "r.json")
+    ours, theirs = json.loads(Path("r.json").read_text()), evaluated(cli, best, *words)
+    single = evaluated(cli, best, *words[:1])
+    assert ours["views"] == theirs["views"] == "scales"
+    assert ours["metrics"] == theirs["metrics"] != single["metrics"]
+    assert "views" not in single
+    assert contents[0].summary["Image size"] == "96 pixels, two views (--views scales)"
+
+
 class Tags(HTMLParser):
     """Collect tags with their attributes."""
 
