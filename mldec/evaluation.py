@@ -128,7 +128,8 @@ def open_for_evaluation(
 def chosen_settings(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build.Parts]:
     """Return the settings of a checkpoint with those of the command line, and the checked data."""
     # data=NAME brings an image size of its own.
-    size = [] if args.image_size is None else [f"data.image_size={args.image_size}"]
+    has_own_size = args.image_size is not None or loaded.model.views == "scales"
+    size = [f"data.image_size={loaded.transform.image_size}"] if has_own_size else []
     config = override(loaded.config, [*size, *args.settings])
     data = build.check(config, ["data"])["data"]
 
@@ -441,6 +442,8 @@ def memory_advice(config: Config, device: torch.device) -> str:
     smaller = f"train.accumulate={2 * train.accumulate}"
     if train.batch_per_gpu is not None:
         smaller += f" train.batch_per_gpu={max(1, train.batch_per_gpu // 2)}"
+    elif device.type == "cuda":
+        smaller += " or train.batch_size=auto"
 
     # Half precision is advised on CUDA only: on a CPU it is slow.
     on_cuda = device.type == "cuda" and train.precision is Precision.fp32

@@ -98,6 +98,7 @@ def _train(
     from mldec.runtime import distributed
     from mldec.runtime.torch_files import write_text
     from mldec.training.log import RunLog
+    from mldec.training.memory import divide_batch
     from mldec.training.trainer import Trainer
 
     saved = distributed.on_main(partial(find_start, config, directory))
@@ -111,9 +112,13 @@ def _train(
     data = build.data(parts)
     loss = build.loss(parts, partial(training_labels, data, config.seed))
     build.check_together(config, data, loss)
+    if config.train.fit_memory:
+        config, parts = divide_batch(config, parts, data, loss, saved_checkpoint, device)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
+    if config.train.start_at_frequency:
+        build.start_at_frequency(model.head, training_labels(data, config.seed))
     if config.init and not saved:
-        log.info(checkpoint.initialise(model, config.init))
+        log.info(checkpoint.initialise(model, config.start, data.train.classes.names))
 
     model.to(device)
     if config.train.cache_features:

@@ -106,6 +106,28 @@ def suspected_labels(answers: Answers, classes: np.ndarray) -> list[Suspect]:
     return [Suspect(*values) for values in rows]
 
 
+def first_to_look_at(
+    suspects: list[Suspect], examples: list[Example], weakest: list[int], most: int = 8
+) -> list[Suspect | Example]:
+    """Choose different images: half of them suspected labels, then errors of the weakest classes.
+
+    Of each class and kind the surest error comes first, then that of the next class.
+    """
+    errors: list[tuple[int, Example]] = []
+    for kind in ("missed", "wrong"):
+        for index in weakest:
+            own = [one for one in examples if (one.class_index, one.kind) == (index, kind)]
+            errors += enumerate(own)
+    errors.sort(key=lambda error: error[0])
+
+    chosen: dict[int, Suspect | Example] = {}
+    first, rest = suspects[: most // 2], suspects[most // 2 :]
+    ordered: list[Suspect | Example] = [*first, *(error for _, error in errors), *rest]
+    for one in ordered:
+        chosen.setdefault(one.row, one)
+    return list(chosen.values())[:most]
+
+
 @dataclass(frozen=True)
 class Picture:
     """A small copy of an image, as the content of a JPEG file, with the names of its classes."""

@@ -29,6 +29,7 @@ from mldec.evaluation import (
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
 from mldec.report import comparison, examples, statistics
+from mldec.report.advice import next_steps
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.report.training import of_run
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
 
     write_result(args.out, page(content))
     if args.json:
-        write_json(args.json, to_dict(content, setup.path, setup.loaded.weights))
+        views = {"views": args.views} if args.views else {}
+        write_json(args.json, to_dict(content, setup.path, setup.loaded.weights) | views)
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
@@ -170,6 +172,18 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         notes.append(f"There are no heat maps: {error}.")
 
     run_summary, curves, run_notes = of_run(setup.loaded.path)
+    metrics = numbers.with_intervals()
+    steps = next_steps(
+        table,
+        histograms,
+        next(iter(metrics.values())),
+        checkpoint=setup.path,
+        image_size=setup.data.transform.image_size,
+        calibrated=setup.loaded.calibration is not None,
+        suspects=len(suspects),
+        unreadable=len(unreadable),
+    )
+    root = setup.config.data.get("root")
     name = setup.config.name if setup.loaded.of_run else Path(setup.path).name
     return Content(
         title=f"{name}: {len(classes):,} classes, {len(labels):,} images",
@@ -177,7 +191,7 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         settings=to_yaml(setup.config),
         images=len(labels),
         curves=curves,
-        metrics=numbers.with_intervals(),
+        metrics=metrics,
         table=table,
         histograms=histograms,
         exclusive=classes.exclusive,
@@ -187,7 +201,9 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         examples=pictured,
         suspects=suspects,
         unreadable=unreadable,
+        root=None if root is None else Path(root).expanduser().absolute(),
         comparison=compared,
+        steps=steps,
         notes=notes + run_notes,
     )
 
@@ -243,6 +259,9 @@ def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict
     if "root" in node:
         data += f" in {node['root']}"
 
+    side = f"{setup.data.transform.image_size} pixels"
+    if loaded.model.views:
+        side += f", two views (--views {loaded.model.views})"
     images = f"{len(labels):,}"
     if unreadable:
         images += f", and {unreadable:,} that cannot be read"
@@ -253,7 +272,7 @@ def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict
         "Validation images": images,
         "Classes": f"{labels.shape[1]:,}",
         "Positive labels": f"{np.count_nonzero(labels == 1):,}",
-        "Image size": f"{setup.data.transform.image_size} pixels",
+        "Image size": side,
         "Parameters": f"{parameters:,}",
         "Written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by mldec {mldec.__version__}",
     }

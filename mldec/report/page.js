@@ -92,10 +92,7 @@ function showRows(page) {
   table.page = page;
   byId("class-table").tBodies[0].replaceChildren(...rows.map((row) => {
     const button = element("button", { type: "button", className: "link" }, names[row]);
-    button.addEventListener("click", () => {
-      choose(row);
-      byId("one-class").scrollIntoView();
-    });
+    button.addEventListener("click", () => chooseAndShow(row));
     const cells = columns.map((column) =>
       element("td", { className: "figure" }, cellText(column, row)));
     return element("tr", {}, element("th", { scope: "row" }, button), ...cells);
@@ -134,6 +131,11 @@ function choose(index) {
   }, [0]);
   Plotly.restyle("scores", { y: [grouped("positives"), grouped("negatives")] });
   if (!data.exclusive) moveThreshold(chosen.reference);
+}
+
+function chooseAndShow(index) {
+  choose(index);
+  byId("one-class").scrollIntoView();
 }
 
 /** Return the number of the edge that is nearest to a score; the last edge is none to stop at. */
@@ -227,6 +229,9 @@ byId("filter").addEventListener("submit", (event) => event.preventDefault());
 byId("previous-page").addEventListener("click", () => showRows(table.page - 1));
 byId("next-page").addEventListener("click", () => showRows(table.page + 1));
 
+for (const button of document.querySelectorAll("button[data-class]")) {
+  button.addEventListener("click", () => chooseAndShow(Number(button.dataset.class)));
+}
 byId("class-select").append(...names.map((name, index) => new Option(name, index)));
 byId("class-select").addEventListener("change", (event) => choose(Number(event.target.value)));
 if (!data.exclusive) {

@@ -7,9 +7,11 @@ block of JSON, which the script `page.js` shows. A content security policy allow
 import base64
 import html
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,9 @@ from plotly.utils import PlotlyJSONEncoder
 
 from mldec.errors import visible
 from mldec.evaluate import is_count, meaning
+from mldec.report.advice import Step
 from mldec.report.comparison import Comparison
-from mldec.report.examples import Example, Picture, Suspect
+from mldec.report.examples import Example, Picture, Suspect, first_to_look_at
 from mldec.report.statistics import ClassTable, Histograms, Interval, Pairs
 from mldec.report.training import Points
 from mldec.runtime.pages import data_url, template
@@ -63,13 +66,17 @@ class Content:
     examples: list[Example]  # the surest first
     suspects: list[Suspect]  # most suspicious first
     unreadable: list[str]  # one message per image
+    root: Path | None = None  # folder of the data: paths inside it are shown without it
     comparison: Comparison | None = None
+    steps: list[Step] = field(default_factory=list)  # what to do next
     notes: list[str] = field(default_factory=list)  # what was sampled, left out or is not known
 
 
 def page(content: Content) -> str:
     """Return the page as HTML; write it as UTF-8."""
+    inside = f"{content.root}{os.sep}" if content.root else ""
     filters = {"number": _number, "meaning": meaning, "bounds": _bounds, "png": _png}
+    filters["inside"] = lambda path: path.removeprefix(inside)
     html_page = template("mldec.report", "page.html.j2", **filters)
     policies = html_page.environment.policies
     policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
@@ -81,6 +88,8 @@ def page(content: Content) -> str:
         kinds[example.kind].append(example)
 
     names = [visible(name) for name in content.table.names]
+    weakest = content.table.weakest()
+    look_first = first_to_look_at(content.suspects, content.examples, weakest)
     figures = _figures(content, names)
     edges = content.histograms.edges
     data = {
@@ -101,6 +110,8 @@ def page(content: Content) -> str:
     return html_page.render(
         report=content,
         names=names,
+        weakest=weakest,
+        look_first=look_first,
         examples=examples,
         figures=figures,
         most_differences=MOST_DIFFERENCES,

@@ -335,6 +335,11 @@ class ClassTable:
     columns: dict[str, list[float]]  # percentages except "positives" and "threshold"
     intervals: tuple[list[float], list[float]]  # of the average precision, K low and K high values
 
+    def weakest(self, most: int = 5) -> list[int]:
+        """Return the classes of the lowest average precision, the lowest first."""
+        order = np.argsort(self.columns["AP"], kind="stable")  # NaN comes last
+        return [int(k) for k in order[:most] if np.isfinite(self.columns["AP"][k])]
+
 
 def class_table(
     names: tuple[str, ...], answers: Answers, counted: Histograms, numbers: Numbers

@@ -181,13 +181,19 @@ def test_a_recipe_for_a_later_network_trains_two_steps(name, train, tmp_path):
     assert (state["classes"]["queries"] is not None) is ("word_dim" in config.head)
 
 
-@pytest.mark.parametrize("name", ["finetune", "finetune_frozen"])
-def test_a_recipe_for_own_photos_trains_two_steps(name, train):
-    state = train(name, "train.ema_decay=0.9")
+# The recipes for photos of one's own, with what makes their network small.
+OWN_PHOTOS = {"": [], "_dinov2": ["data.image_size=56", SHALLOW], "_siglip2": [SHALLOW]}
+
+
+@pytest.mark.parametrize("network", OWN_PHOTOS)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_recipe_for_own_photos_trains_two_steps(network, whole, train):
+    name = f"finetune{network}" if whole else f"finetune{network}_frozen"
+    state = train(name, "train.ema_decay=0.9", *OWN_PHOTOS[network])
 
     # The average of the weights moves where they do.
     backbone = [key for key in state["model"] if key.startswith("backbone.")]
     moved = [key for key in backbone if not torch.equal(state["model"][key], state["ema"][key])]
-    assert bool(moved) is (name == "finetune")
-    if name == "finetune_frozen":
+    assert bool(moved) is whole
+    if not whole:
         assert list(Path("cache").rglob("*tokens*")), "its tokens are kept"

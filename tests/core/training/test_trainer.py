@@ -78,7 +78,9 @@ def ended(tmp_path_factory):
 
 
 def test_it_learns_and_keeps_the_weights_that_scored_best(tmp_path):
-    metrics = fit(trainer(settings("train.epochs=12"), tmp_path), tmp_path)
+    job = trainer(settings("train.epochs=2", "train.min_steps=45"), tmp_path)
+    assert job.config.train.epochs == 12, "of four steps"
+    metrics = fit(job, tmp_path)
     assert metrics["val_raw/mAP"] > 95
     lines = numbers(tmp_path)
     losses = [line["train/loss"] for line in lines if "train/loss" in line]

@@ -223,6 +223,11 @@ def test_a_row_of_the_table_shows_its_class(shown, contents):
         own = [one for one in content.examples if one.class_index == k and one.heat is not None]
         assert len(images) == len(own) > 0
 
+    weakest = page.one("button[data-class]")
+    name = weakest.text
+    page.script("arguments[0].click()", weakest)
+    assert page.one("#class-name").text == name == content.table.names[content.table.weakest()[0]]
+
     page.one(".show-heat").click()
     assert not page.one(".examples:not([hidden]) .heat").is_displayed()
     page.one(".show-heat").click()
@@ -262,6 +267,19 @@ def test_the_slider_moves_numbers_and_marks(shown, contents):
     assert page.one("#reference").text == "At 0.500"
     assert [row[1] for row in page.cells("#threshold-table")[:2]] == [UNDEFINED] * 2
     assert page.one("#no-examples").is_displayed()
+
+
+def test_the_first_screen_answers(shown, contents):
+    page = shown.report("several", width=1280)
+    content = contents["several"]
+    assert page.one(".verdict").text.startswith(f"mAP {content.metrics['mAP'].value:.2f} %")
+    assert len(page.all("button[data-class]")) == 5
+    assert page.texts(".steps li")[-1].endswith("--out calibrated.pt")
+    pictures = page.all("#look-first img")
+    assert 0 < len(pictures) <= 8
+    bottom = "return arguments[0].getBoundingClientRect().bottom"
+    page.script("scrollTo(0, 0)")
+    assert page.script(bottom, pictures[0]) <= 800
 
 
 def test_names_from_outside_are_text(shown):

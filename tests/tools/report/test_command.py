@@ -112,6 +112,7 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     notes = " ".join(content.notes)
     assert "fitted on these very images" in notes
     assert "on images outside the fit their calibration error is" in notes
+    assert not any("mldec.calibrate" in str(step.command) for step in content.steps)
 
     # Images by class, each with a place where the model looked.
     assert content.heat_method
@@ -122,6 +123,17 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
         assert shows_it == (example.kind != "wrong")
     assert content.histograms.positives.sum(1).tolist() == content.table.columns["positives"]
     check_page(content, Path("r.html").read_text(encoding="utf-8"))
+
+
+def test_a_report_of_views_has_the_numbers_of_evaluate(cli, best, contents):
+    words = ["data.val_images=20", "--views", "scales"]
+    cli.out("report", best, *WORDS, *words, "--out", "r.html", "--json", "r.json")
+    ours, theirs = json.loads(Path("r.json").read_text()), evaluated(cli, best, *words)
+    single = evaluated(cli, best, *words[:1])
+    assert ours["views"] == theirs["views"] == "scales"
+    assert ours["metrics"] == theirs["metrics"] != single["metrics"]
+    assert "views" not in single
+    assert contents[0].summary["Image size"] == "96 pixels, two views (--views scales)"
 
 
 class Tags(HTMLParser):
@@ -168,6 +180,14 @@ def test_a_fold_of_files_with_a_damaged_one(cli, squares, contents):
     assert any("data.threshold" in note for note in contents[0].notes)
     assert "Training time" in content.summary
     assert "squares" in content.settings
+
+    # Inside data.root, paths are shown without it.
+    text = Path("r.html").read_text()
+    assert re.search(r'alt="Image \d+\.png; ', text)
+    assert "<li>7.png: " in text
+    assert text.count(f"{squares.parent.parent / 'mine'}") == 2, "data and settings"
+    calibrate = f"python -m mldec.calibrate {squares} --out calibrated.pt"
+    assert calibrate in [step.command for step in content.steps]
 
     # A name cannot leave the text it stands in.
     hostile = '</script><img src=x onerror="x()">{{ 7 * 7 }}'

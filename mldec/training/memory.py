@@ -1,0 +1,173 @@
+"""What fits in memory: `train.batch_size=auto` keeps the batch of a recipe, and divides it.
+
+A way to divide it is measured, not estimated: what a network keeps for the backward pass depends on
+its operations and their number formats, and one micro-batch takes a second.
+"""
+
+import copy
+import gc
+import logging
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from mldec.checkpoint import Checkpoint
+from mldec.config import build
+from mldec.config.schema import Config
+from mldec.data.types import DataModule
+from mldec.errors import ConfigError
+from mldec.runtime import distributed
+from mldec.runtime.devices import autocast, memory_format
+from mldec.training.optim import freeze
+from mldec.training.trainer import ENOUGH_FOR_BATCH_NORM
+
+log = logging.getLogger("mldec")
+
+SHARE_USED = 0.9  # of the free memory: pieces of different sizes leave gaps between them
+
+
+class Division(NamedTuple):
+    """How an optimiser step is divided: micro-batches, and whether activations are recomputed."""
+
+    accumulate: int
+    checkpointing: bool
+
+
+def divisions(images: int, *, checkpointing: list[bool]) -> list[Division]:
+    """Return the ways to divide the images that a process has per step, the fastest first.
+
+    More micro-batches take hardly more time while each is large enough for batch norms. Recomputing
+    costs another forward pass, and comes before smaller ones, of which the largest come first.
+    """
+    enough = min(images, ENOUGH_FOR_BATCH_NORM)
+    ways = [
+        Division(parts, recompute)
+        for recompute in checkpointing
+        for parts in range(1, images + 1)
+        if images % parts == 0
+    ]
+
+    def order(way: Division) -> tuple[int, ...]:
+        is_small = images // way.accumulate < enough
+        return (is_small, *(way if is_small else way[::-1]))
+
+    return sorted(ways, key=order)
+
+
+def divide_batch(
+    config: Config,
+    parts: build.Parts,
+    data: DataModule,
+    loss: nn.Module,
+    saved: Checkpoint | None,
+    device: torch.device,
+) -> tuple[Config, build.Parts]:
+    """Return config and parts with the first of `divisions` that fits on all processes.
+
+    A resumed run keeps the one of its checkpoint. On a CPU and with train.cache_features, where the
+    head alone is in training, the batch stays whole.
+    """
+    train, backbone = config.train, parts["backbone"].arguments
+    images = train.batch_size // distributed.world_size()
+    before = bool(backbone.get("checkpointing"))
+    if saved is not None:
+        recompute = bool(saved.config["backbone"].get("checkpointing"))
+        way = Division(saved.config["train"]["accumulate"], recompute)
+        reason = "as the checkpoint was trained"
+    elif device.type != "cuda" or train.cache_features:
+        way, reason = Division(1, before), "nothing is divided on a CPU or with frozen features"
+    else:
+        free = free_memory(device)
+
+        def fits(way: Division) -> bool:
+            needed = measured(*with_division(config, parts, way), data, loss, device)
+            return max(distributed.gather(needed / free)) <= SHARE_USED
+
+        # Of a frozen backbone nothing is kept for the backward pass.
+        may_recompute = "checkpointing" in backbone and "backbone" not in train.freeze
+        choices = [False, True] if may_recompute and not before else [before]
+        ways = divisions(images, checkpointing=choices)
+        first = next((way for way in ways if fits(way)), None)
+        if first is None:
+            raise ConfigError(
+                f"train.batch_size=auto: a training step of one image does not fit in the "
+                f"{free / 2**30:.1f} GiB that are free on {device}; lower data.image_size, pass "
+                f"train.precision=bf16, or choose a smaller network"
+            )
+        way = first
+        reason = f"chosen for {free / 2**30:.1f} GiB that are free on {device}"
+
+    log.info(
+        f"train.batch_size=auto: {train.batch_size} images per step, train.accumulate="
+        f"{way.accumulate}, {images // way.accumulate} images at a time on each process, "
+        f"backbone.checkpointing={str(way.checkpointing).lower()}; {reason}"
+    )
+    return with_division(config, parts, way)
+
+
+def with_division(config: Config, parts: build.Parts, way: Division) -> tuple[Config, build.Parts]:
+    """Return config and parts with these numbers, so that a record holds them."""
+    backbone = parts["backbone"]
+    if "checkpointing" in backbone.arguments:
+        arguments = {**backbone.arguments, "checkpointing": way.checkpointing}
+        parts = {**parts, "backbone": replace(backbone, arguments=arguments)}
+    train = replace(config.train, accumulate=way.accumulate, fit_memory=False)
+    train = train.on(distributed.world_size())
+    return build.recorded(replace(config, train=train), parts), parts
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that this process can take on a CUDA device."""
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def measured(
+    config: Config, parts: build.Parts, data: DataModule, loss: nn.Module, device: torch.device
+) -> float:
+    """Return the bytes that a run needs on a CUDA device; infinite if they are not there."""
+    # The weights that the run begins with are the same, whatever was measured before.
+    with torch.random.fork_rng([]):
+        try:
+            needed: float = _measured(config, parts, data, copy.deepcopy(loss), device)
+        except torch.OutOfMemoryError:
+            needed = float("inf")
+        except ConfigError:
+            # Not every network can recompute its activations.
+            if not parts["backbone"].arguments.get("checkpointing"):
+                raise
+            needed = float("inf")
+
+    gc.collect()  # the error held on to the tensors until here
+    torch.cuda.empty_cache()
+    return needed
+
+
+def _measured(
+    config: Config, parts: build.Parts, data: DataModule, loss: nn.Module, device: torch.device
+) -> int:
+    """Run one micro-batch of black images forward and backward; return the bytes of a run."""
+    train, classes, size = config.train, data.train.classes, data.transform.image_size
+    model = build.model(parts, classes, pretrained=False)
+    model.to(device).to(memory_format=memory_format(channels_last=train.channels_last)).train()
+    for norm in freeze(model, train):
+        norm.eval()
+    batch = train.micro_batch(distributed.world_size())
+    images = torch.zeros(batch, 3, size, size, dtype=torch.uint8, device=device)
+    targets = torch.zeros(batch, len(classes), device=device)
+    targets[:, 0] = 1  # data of one label per image needs one
+    queries = None if classes.queries is None else classes.queries.to(device)
+
+    torch.cuda.reset_peak_memory_stats(device)
+    with autocast(device, train.precision):
+        logits = model(images, queries)
+    loss.to(device)(logits.float(), targets).backward()
+    peak = int(torch.cuda.max_memory_allocated(device))
+
+    # What a run keeps beside weights and gradients: two moments of the optimiser, and the moving
+    # average; several processes have another copy of the gradients.
+    copies = 2 + bool(train.ema_decay) + (distributed.world_size() > 1)
+    weights = sum(value.nbytes for value in model.parameters() if value.requires_grad)
+    return peak + copies * weights
