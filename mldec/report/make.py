@@ -29,7 +29,7 @@ from mldec.evaluation import (
 from mldec.evaluation import report as report_dict
 from mldec.evaluators import Thresholded
 from mldec.report import comparison, examples, statistics
-from mldec.report.advice import next_steps
+from mldec.report.advice import Step, next_steps
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
 from mldec.report.training import of_run
@@ -159,7 +159,7 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     if compared is not None:
         compared = replace(compared, changed=[one for one in changed if one.row in pictures])
 
-    notes = [*same_scores(constant), *notes_on(setup, statistics.count(weights), len(shown))]
+    notes = notes_on(setup, statistics.count(weights), len(shown))
     if left_out := len(chosen) - len(pictured):
         notes.append(f"{left_out:,} more images are left out, to keep the file small.")
 
@@ -173,7 +173,8 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
 
     run_summary, curves, run_notes = of_run(setup.loaded.path)
     metrics = numbers.with_intervals()
-    steps = next_steps(
+    steps = [Step(f"Train anew: {line}.") for line in same_scores(constant)]
+    steps += next_steps(
         table,
         histograms,
         next(iter(metrics.values())),

@@ -16,6 +16,7 @@ from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.evaluate import class_table, table
 from mldec.evaluation import (
+    EvaluationSetup,
     Results,
     all_scores,
     evaluate,
@@ -23,6 +24,7 @@ from mldec.evaluation import (
     left_out,
     memory_advice,
     report,
+    same_scores,
     score,
     to_csv,
 )
@@ -188,6 +190,21 @@ def test_images_that_were_left_out_are_one_line():
     assert lines([]) == []
     assert lines(["a", "b"]) == ["2 validation images are left out, 1,200 count: a; b"]
     assert lines([f"image {n}" for n in range(11)])[0].endswith("image 8; image 9; ...")
+
+
+def test_classes_with_one_score_for_all_images_are_named(config):
+    scores = all_scores(Colours(), data(2000), config, device=CPU, path="x.pt")
+    scores.logits[:, 1] += 30
+
+    def named(data, *, ranks_only=False):
+        setup = EvaluationSetup("x.pt", None, config, data, Colours(), CPU, None, ranks_only)
+        return setup.constant_classes(scores)
+
+    assert named(data()) == ("green",)
+    assert named(data(exclusive=True)) == named(data(), ranks_only=True) == ()
+    [line] = same_scores(["green"])
+    assert ": green; " in line
+    assert same_scores([]) == []
 
 
 def test_advice_keeps_the_size_of_the_batch(config, monkeypatch):
