@@ -1,8 +1,9 @@
 """Fit thresholds: `python -m mldec.calibrate best.pt [data.root=...] [--objective f1]`.
 
-Thresholds and calibrated scores are fitted to the validation images, and stored in a copy of the
-checkpoint, where `predict` and `evaluate` find them. The printed precision, recall and F1 are those
-of images that were not used for the fit: it is repeated without the images of each fold in turn.
+Thresholds and probabilities, a slope and an offset of the logits per class, are fitted to the
+validation images, and stored in a copy of the checkpoint, where `predict` and `evaluate` find them.
+The printed precision, recall, F1 and calibration error are those of images that
+were not used for the fit: it is repeated without the images of each fold in turn.
 
 Objectives: f1; precision:0.9, the highest recall with at least this precision; recall:0.8, the
 highest threshold with at least this recall; cost:FP,FN, the lowest sum of the costs of a false
@@ -31,8 +32,16 @@ from mldec.data.fingerprint import fingerprint
 from mldec.data.table import fold_numbers, listed
 from mldec.data.types import StoredImages
 from mldec.errors import ConfigError, DataError, say
-from mldec.evaluation import Results, Scores, left_out, open_for_evaluation, report, to_csv
-from mldec.evaluators.label_errors import platt
+from mldec.evaluation import (
+    Results,
+    Scores,
+    left_out,
+    open_for_evaluation,
+    report,
+    same_scores,
+    to_csv,
+)
+from mldec.evaluators.label_errors import common_slope, platt
 from mldec.evaluators.multi_label import Counts
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.runtime import torch_files
@@ -173,8 +182,7 @@ class Choice:
     objective: Objective
     scope: str  # "class" or "global"
     min_positives: int  # classes with fewer share a threshold
-    platt: bool  # scale the scores by a slope and an offset; otherwise by one temperature
-    shared: bool = False  # by one of each for all classes, as they must if these are any classes
+    shared: bool = False  # one slope and offset for all classes, as they must if these are any
 
 
 @dataclass(frozen=True)
@@ -214,29 +222,21 @@ def every_nth(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
     return rows[:: 1 + len(rows) * logits.shape[1] // MOST_SCORES]
 
 
-def temperature(
-    logits: np.ndarray, labels: np.ndarray, images: np.ndarray, *, exclusive: bool
-) -> float | None:
-    """Fit the temperature T that minimises the log loss of the scores of logits / T.
+def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> float | None:
+    """Fit the temperature T that minimises the log loss of the softmax of logits / T.
 
-    The scores are a softmax if an image has one label (Guo et al. 2017, arXiv 1706.04599, section
-    4.2), else a sigmoid per class. The loss is convex in 1 / T, so that its derivative has one
-    zero. None if that is outside `TEMPERATURES`.
+    It is for images of one label (Guo et al. 2017, arXiv 1706.04599, section 4.2). The loss is
+    convex in 1 / T, so that its derivative has one zero. None if that is outside `TEMPERATURES`.
     """
     rows = every_nth(logits, images)
     logits, labels = logits[rows].astype(np.float64), labels[rows]
-    if exclusive:
-        has_label = (labels == 1).any(1)
-        logits, present = logits[has_label], labels[has_label] == 1
-        targets = present / present.sum(1, keepdims=True)
-    else:
-        annotated = labels >= 0
-        logits, targets = logits[annotated], (labels == 1)[annotated]
+    has_label = (labels == 1).any(1)
+    logits, present = logits[has_label], labels[has_label] == 1
+    targets = present / present.sum(1, keepdims=True)
 
     def derivative(log_temperature: float) -> float:
         """Return the derivative of the loss with respect to 1 / T."""
-        scaled = logits * np.exp(-log_temperature)
-        scores = softmax(scaled, axis=1) if exclusive else expit(scaled)
+        scores = softmax(logits * np.exp(-log_temperature), axis=1)
         return float(np.sum((scores - targets) * logits))
 
     lowest, highest = np.log(TEMPERATURES)
@@ -248,18 +248,18 @@ def temperature(
 def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
     """Fit the calibrated scores, and leave the thresholds as they are."""
     fitted = unscaled(logits.shape[1])
-    if not choice.platt:
-        fitted.slopes[:] /= temperature(logits, labels, images, exclusive=False) or 1
-    elif choice.shared:
+    if choice.shared:
         rows = every_nth(logits, images)
         chosen_logits, chosen_labels = logits[rows], labels[rows]
         annotated = chosen_labels >= 0
         slope, offset = platt(chosen_logits[annotated], chosen_labels[annotated] == 1)
         fitted.slopes[:], fitted.offsets[:] = slope, offset
     else:
+        rows = every_nth(logits, images)
+        common = common_slope(logits[rows].astype(np.float64), labels[rows])
         # Until it is fitted, the slope of a class is 1.
         for index, column in fitted.columns(logits, labels, images):
-            fitted.slopes[index], fitted.offsets[index] = platt(*column)
+            fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
     return fitted
 
 
@@ -381,7 +381,7 @@ def with_several(
     per_class["objective_reached"] = np.isnan(fitted.best_precision).tolist()
 
     # One number stands for all classes.
-    scales = len(names) if choice.platt and not choice.shared else 1
+    scales = 1 if choice.shared else len(names)
     slopes = fitted.slopes[:scales].tolist()
     offsets = fitted.offsets[:scales].tolist()
     thresholds = fitted.thresholds[: 1 if choice.scope == "global" else None].tolist()
@@ -414,7 +414,7 @@ def with_one_label(scores: Scores, folds: np.ndarray) -> Outcome:
     logits, labels = scores.logits, scores.labels
 
     def fitted_to(images: np.ndarray) -> float:
-        return temperature(logits, labels, images, exclusive=True) or 1.0
+        return temperature(logits, labels, images) or 1.0
 
     def metrics(divisors: np.ndarray) -> dict[str, float]:
         evaluator = SingleLabelEvaluator(logits.shape[1])
@@ -445,12 +445,6 @@ def parser() -> argparse.ArgumentParser:
         "--scope",
         choices=("class", "global"),
         help="a threshold per class (default), or one for all of them",
-    )
-    arguments.add_argument(
-        "--platt",
-        action="store_true",
-        help="scale the scores by a slope and an offset, per class or, of a zero-shot model, for "
-        "all classes; default: by one temperature",
     )
     arguments.add_argument(
         "--min-positives",
@@ -487,11 +481,6 @@ def calibrate(args: argparse.Namespace) -> None:
     check_targets(pt=out)
 
     setup = open_for_evaluation(loaded, args, calibrated=False)
-    if setup.ranks_only and not args.platt:
-        raise ConfigError(
-            f"--platt is missing: the logits of {args.checkpoint} are all far above 0, which no "
-            f"temperature mends; pass --platt, for a slope and an offset"
-        )
     loaded, data = setup.loaded, setup.data
     checkpoint = to_store(loaded)
     size, stored = data.transform.image_size, checkpoint.transform.image_size
@@ -507,9 +496,13 @@ def calibrate(args: argparse.Namespace) -> None:
             f"it has one threshold; leave it out"
         )
     scope = "global" if zero_shot else args.scope or "class"
-    choice = Choice(objective, scope, args.min_positives, args.platt, shared=zero_shot)
+    choice = Choice(objective, scope, args.min_positives, shared=zero_shot)
 
     scores = setup.scores()
+    constant = setup.constant_classes(scores)
+    for line in same_scores(constant):
+        log.warning(line)
+
     # What identifies the images, wherever they are stored.
     dataset, keys = data.val.dataset, scores.indices
     if isinstance(dataset, StoredImages):
@@ -535,6 +528,8 @@ def calibrate(args: argparse.Namespace) -> None:
         data=to_dict(setup.config)["data"],
         fingerprint=fingerprint(data.val),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        error=outcome.cross_fitted["ECE"],
+        constant=constant,
     )
     state = replace(checkpoint, calibration=calibration).to_state()
     torch_files.save(Path(out), state, of_run=False)
@@ -582,7 +577,7 @@ def tell(
         log.warning(line)
     say(
         f"{args.checkpoint} ({calibration.weights} weights) on {calibration.images:,} images: "
-        f"{', '.join(what_was_fitted(calibration, args))}",
+        f"{', '.join(what_was_fitted(calibration))}",
         *table(outcome, "uncalibrated" if calibration.scope is None else f"at {FIXED}"),
         f"cross-fitted: of images that were not used for the fit, in {args.folds} folds; "
         f"same images: of those that were, which is too good",
@@ -597,27 +592,26 @@ def tell(
             "objective": calibration.objective,
             "scope": calibration.scope,
             "folds": args.folds,
-            "temperature": None if args.platt else 1 / calibration.slopes[0],
+            "temperature": None if calibration.scope else 1 / calibration.slopes[0],
         }
         write_json(args.json, content)
     if args.csv:
         write_result(args.csv, to_csv(results, names))
 
 
-def what_was_fitted(calibration: Calibration, args: argparse.Namespace) -> list[str]:
-    """Return one phrase about the thresholds, if there are any, and one about the scores."""
-    phrases = []
+def what_was_fitted(calibration: Calibration) -> list[str]:
+    """Return a phrase about the scores, after one about the thresholds if there are any."""
+    per_class = " per class" if len(calibration.slopes) > 1 else ""
+    scaling = f"Platt scaling{per_class}"
     if calibration.scope == "class":
-        phrases = [f"a threshold per class for {calibration.objective}"]
-    elif calibration.scope == "global":
-        phrases = [f"threshold {calibration.thresholds[0]:.3f} for {calibration.objective}"]
-    if args.platt:
-        per_class = " per class" if len(calibration.slopes) > 1 else ""
-        return [*phrases, f"Platt scaling{per_class}"]
+        return [f"a threshold per class for {calibration.objective}", scaling]
+    if calibration.scope == "global":
+        threshold = calibration.thresholds[0]
+        return [f"threshold {threshold:.3f} for {calibration.objective}", scaling]
     if calibration.slopes == (1.0,):
         lowest, highest = TEMPERATURES
-        return [*phrases, f"no temperature: the best one is not from {lowest:g} to {highest:g}"]
-    return [*phrases, f"temperature {1 / calibration.slopes[0]:.3f}"]
+        return [f"no temperature: the best one is not from {lowest:g} to {highest:g}"]
+    return [f"temperature {1 / calibration.slopes[0]:.3f}"]
 
 
 def table(outcome: Outcome, uncalibrated: str) -> Iterator[str]:

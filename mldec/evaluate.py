@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mldec.errors import CheckpointError, ConfigError, say
 from mldec.runtime.cli import (
     add_model_options,
+    add_views_option,
     chosen_model,
     command,
     fraction,
@@ -69,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
         "settings are changed with key=value.",
     )
     add_model_options(arguments)
+    add_views_option(arguments)
 
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
@@ -186,6 +188,8 @@ def tell(
 
     if args.json:
         content = report(results, weights, args.checkpoint, names)
+        if args.views:
+            content["views"] = args.views
         if args.class_list:
             content |= {"class_list": args.class_list, "vectors": args.vectors}
         write_result(args.json, to_json(content, indent=1) + "\n")

@@ -21,9 +21,11 @@ from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, eval_loader, unwrap
+from mldec.data.table import listed
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
+from mldec.evaluators.constant import ConstantScores
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import Copies, Precision, autocast, memory_format, one_late
@@ -62,6 +64,18 @@ class EvaluationSetup:
         """Score all validation images; see `all_scores`."""
         return all_scores(self.network, self.data, self.config, device=self.device, path=self.path)
 
+    def constant_classes(self, scores: "Scores") -> tuple[str, ...]:
+        """Name the classes whose scores are the same for nearly all of these images."""
+        classes = self.data.val.classes
+        constant = ConstantScores(len(classes))
+        # Scores of CLIP are compared with those of other classes, and may all be near 1.
+        if not classes.exclusive and not self.ranks_only:
+            for start in range(0, len(scores.logits), 1024):
+                rows = slice(start, start + 1024)
+                logits, labels = scores.logits[rows], scores.labels[rows]
+                constant.update(torch.from_numpy(logits), torch.from_numpy(labels))
+        return tuple(classes.names[index] for index in constant.classes())
+
 
 def open_for_evaluation(
     loaded: Loaded, args: argparse.Namespace, *, calibrated: bool = True
@@ -90,7 +104,7 @@ def open_for_evaluation(
     if ranks_only and calibrated:
         log.warning(
             f"{path} ranks images, and its scores have no threshold of their own: mAP holds, "
-            f"precision, recall and F1 do not; python -m mldec.calibrate --platt mends that"
+            f"precision, recall and F1 do not; python -m mldec.calibrate mends that"
         )
 
     if getattr(args, "class_list", None):
@@ -114,7 +128,8 @@ def open_for_evaluation(
 def chosen_settings(loaded: Loaded, args: argparse.Namespace) -> tuple[Config, build.Parts]:
     """Return the settings of a checkpoint with those of the command line, and the checked data."""
     # data=NAME brings an image size of its own.
-    size = [] if args.image_size is None else [f"data.image_size={args.image_size}"]
+    has_own_size = args.image_size is not None or loaded.model.views == "scales"
+    size = [f"data.image_size={loaded.transform.image_size}"] if has_own_size else []
     config = override(loaded.config, [*size, *args.settings])
     data = build.check(config, ["data"])["data"]
 
@@ -453,6 +468,18 @@ def left_out(results: Results) -> list[str]:
     if len(results.bad) > 10:
         names += "; ..."
     return [f"{len(results.bad)} validation images are left out, {results.images:,} count: {names}"]
+
+
+def same_scores(names: Sequence[str]) -> list[str]:
+    """Return at most one line, on the classes whose scores are the same for nearly all images."""
+    if not names:
+        return []
+
+    return [
+        f"classes whose scores are the same for nearly all images, and say nothing: "
+        f"{listed(names)}; it happens to a class that most images show, or none, with loss=asl to "
+        f"any frequent one: train with loss=bce, or with loss.clip=0"
+    ]
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:

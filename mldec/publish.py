@@ -129,7 +129,8 @@ def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
     if not checkpoint.step:
         return Start(UNKNOWN, f"{UNKNOWN}: the weights are not those of a run of mldec")
     if init:
-        return Start(f"init={without_folders(str(init))}", f"{UNKNOWN}: see these weights")
+        path = init["path"] if isinstance(init, dict) else init
+        return Start(f"init={without_folders(str(path))}", f"{UNKNOWN}: see these weights")
     if "pretrained" not in backbone:
         built = f"those that {backbone.get('_target_')} is built with"
         return Start(built, f"{UNKNOWN}: the backbone is not from timm")

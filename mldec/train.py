@@ -115,8 +115,10 @@ def _train(
     if config.train.fit_memory:
         config, parts = divide_batch(config, parts, data, loss, saved_checkpoint, device)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
+    if config.train.start_at_frequency:
+        build.start_at_frequency(model.head, training_labels(data, config.seed))
     if config.init and not saved:
-        log.info(checkpoint.initialise(model, config.init))
+        log.info(checkpoint.initialise(model, config.start, data.train.classes.names))
 
     model.to(device)
     if config.train.cache_features:

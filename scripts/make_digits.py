@@ -17,6 +17,7 @@ So every reader can be trained and evaluated end to end without a download. The 
                 the colour of every unseen class are in seen classes
     imagenet    {train,val}/<wnid>/*.JPEG, one digit per image
     csv         data.csv with path, labels, split; images/
+    yolo        data.yaml, images/{train,val}/*.jpg, labels/{train,val}/*.txt with boxes
 """
 
 import argparse
@@ -320,6 +321,24 @@ def table(out: Path, args: argparse.Namespace) -> None:
     write_csv(out / "data.csv", ("path", "labels", "split"), rows)
 
 
+def yolo(out: Path, args: argparse.Namespace) -> None:
+    """Write the YOLO layout; the numbers of a box are fractions of the side of the image."""
+    for scene in scenes(args):
+        name = f"{scene.split}/{scene.index:06}"
+        save(scene.image, out / "images" / f"{name}.jpg")
+
+        lines = []
+        for digit, (left, top, right, bottom) in scene.objects:
+            box = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
+            lines.append(" ".join([str(digit), *(f"{side / args.size:.6f}" for side in box)]))
+        path = out / "labels" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in lines))
+
+    names = "".join(f"  {digit}: {name}\n" for digit, name in enumerate(NAMES))
+    (out / "data.yaml").write_text(f"train: images/train\nval: images/val\nnames:\n{names}")
+
+
 LAYOUTS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
     "coco": coco,
     "voc": voc,
@@ -327,6 +346,7 @@ LAYOUTS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
     "nuswide": nuswide,
     "imagenet": imagenet,
     "csv": table,
+    "yolo": yolo,
 }
 
 

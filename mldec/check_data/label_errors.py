@@ -14,7 +14,7 @@ from mldec.checkpoint import Loaded, load_model, scoring
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.types import DataModule, Split, picture
 from mldec.errors import ConfigError, say, writing
-from mldec.evaluation import Scores, open_for_evaluation
+from mldec.evaluation import Scores, open_for_evaluation, same_scores
 from mldec.evaluators.label_errors import Ranking, rank
 from mldec.runtime.pages import data_url, template
 from mldec.runtime.results import ResultFile, check_targets, write_json, write_result
@@ -105,7 +105,10 @@ def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
     split = split.viewed(loaded.transform)
     data = replace(data, load_val=lambda: split, bad_images="skip")
     network = scoring(loaded.model, setup.loaded.classes, split.classes, setup.path)
-    scores = replace(setup, data=data, network=network).scores()
+    setup = replace(setup, data=data, network=network)
+    scores = setup.scores()
+    for line in same_scores(setup.constant_classes(scores)):
+        log.warning(line)
     return Judged(split, scores, rank(scores.logits, scores.labels))
 
 

@@ -1,9 +1,10 @@
 """The classes of a checkpoint beside those of the data: names, order and word vectors."""
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
@@ -42,6 +43,31 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
             f"--class-names: it has {num_classes} classes, the file names {len(names)}; "
             f"{_ONE_PER_LINE}"
         )
+
+
+def same_names(
+    names: Sequence[str], known: Sequence[str], synonyms: Sequence[Sequence[str]] = ()
+) -> list[int | None]:
+    """Return for each name the index of its class among the known ones, or None.
+
+    An equal name comes first, then one that differs in case, spaces, hyphens and underscores, then
+    a synonym: names of the same sequence.
+    """
+    exact = {name: index for index, name in enumerate(known)}
+    folded = {_folded(name): index for name, index in reversed(exact.items())}
+    groups = [[_folded(name) for name in group] for group in synonyms]
+
+    indices = []
+    for name in names:
+        own = _folded(name)
+        alternatives = [own, *chain.from_iterable(group for group in groups if own in group)]
+        found = (folded[other] for other in alternatives if other in folded)
+        indices.append(exact.get(name, next(found, None)))
+    return indices
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name).casefold()
 
 
 class _Reordered(nn.Module):

@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mldec.checkpoint.classes import check_count, read_class_names
+from mldec.checkpoint.classes import check_count, read_class_names, same_names
 from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.config import build
 from mldec.config.compose import parse, to_dict
-from mldec.config.schema import PARTS, Config
+from mldec.config.schema import PARTS, Config, Init
 from mldec.data.fingerprint import Fingerprint
+from mldec.data.table import listed
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
-from mldec.model import Classifier
+from mldec.model import Classifier, Viewed
 from mldec.runtime import distributed, facts
 from mldec.runtime.torch_files import SUFFIX, read_torch, versions
 
@@ -68,6 +69,7 @@ def load_model(
     class_names: str | Path | None = None,
     device: str | torch.device = "cpu",
     plugins: Sequence[str] = (),
+    views: str | None = None,
 ) -> Loaded:
     """Rebuild the model that a file describes and load its weights, in float32.
 
@@ -82,6 +84,7 @@ def load_model(
             `torch.device`.
         plugins: packages of the caller that may hold parts of the model; the file itself cannot
             allow any.
+        views: "flip" or "scales", whose logits the model averages; see `mldec.model.Viewed`.
 
     Raises:
         UserError: if the file cannot be used, does not fit its model, or an argument is wrong.
@@ -123,13 +126,16 @@ def load_model(
         )
         calibration = None
 
-    transform = checkpoint.transform
+    transform, option = checkpoint.transform, f"--image-size {image_size}"
+    if views:
+        side = image_size or transform.image_size
+        model = Viewed(model, views, side)
+        if views == "scales":
+            image_size, option = Viewed.larger(side), "--views scales"
     if image_size not in (None, transform.image_size):
         # A network such as ViT fixes its input size when it is built.
         if config.backbone.get("image_size") is not None:
-            raise CheckpointError(
-                f"--image-size {image_size}: {path} was trained for one size only; leave it out"
-            )
+            raise CheckpointError(f"{option}: {path} was trained for one size only; leave it out")
         config.data["image_size"] = image_size
         transform = replace(transform, image_size=image_size)
 
@@ -211,14 +217,14 @@ def check_start(config: Config) -> Config:
     init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
     starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
     """
-    for setting, path in (("init", config.init), ("resume", config.resume)):
+    for setting, path in (("init", config.start.path), ("resume", config.resume)):
         if path is not None and path.startswith(PREFIX):
             raise ConfigError(
                 f"{setting}={path}: a model of open_clip is for use without training; to train its "
                 f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
                 f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
             )
-    if config.init != "timm":
+    if config.start.path != "timm":
         return config
 
     if config.backbone.get("pretrained") is not True:
@@ -234,11 +240,16 @@ def check_start(config: Config) -> Config:
     return replace(config, init=None)
 
 
-def initialise(model: nn.Module, path: str | Path) -> str:
-    """Start a model from the best weights in what `local` takes; report as `copy_fitting` does."""
+def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
+    """Start a model from the best weights in what `local` takes; report as `copy_fitting` does.
+
+    The names are those of its classes, for a start with `init.classes`.
+    """
     from mldec.checkpoint.sources import local
 
-    path = local(path)
+    if isinstance(start, Init) and start.classes:
+        return _initialise_by_name(model, start, names)
+    path = local(str(start.path if isinstance(start, Init) else start))
     with refusing(path):
         state = _read(path)
         if "format" in state:
@@ -248,6 +259,60 @@ def initialise(model: nn.Module, path: str | Path) -> str:
 
             tensors = released.tensors(state)
         return copy_fitting(model, tensors, path)
+
+
+def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
+    """Start a model from weights, and its classes from those with the same names."""
+    path, checkpoint, _ = _read_any(str(start.path), None, None)
+    synonyms: Sequence[Sequence[str]] = ()
+    if start.synonyms:
+        from mldec.data.word_vectors import read_class_list
+
+        synonyms = read_class_list(Path(start.synonyms)).classes
+
+    own = getattr(model.head, "class_tensors", ())
+    if not own:
+        raise ConfigError(
+            f"init.classes=by_name: nothing in the head {type(model.head).__name__} belongs to a "
+            f"class; leave it out"
+        )
+    known = checkpoint.classes.names
+    sources = same_names(names, known, synonyms)
+    if not any(source is not None for source in sources):
+        raise CheckpointError(
+            f"init.classes=by_name: {path} has no class of the data, but {listed(known)}; name "
+            f"those that are the same in init.synonyms=FILE, or leave init.classes out"
+        )
+
+    with refusing(path):
+        tensors, _ = checkpoint.weights(None)
+        prefix = "head."
+        of_head = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+        # A row of a class is of use with the layers that it was trained with.
+        match = match_tensors(model.head, of_head)
+        others = {*match.missing, *match.unexpected, *set(match.other_shape).difference(own)}
+        if others:
+            raise CheckpointError(
+                f"init.classes=by_name: {path} has another head: {len(others)} of its tensors are "
+                f"absent or of another shape ({', '.join(sorted(others)[:3])}); choose its head"
+            )
+        taken = set(model.head.take_classes(of_head, sources, len(known)))
+
+    state = model.head.state_dict()
+    report = copy_fitting(model, {**tensors, **{prefix + name: state[name] for name in own}}, path)
+    carried = [name for number, name in enumerate(names) if number in taken]
+    anew = [name for number, name in enumerate(names) if number not in taken]
+    report += f"; {len(carried)} classes carried by name ({listed(carried, 100)})"
+    if anew:
+        report += f"; {len(anew)} start anew ({listed(anew, 100)})"
+    crowded = sum(source is not None for source in sources) - len(taken)
+    if crowded:
+        report += f", {crowded} of them known, in a group that has the query of others"
+    return report
 
 
 def saved_config(

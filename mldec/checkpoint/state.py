@@ -31,12 +31,15 @@ class Calibration:
     scope: str | None  # "class" or "global"; None without thresholds
     # From 0 to 1: K in the order of the classes, one for all, or none if an image has one label.
     thresholds: tuple[float, ...]
-    slopes: tuple[float, ...]  # K, or one for all classes, which is 1 / temperature
+    slopes: tuple[float, ...]  # K, or one for all classes, such as 1 / temperature
     offsets: tuple[float, ...]  # as many
     images: int  # that it was fitted on
     data: dict[str, Any]  # the node of their data set
     fingerprint: Fingerprint  # of these images and their labels
     date: str  # in ISO 8601
+    # Of images outside the fit, in percent; None in a copy that was made before it was measured.
+    error: float | None = None
+    constant: tuple[str, ...] = ()  # classes whose logits were the same for nearly all images
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return the calibrated logits of all classes, in their order: float [B, K] -> [B, K]."""
@@ -208,8 +211,9 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
 
     # JSON has lists only.
     numbers = {name: tuple(saved[name]) for name in ("thresholds", "slopes", "offsets")}
+    constant = tuple(saved.get("constant", ()))
     fingerprint = Fingerprint(**saved["fingerprint"])
     # One number for all classes, one for each, or none.
     if not {len(values) for values in numbers.values()} <= {0, 1, len(classes)}:
         raise DataError("its 'calibration' is of another number of classes; use another copy")
-    return Calibration(**{**saved, **numbers, "fingerprint": fingerprint})
+    return Calibration(**{**saved, **numbers, "fingerprint": fingerprint, "constant": constant})

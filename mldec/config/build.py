@@ -224,6 +224,20 @@ def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classif
     return Classifier(network, head)
 
 
+def start_at_frequency(head: nn.Module, labels: Labels) -> None:
+    """Set the biases of a head to the log-odds of the classes among the training labels.
+
+    One more image with a class and one without are counted, so that no class starts as impossible.
+    """
+    if not hasattr(head, "start_at"):
+        raise ConfigError(
+            f"train.start_at_frequency: {type(head).__name__} has no bias per class that it could "
+            f"start; pass train.start_at_frequency=false"
+        )
+    positives, negatives = labels.all_counts(1) + 1, labels.all_counts(0) + 1
+    head.start_at(torch.from_numpy(positives / negatives).log().float())
+
+
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
     """Check that loss, mixing and evaluator fit the data, before anything is trained.
 

@@ -17,10 +17,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
-from mldec.config.schema import HARMLESS, PARTS, Config
+from mldec.config.schema import HARMLESS, PARTS, Config, Init
 from mldec.errors import ConfigError, suggest
 
-PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)})\.")
+# Settings that the schema does not list.
+PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init)\.")
 
 COMPLETION = ("-sc", "--shell-completion")
 # Hydra's. What else begins with two dashes is a setting that should have none.
@@ -59,6 +60,8 @@ def prepare(words: list[str]) -> list[str]:
 
     flags, settings = [], []
     words = [_at_home(word) for word in words]
+    if any(word.startswith("init.") for word in words):
+        words = [re.sub("^init=", "init.path=", word) for word in words]
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
     for before, word in zip(["", *words], words, strict=False):
         key, equals, value = word.partition("=")
@@ -118,7 +121,10 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
         # into a fresh schema, which refuses unknown keys.
         changed = OmegaConf.merge(values, *changes)
         plain = OmegaConf.to_container(changed, resolve=True)
-        merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
+        schema = OmegaConf.structured(Config)
+        if isinstance(plain, dict) and isinstance(plain.get("init"), dict):
+            schema.init = OmegaConf.structured(Init)
+        merged = OmegaConf.merge(schema, plain)
 
         missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
         if missing:

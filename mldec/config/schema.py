@@ -89,17 +89,12 @@ PARTS = ("data", "backbone", "head", "loss")
 # batch_per_gpu comes to is in train.batch_size, which is compared.
 HARMLESS = {
     *("name", "device", "resume", "init", "plugins"),
+    *("init.path", "init.classes", "init.synonyms"),
     *("data.root", "data.cache_dir", "data.bad_images", "data.changed"),
-    *("train.epochs", "train.stop_epoch", "train.patience", "train.workers", "train.compile"),
-    *(
-        "train.batch_per_gpu",
-        "train.fit_memory",
-        "train.eval_batch_size",
-        "train.eval_every",
-        "train.log_every",
-    ),
+    *("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience", "train.workers"),
+    *("train.compile", "train.batch_per_gpu", "train.eval_batch_size", "train.eval_every"),
+    *("train.log_every", "train.fit_memory"),
     *("train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"),
-    "train.fit_memory",
     *("log.images", "log.classes", "log.wandb", "log.trackio", "log.project"),
 }
 
@@ -169,6 +164,9 @@ class Train:
     """The training loop. The batch size is global: processes and micro-batches divide it."""
 
     epochs: int = 40  # that the schedule is planned for
+    # The run has at least so many optimiser steps: `epochs` is raised to what they take, so that
+    # few images are seen more often. null: no more than `epochs`.
+    min_steps: int | None = None
     # The run ends after this epoch, in the middle of its schedule; null: after all of `epochs`.
     stop_epoch: int | None = None
     # The run ends after this many evaluations in succession without a better value of the metric
@@ -199,6 +197,9 @@ class Train:
     # Batch norms that stay in evaluation mode in training, and whose scale and shift do not train,
     # as with Query2Label's FrozenBatchNorm2d; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
+    # The bias of each class starts where its score is its frequency among the training labels,
+    # instead of at 1/2. The first steps then need not move all classes there.
+    start_at_frequency: bool = False
     # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
     # train the head on them. The images cannot be augmented then. The tokens are files in
     # data.cache_dir, which later runs use too, whatever their head.
@@ -237,7 +238,7 @@ class Train:
         above_0 = "save_every_steps save_every_minutes clip_grad"
         up_to_last = f"from 1 to train.epochs ({self.epochs}), or null"
         require(f"{counts} keep_last ema_start_epoch", "at least 1", lambda value: value >= 1)
-        require("patience batch_per_gpu", "at least 1, or null", lambda value: value >= 1)
+        require("min_steps patience batch_per_gpu", "at least 1, or null", lambda value: value >= 1)
         require("query_noise random_queries", "0 or more", lambda value: value >= 0)
         require(above_0, "above 0, or null", lambda value: value > 0)
         require("ema_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
@@ -300,6 +301,11 @@ class Train:
                 f"use {' or '.join(nearest)}, the nearest that is"
             )
         return self
+
+    def lasting(self, steps_per_epoch: int) -> "Train":
+        """Return the settings for data with so many steps per epoch, with enough epochs."""
+        needed = -(-(self.min_steps or 0) // steps_per_epoch)  # rounded up
+        return replace(self, epochs=max(self.epochs, needed))
 
     def micro_batch(self, processes: int) -> int:
         """Return the number of images that each process has at a time."""
@@ -435,6 +441,28 @@ class Log:
         )
 
 
+class ByName(Enum):
+    """How the classes of `init` find their own; null instead: they do not, see `Init`."""
+
+    by_name = "by_name"
+
+
+@dataclass(kw_only=True)
+class Init:
+    """What a new run starts from; `init=FILE` alone stands for `init.path=FILE`."""
+
+    path: str | None = MISSING  # a checkpoint, whose fitting weights are copied
+    # by_name: the queries and rows of the head that belong to a class are taken from the class of
+    # the same name. Case, spaces, hyphens and underscores make no other name.
+    classes: ByName | None = None
+    # A class list (docs/zero_shot.md): the names in a line are of the same class.
+    synonyms: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.synonyms is not None and self.classes is None:
+            raise ConfigError("init.synonyms is for init.classes=by_name: pass both, or neither")
+
+
 @dataclass(kw_only=True)
 class Config:
     """All settings of a run, except the folder that it writes to."""
@@ -444,7 +472,7 @@ class Config:
     device: str = "auto"  # auto: cuda if available, else cpu
     # A checkpoint to continue from; "auto": outputs/<name>/checkpoints/last.pt.
     resume: str | None = None
-    init: str | None = None  # a checkpoint whose fitting weights a new run starts from
+    init: Any = None  # a checkpoint whose fitting weights a new run starts from, or an `Init`
     plugins: list[str] = field(default_factory=list)  # packages of your own that may hold parts
     data: dict[str, Any] = MISSING
     backbone: dict[str, Any] = MISSING
@@ -461,6 +489,11 @@ class Config:
         return replace(self, train=self.train.on(processes))
 
     @property
+    def start(self) -> Init:
+        """What a new run starts from; its path is None if that is nothing."""
+        return self.init if isinstance(self.init, Init) else Init(path=self.init)
+
+    @property
     def accepts_changed_data(self) -> bool:
         """Whether the training data of a resumed run may differ from that of its checkpoint."""
         return self.data.get("changed") == "allow"
@@ -471,6 +504,8 @@ class Config:
                 f"name '{self.name}' cannot be the name of a folder: choose one without '/'"
             )
         check_device(self.device)
+        if not matches(self.init, Init | str | None):
+            raise ConfigError(f"init is {self.init}: it must be the path of a checkpoint, or null")
 
         if self.train.cache_features and self.mix.soft:
             raise ConfigError(

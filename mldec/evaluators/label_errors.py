@@ -11,6 +11,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 TOLERANCE = 1e-8  # of the gradient of a mean loss
+MOST_STEPS = 60
+LEAST_SCALE = 0.01  # of calibrated logits: their least standard deviation
+DEVIATION = 0.5  # of the slopes of classes, in units of the common one
 
 
 @dataclass(frozen=True)
@@ -93,16 +96,55 @@ def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return probabilities
 
 
-def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
-    """Fit slope and offset of the probability sigmoid(slope * logit + offset) of one class.
+def soft_targets(present: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return targets [N] or [N, K], and their log odds [] or [K], of labels bool of that shape.
 
     The targets are not 1 and 0 but those that Platt (1999) derives from a uniform prior, so that a
-    class with few images, or one that the logits separate, has a finite slope. The slope is never
-    negative: a model that is worse than chance says nothing about a class.
+    class with few images, or one that the logits separate, has a finite slope.
     """
-    positives, negatives = int(present.sum()), int((~present).sum())
+    positives, negatives = present.sum(0), absent.sum(0)
     targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-    prior = np.log((positives + 1) / (negatives + 1))
+    return targets, np.log((positives + 1) / (negatives + 1))
+
+
+def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Fit one slope for K classes that have an offset each; logits and labels are [N, K]."""
+    annotated = labels >= 0
+    targets, offsets = soft_targets(labels == 1, labels == 0)
+    means = np.where(annotated, logits, 0).sum(0) / np.maximum(annotated.sum(0), 1)
+    inputs = np.where(annotated, logits - means, 0.0)
+    spread = np.sqrt((inputs**2).sum() / max(annotated.sum(), 1))
+    if spread == 0:
+        return 1.0
+    inputs /= spread
+
+    # Newton's method in bounded steps. The Hessian is diagonal but for the row of the slope.
+    slope = 0.0
+    for _ in range(MOST_STEPS):
+        scores = expit(slope * inputs + offsets)
+        wrong = np.where(annotated, scores - targets, 0)
+        weights = np.where(annotated, scores * (1 - scores), 0) + TOLERANCE
+        mixed, of_offsets, wrong_offsets = (weights * inputs).sum(0), weights.sum(0), wrong.sum(0)
+        gradient = (wrong * inputs).sum() - (mixed * wrong_offsets / of_offsets).sum()
+        step = gradient / ((weights * inputs**2).sum() - (mixed**2 / of_offsets).sum())
+        step = np.clip(step, -1, 1)
+        slope = max(slope - step, LEAST_SCALE)
+        offsets = offsets - np.clip((wrong_offsets - mixed * step) / of_offsets, -2, 2)
+        if abs(step) < 1e-6:
+            break
+    return float(slope / spread)
+
+
+def platt(
+    logits: np.ndarray, present: np.ndarray, common: float | None = None
+) -> tuple[float, float]:
+    """Fit slope and offset of the probability sigmoid(slope * logit + offset) of one class.
+
+    A slope in common holds it back by a normal prior around it, which counts where images are few.
+    The slope is always positive, so that the order of the images stays: where a model is hardly
+    better than chance, all probabilities are near the frequency. It is 0 if all logits are equal.
+    """
+    targets, prior = soft_targets(present, ~present)
 
     # In units of their spread, so that the two parameters are of the same size.
     scores = logits.astype(np.float64)
@@ -111,22 +153,30 @@ def platt(logits: np.ndarray, present: np.ndarray) -> tuple[float, float]:
         return 0.0, float(prior)
     mean = scores.mean()
     inputs = np.stack([(scores - mean) / spread, np.ones_like(scores)])
+    centre = np.array([0.0 if common is None else common * spread, 0])
+    strength = np.zeros(2)
+    if common is not None:
+        strength[0] = 1 / (DEVIATION * centre[0]) ** 2 / len(scores)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the mean cross-entropy with the soft targets, and its gradient."""
+        """Return the mean cross-entropy with the soft targets and the prior, and its gradient."""
         scaled = weights @ inputs
         losses = np.logaddexp(0, scaled) - targets * scaled
-        return float(losses.mean()), inputs @ (expit(scaled) - targets) / len(scaled)
+        pull = strength * (weights - centre)
+        loss = losses.mean() + pull @ (weights - centre) / 2
+        return float(loss), inputs @ (expit(scaled) - targets) / len(scaled) + pull
 
     def hessian(weights: np.ndarray) -> np.ndarray:
         probabilities = expit(weights @ inputs)
-        return (inputs * (probabilities * (1 - probabilities))) @ inputs.T / len(probabilities)
+        curvature = (inputs * (probabilities * (1 - probabilities))) @ inputs.T
+        return curvature / len(probabilities) + np.diag(strength)
 
-    start = np.array([0.0, prior])
+    start = np.array([centre[0], prior])
     options = {"gtol": TOLERANCE}
     weights = minimize(loss, start, jac=True, hess=hessian, method="trust-exact", options=options).x
 
-    slope = weights[0] / spread
-    if slope < 0:
-        return 0.0, float(prior)
-    return float(slope), float(weights[1] - slope * mean)
+    scale, level = weights
+    if scale < LEAST_SCALE:
+        scale, level = LEAST_SCALE, prior
+    slope = scale / spread
+    return float(slope), float(level - slope * mean)

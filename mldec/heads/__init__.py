@@ -11,6 +11,7 @@ from mldec.heads.ml_decoder import MLDecoder
 __getattr__ = lazily(
     __name__,
     {
+        "CSRA": "csra",
         "GAP": "gap",
         "Query2Label": "query2label",
         "attach": "attached",
@@ -19,6 +20,7 @@ __getattr__ = lazily(
 )
 
 __all__ = [
+    "CSRA",
     "GAP",
     "Cosine",
     "Head",
@@ -34,7 +36,11 @@ __all__ = [
 
 
 class Head(Protocol):
-    """What every head offers; its constructor is `(in_features, num_classes, *, own keywords)`."""
+    """What every head offers; its constructor is `(in_features, num_classes, *, own keywords)`.
+
+    A head with a bias per class may have a method `start_at(logits)`: it sets the part of its
+    logits that no image changes to these [K]; see `train.start_at_frequency`.
+    """
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mldec.heads.layers import as_tokens, at_least_one, refuse_words
+from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows
 
 
 class GAP(nn.Module):
@@ -17,6 +17,9 @@ class GAP(nn.Module):
             thousands of classes; None for no such layer. Source: `bottleneck_head` of the official
             ASL code, for Open Images (width 512).
     """
+
+    class_tensors = ("fc.weight", "fc.bias")
+    take_classes = take_rows
 
     def __init__(
         self,
@@ -35,6 +38,10 @@ class GAP(nn.Module):
         if bottleneck is not None:
             self.bottleneck = nn.Linear(in_features, bottleneck)
         self.fc = nn.Linear(bottleneck or in_features, num_classes)
+
+    def start_at(self, logits: Tensor) -> None:
+        """Set the part of the logits that no image changes to these [K]."""
+        self.fc.bias.data.copy_(logits)
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
         """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K]."""

@@ -1,6 +1,7 @@
 """The transformer layers of the decoder heads: batch first, post-norm, ReLU, as officially."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -201,6 +202,27 @@ def as_tokens(features: Tensor, width: int) -> Tensor:
             f"give [B, N, {width}] or [B, {width}, H, W]"
         )
     return tokens
+
+
+@torch.no_grad()
+def take_rows(
+    head: Any, tensors: Mapping[str, Tensor], sources: Sequence[int | None], known: int
+) -> list[int]:
+    """Copy the rows of classes from the tensors of a head of the same kind with other classes.
+
+    Each of the `class_tensors` of a head has as many rows for every class, one class after the
+    other. For each class, `sources` has its number among the `known` ones of the other head, or
+    None. Return the classes whose rows were taken.
+    """
+    taken = [number for number, source in enumerate(sources) if source is not None]
+    rows = [source for source in sources if source is not None]
+    for name in head.class_tensors:
+        own, given = head.get_parameter(name), tensors[name].to(head.get_parameter(name))
+        # It refuses another number of rows per class.
+        own.unflatten(0, (len(sources), -1)).index_copy_(
+            0, torch.tensor(taken), given.unflatten(0, (known, -1))[rows]
+        )
+    return taken
 
 
 def refuse_words(words: Tensor | None, head: nn.Module) -> None:

@@ -1,5 +1,7 @@
 """ML-Decoder: fixed queries, no self-attention, and group decoding (paper section 2)."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -91,6 +93,8 @@ class MLDecoder(nn.Module):
             for _ in range(num_layers)
         )
 
+        # What belongs to a class, or to the classes of a group.
+        self.class_tensors: tuple[str, ...] = ()
         pool_shape: tuple[int, ...]
         if word_dim is None:
             at_least_one(num_classes=num_classes)
@@ -99,6 +103,7 @@ class MLDecoder(nn.Module):
             group_size = -(-num_classes // groups)  # rounded up
             pool_shape = (groups, embed_dim, group_size)
             num_biases = num_classes
+            self.class_tensors = ("queries", "pool_weight", "pool_bias")
         else:
             self.word_proj = (
                 nn.Linear(word_dim, embed_dim) if word_dim != embed_dim else nn.Identity()
@@ -110,6 +115,10 @@ class MLDecoder(nn.Module):
         # official code.
         self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
         self.pool_bias = nn.Parameter(torch.zeros(num_biases))
+
+    def start_at(self, logits: Tensor) -> None:
+        """Set the biases to these logits [K]; one that all classes share, to their mean."""
+        self.pool_bias.data.copy_(logits if self.word_dim is None else logits.mean())
 
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
         """Add the group queries [G, D] as a parameter or a buffer."""
@@ -132,6 +141,36 @@ class MLDecoder(nn.Module):
             name = renamed(key.removeprefix(prefix), OFFICIAL_NAMES)
             state_dict[prefix + name] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @torch.no_grad()
+    def take_classes(
+        self, tensors: Mapping[str, Tensor], sources: Sequence[int | None], known: int
+    ) -> list[int]:
+        """Copy the queries and pooling rows of classes from the tensors of another ML-Decoder.
+
+        A row has a meaning with its query only, and the classes of a group share one: a group takes
+        the query that most of its classes had, and the rows of these. The arguments are those of
+        `take_rows`; return the classes whose rows were taken.
+        """
+        size, old_size = self.pool_weight.shape[2], tensors["pool_weight"].shape[2]
+        taken = []
+        for group in range(len(self.queries)):
+            members = range(group * size, min((group + 1) * size, self.num_classes))
+            found = [(number, sources[number]) for number in members]
+            pairs = [(number, source) for number, source in found if source is not None]
+            if not pairs:
+                continue
+
+            old_groups = Counter(source // old_size for _, source in pairs)
+            old_group = old_groups.most_common(1)[0][0]
+            self.queries[group] = tensors["queries"][old_group]
+            for number, source in pairs:
+                if source // old_size == old_group:
+                    row = tensors["pool_weight"][old_group, :, source % old_size]
+                    self.pool_weight[group, :, number % size] = row
+                    self.pool_bias[number] = tensors["pool_bias"][source]
+                    taken.append(number)
+        return taken
 
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False

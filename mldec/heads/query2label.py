@@ -14,6 +14,7 @@ from mldec.heads.layers import (
     as_tokens,
     at_least_one,
     refuse_words,
+    take_rows,
 )
 
 # Official names of tensors -> ours, see `OFFICIAL_LAYERS`.
@@ -50,6 +51,9 @@ class Query2Label(nn.Module):
     Raises:
         ConfigError: if C differs from D without a projection, or a size is out of range.
     """
+
+    class_tensors = ("queries", "fc_weight", "fc_bias")
+    take_classes = take_rows
 
     def __init__(
         self,
@@ -102,6 +106,10 @@ class Query2Label(nn.Module):
         bound = embed_dim**-0.5
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
         self.fc_bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))
+
+    def start_at(self, logits: Tensor) -> None:
+        """Set the part of the logits that no image changes to these [K]."""
+        self.fc_bias.data.copy_(logits)
 
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False

@@ -15,7 +15,7 @@ from mldec.runtime import cli
 
 # The options of `load`; the others of the command are about files.
 OF_LOAD = (
-    *("weights", "image_size", "class_names", "plugin", "device", "precision"),
+    *("weights", "image_size", "class_names", "plugin", "device", "precision", "views"),
     *("classes", "vectors", "top", "threshold"),
 )
 
@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.predict`."""
     arguments = cli.command("predict", "Name what images show.")
     cli.add_model_options(arguments, exported=True)
+    cli.add_views_option(arguments)
 
     images = arguments.add_argument_group("images")
     images.add_argument(
@@ -134,7 +135,7 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
         setattr(args, name, value)
     check_class_options(args)
     if is_exported(args.checkpoint):
-        check_exported_options(args)
+        check_exported_options(args, "views")
     engine = open_engine(args, pick_device(args.device))
     limits = {"top": args.top, "threshold": args.threshold}
     rule = chosen_rule(engine.classes, engine.thresholds, content="top", **limits)

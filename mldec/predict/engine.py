@@ -361,10 +361,14 @@ class TorchEngine:
             model = self.loaded.model
             batch = _stacked(images).to(self.device, non_blocking=True, memory_format=self._order)
             with autocast(self.device, self._precision):
-                tokens = model.backbone(batch)
-                logits = model.classify(tokens, self._queries)
+                # Features are of the tokens, which a forward pass would compute again.
+                tokens = model.backbone(batch) if features else None
+                if tokens is None:
+                    logits = model(batch, self._queries)
+                else:
+                    logits = model.classify(tokens, self._queries)
             scores = probabilities(self.loaded, logits)
-            pooled = tokens.float().mean(1) if features else None
+            pooled = None if tokens is None else tokens.float().mean(1)
         return Answers(scores, pooled)
 
     def for_classes(self, classes: Classes) -> "TorchEngine":

@@ -192,10 +192,12 @@ def check_options(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"--features {args.features}: the name of an array file ends in {results.NPY}"
         )
+    if args.features is not None and args.views is not None:
+        raise ConfigError("--features are of a single view of an image: leave --views out")
     if is_streamed(args):
         _check_streams(args)
     if is_exported(args.checkpoint):
-        check_exported_options(args, "features", "pictures")
+        check_exported_options(args, "features", "pictures", "views")
 
 
 def _check_streams(args: argparse.Namespace) -> None:
@@ -245,6 +247,7 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
         "--weights": args.weights,
         "--precision": engine.precision,
         "--image-size": engine.image_size,
+        "--views": args.views,
         "the classes": results.digest(engine.classes.names),
         "the word vectors": vectors,
         "--content": rule.content.value,

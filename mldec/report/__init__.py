@@ -12,6 +12,7 @@ import argparse
 from mldec.runtime.cli import (
     add_data_options,
     add_model_options,
+    add_views_option,
     command,
     fraction,
     require,
@@ -23,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.report`."""
     arguments = command("report", str(__doc__))
     add_model_options(arguments)
+    add_views_option(arguments)
     add_data_options(arguments)
     arguments.add_argument(
         "--threshold",

@@ -22,6 +22,7 @@ from mldec.evaluation import (
     Scores,
     chosen_thresholds,
     open_for_evaluation,
+    same_scores,
     scorer,
     with_same_classes,
 )
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
 
     write_result(args.out, page(content))
     if args.json:
-        write_json(args.json, to_dict(content, setup.path, setup.loaded.weights))
+        views = {"views": args.views} if args.views else {}
+        write_json(args.json, to_dict(content, setup.path, setup.loaded.weights) | views)
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
@@ -125,6 +127,9 @@ def threshold_notes(setup: EvaluationSetup) -> list[str]:
 def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     """Score the images, with another checkpoint too, and compute what a report says."""
     scores = setup.scores()
+    # Scores that are calibrated no longer show it.
+    calibration = setup.loaded.calibration
+    constant = calibration.constant if calibration else setup.constant_classes(scores)
     classes = setup.data.val.classes
     weights = statistics.draw(len(scores.labels), len(classes))
     answers, numbers = examine(setup, scores, weights)
@@ -154,7 +159,7 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     if compared is not None:
         compared = replace(compared, changed=[one for one in changed if one.row in pictures])
 
-    notes = notes_on(setup, statistics.count(weights), len(shown))
+    notes = [*same_scores(constant), *notes_on(setup, statistics.count(weights), len(shown))]
     if left_out := len(chosen) - len(pictured):
         notes.append(f"{left_out:,} more images are left out, to keep the file small.")
 
@@ -254,6 +259,9 @@ def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict
     if "root" in node:
         data += f" in {node['root']}"
 
+    side = f"{setup.data.transform.image_size} pixels"
+    if loaded.model.views:
+        side += f", two views (--views {loaded.model.views})"
     images = f"{len(labels):,}"
     if unreadable:
         images += f", and {unreadable:,} that cannot be read"
@@ -264,7 +272,7 @@ def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict
         "Validation images": images,
         "Classes": f"{labels.shape[1]:,}",
         "Positive labels": f"{np.count_nonzero(labels == 1):,}",
-        "Image size": f"{setup.data.transform.image_size} pixels",
+        "Image size": side,
         "Parameters": f"{parameters:,}",
         "Written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by mldec {mldec.__version__}",
     }
@@ -280,7 +288,12 @@ def notes_on(setup: EvaluationSetup, resamples: int, classes_with_images: int) -
     scores = "The scores are those of the model: the checkpoint is not calibrated."
     if calibration is not None:
         fitted = f"fitted to {calibration.images:,} images on {calibration.date}"
-        scores = f"The scores are calibrated, {fitted}."
+        scores = f"The scores are scaled, {fitted}; their calibration error was not measured."
+        if calibration.error is not None:
+            scores = (
+                f"The scores are calibrated, {fitted}: on images outside the fit their calibration "
+                f"error is {calibration.error:.1f} %."
+            )
     sentences += [scores, *threshold_notes(setup)]
 
     if classes_with_images < len(classes):

@@ -116,6 +116,15 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
     )
 
 
+def add_views_option(arguments: argparse._ActionsContainer) -> None:
+    """Add --views, for a command that scores images."""
+    arguments.add_argument(
+        "--views",
+        choices=("flip", "scales"),
+        help="average the logits of two views of each image: it and its mirror image, or two sizes",
+    )
+
+
 def add_weights_options(arguments: argparse._ActionsContainer) -> None:
     """Add the options that choose the weights of a checkpoint, and allow packages of its parts."""
     arguments.add_argument(
@@ -172,6 +181,7 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
         "image_size": args.image_size,
         "class_names": args.class_names,
         "plugins": args.plugin,
+        "views": getattr(args, "views", None),  # not every command has them
     }
 
 

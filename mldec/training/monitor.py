@@ -22,6 +22,7 @@ from mldec.data.types import DataModule
 from mldec.errors import writing
 from mldec.evaluation import Results
 from mldec.evaluators import Thresholded
+from mldec.evaluators.constant import ConstantScores
 from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
@@ -84,6 +85,7 @@ class Observer:
 
         # Numbers of absent (0) and present (1) labels per class and highest threshold reached.
         self.scores = torch.zeros(len(self.classes), 2, THRESHOLDS, dtype=torch.int64)
+        self.constant = ConstantScores(len(self.classes))
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
         """Add a batch of this process and its logits float32 [b, K]; see `evaluate_all`."""
@@ -99,6 +101,8 @@ class Observer:
                 lines = self._verdicts(batch.targets[row].cpu(), logits[row].cpu())
                 self.shown[index] = image.resize(size, method), lines
 
+        self.constant.update(logits, batch.targets)
+
         # Annotated labels per class, label and highest threshold that they reach.
         labels = batch.targets.to(logits.device)
         steps = (self._probabilities(logits) * (THRESHOLDS - 1)).floor().long()
@@ -110,6 +114,11 @@ class Observer:
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities of the classes: [..., K] in [0, 1]."""
         return logits.softmax(-1) if self.classes.exclusive else logits.sigmoid()
+
+    def constant_classes(self) -> list[str]:
+        """Name the classes whose scores are the same for nearly all images of all processes."""
+        indices = self.constant.classes()
+        return [] if self.classes.exclusive else [self.classes.names[index] for index in indices]
 
     def details(self, results: Results) -> Details | None:
         """Combine what all processes have seen; they are on the main process, None on others."""

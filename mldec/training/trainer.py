@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mldec.checkpoint import Best, Checkpoint, LogPosition, check_classes, saved_config
 from mldec.config.compose import diff, to_dict
-from mldec.config.schema import Config, NonFinite, Train
+from mldec.config.schema import Config, Init, NonFinite, Train
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import (
     Batch,
@@ -31,7 +31,7 @@ from mldec.data.loader import (
 )
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
-from mldec.evaluation import Results, evaluate_all, left_out, memory_advice
+from mldec.evaluation import Results, evaluate_all, left_out, memory_advice, same_scores
 from mldec.model import Classifier
 from mldec.runtime import distributed, torch_files
 from mldec.runtime.devices import Precision
@@ -68,7 +68,7 @@ class Trainer:
         stop: StopRequest | None = None,
     ) -> None:
         train = config.train
-        self.config, self.data, self.device = config, data, device
+        self.data, self.device = data, device
         self.stop = StopRequest() if stop is None else stop  # a new one is false for ever
         self.batches = TrainBatches(
             len(data.train.dataset),
@@ -80,6 +80,8 @@ class Trainer:
             rank=distributed.rank(),
             world_size=distributed.world_size(),
         )
+        train = train.lasting(self.batches.steps)
+        self.config = config = dataclasses.replace(config, train=train)
         pin = device.type == "cuda"
         self.loader = train_loader(
             data, self.batches, workers=train.loader_workers, pin=pin, mix=config.mix
@@ -92,6 +94,7 @@ class Trainer:
         self.bad_images = 0  # left out of training, over all processes
         self.outcomes: list[Outcome] = []  # of the steps that `bad_images` does not count yet
         self.metrics: dict[str, float] = {}  # of the last evaluation
+        self.constant: list[str] = []  # classes with the same score for all of its images
         self.best = Best()
         self.meter = Meter()
         self.lines = 0  # in metrics.jsonl
@@ -147,6 +150,7 @@ class Trainer:
 
                     self.epoch += 1
                     self.save(best=self.best.epoch == self.epoch)
+            self._warn(*same_scores(self.constant))
         except (Stopped, KeyboardInterrupt):
             end_workers()
             raise
@@ -337,6 +341,7 @@ class Trainer:
         results = dict(zip(models, of_models, strict=True))
         main, *others = of_models
         self._warn(*left_out(main))
+        self.constant = observer.constant_classes()
 
         # The first metric is the one that the best checkpoint follows.
         metric = next(iter(main.metrics))
@@ -414,7 +419,9 @@ class Trainer:
         self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
 
         # Which weights the run once started from stays in its record.
-        self.config = dataclasses.replace(self.config, init=saved.config.get("init"))
+        init = saved.config.get("init")
+        init = Init(**init) if isinstance(init, dict) else init
+        self.config = dataclasses.replace(self.config, init=init)
 
         # The run may have been killed after it saved its best result and before it named it so.
         has_result = self.best.metric is not None
@@ -598,7 +605,9 @@ def start_weights(config: Config, resumed: Path | None = None) -> str:
     """Name the weights that a run starts from, or began with and the checkpoint it resumes from."""
     pretrained = config.backbone.get("pretrained")
     if config.init:
-        weights = f"init={config.init}"
+        weights = f"init={config.start.path}"
+        if config.start.classes:
+            weights += " init.classes=by_name"
     elif "pretrained" not in config.backbone:
         weights = f"those that {config.backbone['_target_']} is built with; the head is random"
     elif pretrained is True:

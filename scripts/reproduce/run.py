@@ -300,7 +300,7 @@ def start(row: Row) -> str:
     """Return the weights that a row starts from, as its settings choose them."""
     config = composed(tuple(row.settings))
     if config.init:
-        return f"init={config.init}"
+        return f"init={config.start.path}"
 
     weights = config.backbone.get("pretrained", True)
     if weights is True:

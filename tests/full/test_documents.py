@@ -46,7 +46,7 @@ PATH = re.compile(
 )
 SECTIONS = "|".join((*PARTS, "train", "optim", "schedule", "mix", "log"))
 PART_SETTING = re.compile(rf"(?<![\w./])((?:{SECTIONS})\.[a-z_]+)\b(?!\.\w)")
-FILE_NAMES = {"data.csv", "data.json"}  # which look like settings of the data
+FILE_NAMES = {"data.csv", "data.json", "data.yaml"}  # which look like settings of the data
 OPTIONAL = re.compile(r"\[((?:--|\w[\w.]*=)[^\]]*)\]")
 COMMAND = re.compile(r"(?:[A-Z]+=\S+ )*(?:python |torchrun |sbatch |scripts/\S+ |mldec-[\w-]+)")
 LAUNCHERS = {

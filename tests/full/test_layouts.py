@@ -22,6 +22,7 @@ DATA = {
     "openimages": "openimages_miil",
     "imagenet": "imagenet",
     "csv": "csv",
+    "yolo": "yolo",
 }
 # The metric that "best" follows; else mAP.
 FIRST = {"openimages": "mAP_partial", "imagenet": "top1"}

@@ -16,7 +16,7 @@ from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
 from mldec.export import Program, open_axes, traced
-from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
+from mldec.heads import CSRA, GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.predict.engine import Metadata, content, translated
 
@@ -28,6 +28,7 @@ WORDS = {"word_dim": WIDTH, "num_groups": None}
 HEADS: dict[str, Callable[[int], nn.Module]] = {
     "gap": lambda width: GAP(width, CLASSES),
     "bottleneck": lambda width: GAP(width, CLASSES, bottleneck=4),
+    "csra": lambda width: CSRA(width, CLASSES, num_heads=3),
     "groups": lambda width: MLDecoder(width, CLASSES, num_groups=3, **SIZES),
     "full": lambda width: MLDecoder(width, CLASSES, num_groups=None, num_layers=2, **SIZES),
     "transformer": lambda width: MLDecoder(

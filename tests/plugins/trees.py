@@ -321,6 +321,37 @@ def write_vg500(root: Path) -> None:
         write_picture(root / "VG_100K" / name)
 
 
+# YOLO: image -> label file (None: there is none), in the folders that Roboflow's exports have
+
+YOLO_YAML = """\
+train: ../train/images
+val: ../valid/images
+test: ../test/images
+nc: 3
+names: [dog, cat, 7]
+roboflow: {license: CC BY 4.0}
+"""
+YOLO = {
+    "train/a.jpg": "1 0.5 0.5 0.25 0.25\r\n0 0.1 0.1 0.2 0.1 0.2 0.2\r\n1 0.2 0.2 0.1 0.1\r\n",
+    "train/b.PNG": "",
+    "train/c/d.rf.0f.jpg": "\n2.000000\n",
+    "train/e.jpg": None,
+    "valid/f.jpg": "0 0.5 0.5 1 1",
+    "test/g.jpg": "2 0.5 0.5 1 1",
+    "test/h.jpg": "0\n1\n",
+}
+
+
+def write_yolo(root: Path) -> None:
+    write_texts(root, {"data.yaml": YOLO_YAML})
+    for image, text in YOLO.items():
+        split, _, name = image.partition("/")
+        write_picture(root / split / "images" / name)
+        if text is not None:
+            label_file = Path(split, "labels", name).with_suffix(".txt")
+            write_texts(root, {str(label_file): text})
+
+
 TREES: dict[str, tuple[Callable[[Path], None], str]] = {
     "cars": (write_cars, "Stanford-Cars"),
     "cifar100": (write_cifar, "CIFAR-100"),
@@ -335,4 +366,5 @@ TREES: dict[str, tuple[Callable[[Path], None], str]] = {
     "openimages_miil": (write_miil, "Open Images"),
     "vg500": (write_vg500, "Visual Genome 500"),
     "voc": (write_voc, "Pascal VOC"),
+    "yolo": (write_yolo, "YOLO folders"),
 }

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mldec.data.readers.shards import shards
     from mldec.data.readers.vg500 import vg500
     from mldec.data.readers.voc import voc
+    from mldec.data.readers.yolo import yolo
 
 __all__ = [
     "cars",
@@ -48,6 +49,7 @@ __all__ = [
     "shards",
     "vg500",
     "voc",
+    "yolo",
 ]
 
 # The other modules that hold a reader; a run imports that of its data set alone.

@@ -39,6 +39,7 @@ from mldec.runtime.text import read_json
 log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section MS-COCO"
+_ROBOFLOW = "_annotations.coco.json"  # in the folder of the images of a split
 
 
 def coco(
@@ -56,7 +57,8 @@ def coco(
     """Return MS-COCO: 80 classes in the order of the category ids, images by ascending image id.
 
     Args:
-        root: folder with annotations/instances_{split}.json and the image folders {split}/.
+        root: folder with annotations/instances_{split}.json and the image folders {split}/; or, as
+            Roboflow exports it, with the image folders and {split}/_annotations.coco.json.
         annotated_only: leave out images without any object, as the official code does: 82,081
             training and 40,137 validation images of 2014 remain, of 82,783 and 40,504.
         drop_labels: probability in [0, 1) with which each training label becomes -1 (not
@@ -119,6 +121,8 @@ def load_split(
 ) -> StoredImages:
     """Return the images of one split; `thin` makes their labels partial."""
     annotations = root / "annotations" / f"instances_{split}.json"
+    if (roboflow := root / split / _ROBOFLOW).is_file():
+        annotations = roboflow
     table = cache.table("coco labels", [annotations], partial(_parse, annotations))
 
     # Every entry of the sparse labels stands for an object, so an image without one has none.
@@ -147,7 +151,14 @@ def _parse(annotations: Path) -> Table:
         with redirect_stdout(io.StringIO()):
             index.createIndex()
         rows = {image: row for row, image in enumerate(sorted(index.imgs))}
-        columns = {category: column for column, category in enumerate(sorted(index.cats))}
+        categories = sorted(index.cats)
+        # Roboflow's first category is the project, which groups the others: no object is of it.
+        groups = {category.get("supercategory") for category in index.cats.values()}
+        first = index.cats[categories[0]]
+        is_group = first.get("supercategory") == "none" and first["name"] in groups
+        if is_group and annotations.name == _ROBOFLOW:
+            del categories[0]
+        columns = {category: column for column, category in enumerate(categories)}
 
         # Two flat arrays, not a matrix: of many thousand categories an image shows only a few.
         image_rows, class_columns = array("q"), array("q")

@@ -11,7 +11,7 @@ from clip_models import clip_folder, siglip_folder
 from torch import nn
 
 from mldec.checkpoint import check_classes, check_queries, scoring
-from mldec.checkpoint.classes import can_make, read_class_names
+from mldec.checkpoint.classes import can_make, read_class_names, same_names
 from mldec.checkpoint.open_vocabulary import queries_for
 from mldec.data.text_encoder import open_encoder
 from mldec.data.types import Classes, VectorOrigin
@@ -46,6 +46,24 @@ def test_nothing_changes_in_the_same_order_or_by_word_vectors(caplog):
         words = [replace(classes, queries=torch.ones(3, 7)) for classes in (ABC, CAB)]
         assert scoring(model, *words, "best.pt") is model
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("TV-monitor", 0),
+        ("tv_monitor", 0),
+        ("tvmonitor", 1),  # an equal name comes first
+        ("sofa", 2),
+        ("SOFA", 2),
+        ("Television", 0),
+        ("lounge", None),
+    ],
+)
+def test_classes_are_found_by_name_and_synonym(name, index):
+    known = ["tv monitor", "tvmonitor", "Couch", "cat"]
+    synonyms = [("sofa", "couch"), ("tv monitor", "television")]
+    assert same_names(["dog", name], known, synonyms) == [None, index]
 
 
 def test_a_checkpoint_scores_its_own_classes_only():

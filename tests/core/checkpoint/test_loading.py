@@ -16,7 +16,11 @@ from torch import nn
 from mldec import checkpoint
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import copy_fitting, load_strict
-from mldec.errors import CheckpointError
+from mldec.config import build
+from mldec.config.compose import compose
+from mldec.config.schema import ByName, Init
+from mldec.data.types import Classes
+from mldec.errors import CheckpointError, UserError
 from mldec.runtime.torch_files import read_torch, save
 
 
@@ -36,9 +40,9 @@ def small(tmp_path_factory):
     return path
 
 
-def refused(path, *, fix):
+def refused(path, *, fix, **options):
     with pytest.raises(CheckpointError) as caught:
-        load_model(path)
+        load_model(path, **options)
     message = str(caught.value)
     assert str(path) in message
     assert fix in message
@@ -187,6 +191,76 @@ def test_init_starts_from_a_checkpoint(digits_run):
     torch.nn.init.zeros_(model.backbone.project.weight)
     assert checkpoint.initialise(model, digits_run).startswith(f"init from {path}: ")
     assert torch.equal(model.backbone.project.weight, saved)
+
+
+def test_two_scales_are_read_at_the_larger_one(tmp_path):
+    torch.save(hostile.good(), tmp_path / "x.pt")
+    loaded = load_model(tmp_path / "x.pt", views="scales")
+    assert (loaded.transform.image_size, loaded.model.side) == (96, 64)
+    assert loaded.config.data["image_size"] == 96
+    loaded = load_model(tmp_path / "x.pt", views="scales", image_size=160)
+    assert (loaded.transform.image_size, loaded.model.side) == (224, 160)
+
+    vit = ["backbone=timm", "backbone.name=test_vit", "backbone.image_size=64"]
+    torch.save(hostile.good([*hostile.WORDS[:1], *vit, "head=gap"]), tmp_path / "x.pt")
+    refused(tmp_path / "x.pt", fix="trained for one size only; leave it out", views="scales")
+
+
+BY_NAME = Init(path="x.pt", classes=ByName.by_name)
+
+
+def named(words, names):
+    """Return an untrained model of the network of `hostile`, with classes of these names."""
+    own = [word for word in hostile.WORDS if "head=gap" not in words or "head." not in word]
+    parts = build.check(compose([*own, *words]), build.MODEL_PARTS)
+    return build.model(parts, Classes(names), pretrained=False).eval()
+
+
+@torch.no_grad()
+def test_init_by_name_carries_classes_over(tmp_path):
+    state = hostile.good()
+    torch.save(state, tmp_path / "x.pt")
+    (tmp_path / "s.txt").write_text("nought; zero\n", encoding="utf-8")
+    start = replace(BY_NAME, path=str(tmp_path / "x.pt"), synonyms=str(tmp_path / "s.txt"))
+    names = ("Two", "four", "nought", "nine", "ten")
+    model = named([], names)
+    report = checkpoint.initialise(model, start, names)
+    tensors = len(model.state_dict()) - sum(
+        name.endswith(("num_batches_tracked", "backbone.mean", "backbone.std"))
+        for name in model.state_dict()
+    )
+    assert report == (
+        f"init from {tmp_path / 'x.pt'}: {tensors} of {tensors} tensors loaded; "
+        f"2 classes carried by name (Two, nought); 3 start anew (four, nine, ten)"
+    )
+    old = named([], hostile.NAMES)
+    old.load_state_dict(state["model"])
+    images = networks.noise(2)
+    torch.testing.assert_close(model(images)[:, [0, 2]], old(images)[:, [2, 0]])
+
+    # A group has one query.
+    grouped = checkpoint.initialise(named(["head.num_groups=2"], names), start, names)
+    assert grouped.endswith(
+        "1 classes carried by name (Two); 4 start anew (four, nought, nine, ten), 1 of them known, "
+        "in a group that has the query of others"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "fault"),
+    [
+        ([], ("cat", "dog"), r"has no class of the data, but zero, one, two; name those"),
+        (["head.mlp_dim=16"], ("two",), r"has another head: 3 of its tensors .* choose its head"),
+        (["head=gap"], ("two",), "has another head"),
+        (["head.word_dim=5"], ("two",), "nothing in the head MLDecoder belongs to a class"),
+    ],
+)
+def test_init_by_name_says_what_it_cannot_do(tmp_path, words, names, fault):
+    torch.save(hostile.good(), tmp_path / "x.pt")
+    with pytest.raises(UserError, match=rf"^init\.classes=by_name: .*{fault}"):
+        checkpoint.initialise(
+            named(words, names), replace(BY_NAME, path=str(tmp_path / "x.pt")), names
+        )
 
 
 PATH = Path("x.pt")

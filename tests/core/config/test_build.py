@@ -11,6 +11,7 @@ from mldec.config.schema import PARTS
 from mldec.data.table import from_dense
 from mldec.data.types import Classes
 from mldec.errors import ConfigError
+from mldec.heads import GAP, Cosine
 
 HOSTILE = ["os.system", "builtins.eval", "torch.hub.load", "torch.nn.Linear", "mldec.os.system"]
 HOSTILE += ["mldec.checkpoint.load", "mldec.heads.attach", "mldec.heads.gap.nn.Linear"]
@@ -113,6 +114,16 @@ def test_a_loss_counts_the_annotated_training_labels_if_it_needs_them():
     # Counting may take a while: nothing is counted in vain.
     for words in (["loss=bce"], ["loss=asl", "loss.pos_weight=2"], ["loss=partial"]):
         counting_loss(*words, labels=lambda: pytest.fail("it counted"))
+
+
+def test_a_class_starts_with_its_frequency_as_its_score():
+    labels = from_dense(np.array([[1, 0, 1], [1, 0, 0], [-1, -1, 0], [1, 1, 0]], np.int8))
+    head = GAP(4, 3)
+    build.start_at_frequency(head, labels)
+    scores = head(torch.zeros(1, 2, 4)).sigmoid()[0].tolist()
+    assert scores == pytest.approx([4 / 5, 2 / 5, 2 / 6])
+    with pytest.raises(ConfigError, match=r"^train\.start_at_frequency: Cosine has no bias per"):
+        build.start_at_frequency(Cosine(4, 3), labels)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from mldec.config import build, schema
-from mldec.config.compose import compose, parse, to_dict
+from mldec.config.compose import compose, diff, parse, to_dict
 from mldec.config.schema import (
     HARMLESS,
     MAX_SEED,
     MAX_SHOWN,
     MAX_WORKERS,
     Config,
+    Init,
     Log,
     Mix,
     MixLabels,
@@ -40,6 +41,7 @@ PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
         (Train, "repeats", [1], [0]),
         (Train, "eval_every", [1], [0]),
         (Train, "keep_last", [1], [0]),
+        (Train, "min_steps", [1, None], [0]),
         (Train, "patience", [1, None], [0]),
         (Train, "batch_per_gpu", [1, None], [0]),
         (Train, "stop_epoch", [1, 40, None], [0, 41]),
@@ -124,6 +126,7 @@ def test_settings_that_may_differ_at_a_resume_exist():
     # Settings of the data are arguments of its readers: all of them have these.
     config = compose(["+experiment=digits", "data=csv", "data.root=/x"])
     known |= {f"data.{name}" for name in build.resolve("data", config.data).arguments}
+    known |= {f"init.{field.name}" for field in dataclasses.fields(Init)}
     assert known >= HARMLESS >= {key for key in known if key.startswith("log.")}
 
 
@@ -143,12 +146,42 @@ def test_a_batch_that_processes_cannot_share_is_answered_with_the_nearest_that_t
     )
 
 
+def test_init_is_a_path_or_has_settings_of_its_own():
+    digits = ["+experiment=digits"]
+    assert compose(digits).start == Init(path=None)
+    plain = compose([*digits, "init=a.pt"])
+    assert (plain.start, to_dict(plain)["init"]) == (Init(path="a.pt"), "a.pt")
+    words = [*digits, "init=a.pt", "init.classes=by_name", "init.synonyms=s.txt"]
+    config = compose(words)
+    assert config.start == Init(path="a.pt", classes=schema.ByName.by_name, synonyms="s.txt")
+    assert config == parse(to_dict(config))
+    assert diff(config, plain) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["init=[3]"], "init is [3]: it must be the path of a checkpoint"),
+        (["init.classes=by_name"], "nothing is chosen for init.path"),
+        (["init=a", "init.classes=all"], "init.classes: Invalid value 'all', expected one of [by_"),
+        (["init=a", "init.clases=by_name"], "init.clases: "),
+        (["init=a", "init.synonyms=s.txt"], "init.synonyms is for init.classes=by_name"),
+    ],
+)
+def test_a_wrong_setting_of_init_is_one_line(words, message):
+    with pytest.raises(ConfigError) as caught:
+        compose(["+experiment=digits", *words])
+    assert str(caught.value).startswith(message)
+
+
 def test_batches_epochs_and_workers_follow_from_the_settings(monkeypatch):
     shared = Train(batch_size=56, accumulate=2)
     assert (shared.on(4), shared.micro_batch(4)) == (shared, 7)
     per_gpu = Train(batch_size=56, batch_per_gpu=5, accumulate=2).on(3)
     assert (per_gpu.batch_size, per_gpu.micro_batch(3), per_gpu.on(3)) == (30, 5, per_gpu)
 
+    for steps, epochs in ((None, 6), (60, 6), (61, 7), (700, 70)):
+        assert Train(epochs=6, min_steps=steps).lasting(10).epochs == epochs
     assert Train(epochs=80).last_epoch == 80
     assert Train(epochs=80, stop_epoch=41).last_epoch == 41
     for changed, accepted in (({}, False), ({"changed": "allow"}, True)):

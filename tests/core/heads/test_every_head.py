@@ -8,11 +8,12 @@ import pytest
 import torch
 from random_weights import noise, randomise
 from support import read_option
+from torchvision.transforms.v2.functional import resize
 
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
-from mldec.heads import GAP, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
-from mldec.model import Classifier, TokenClassifier
+from mldec.heads import CSRA, GAP, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
+from mldec.model import Classifier, TokenClassifier, Viewed
 
 WIDTH, CLASSES, WORD = 16, 7, 5
 SIZES = {"embed_dim": 16, "mlp_dim": 20, "num_heads": 4}
@@ -21,6 +22,7 @@ FULL = {"num_groups": None, **SIZES}
 HEADS = {
     "gap": lambda **own: GAP(WIDTH, CLASSES, **own),
     "bottleneck": lambda **own: GAP(WIDTH, CLASSES, bottleneck=3, **own),
+    "csra": lambda **own: CSRA(WIDTH, CLASSES, num_heads=3, **own),
     "full": lambda **own: MLDecoder(WIDTH, CLASSES, num_layers=2, **FULL, **own),
     "groups": lambda **own: MLDecoder(WIDTH, CLASSES, num_groups=3, **SIZES, **own),
     "plain": lambda **own: MLDecoder(
@@ -65,6 +67,22 @@ def test_tokens_and_maps_in_any_batch_have_one_logit_per_class(name):
         assert logits.shape == (3, CLASSES)
         torch.testing.assert_close(head(features, *words(head)), logits, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(alone, logits, rtol=1e-12, atol=1e-12)
+
+
+def test_the_part_of_the_logits_that_no_image_changes_can_be_set(name):
+    head = randomise(HEADS[name]())
+    if not hasattr(head, "start_at"):
+        pytest.skip("it has no bias per class")
+    tokens, levels = noise(3, 9, WIDTH), noise(2, CLASSES, seed=1)
+    logits = []
+    for level in levels:
+        head.start_at(level)
+        with torch.no_grad():
+            logits.append(head(tokens, *words(head)))
+    change = levels[1] - levels[0]
+    if name in OF_WORDS:  # one bias for all classes
+        change = change.mean().expand(CLASSES)
+    torch.testing.assert_close(logits[1] - logits[0], change.expand(3, CLASSES))
 
 
 def test_every_parameter_is_trained_and_dropout_acts_in_training_only(name):
@@ -124,6 +142,53 @@ def test_words_are_for_heads_of_words(name):
     for wrong, given in ((None, "none"), (torch.zeros(3, 4), r"the shape \[3, 4\]")):
         with pytest.raises(ConfigError, match=f"needs word queries .*got {given}"):
             head(tokens, wrong)
+
+
+# Rows of classes
+
+
+def shared(old, new):
+    """Give a new head what does not belong to classes in an old one."""
+    state = {key: value for key, value in old.state_dict().items() if key not in old.class_tensors}
+    new.load_state_dict(state, strict=False)
+
+
+@pytest.mark.parametrize("name", ["gap", "bottleneck", "csra", "full", "query2label"])
+@torch.no_grad()
+def test_a_class_that_is_carried_over_keeps_its_logit(name):
+    # Drawn classes of seven, one twice; the new head has seven classes too.
+    sources = [3, None, 0, 6, None, 3, 5]
+    old, new = randomise(HEADS[name]()), randomise(HEADS[name](), seed=1)
+    shared(old, new)
+    tokens = noise(2, 9, WIDTH)
+    fresh = new(tokens)
+    taken = new.take_classes(old.state_dict(), sources, CLASSES)
+    assert taken == [0, 2, 3, 5, 6]
+    torch.testing.assert_close(new(tokens)[:, taken], old(tokens)[:, [3, 0, 6, 3, 5]])
+    torch.testing.assert_close(new(tokens)[:, [1, 4]], fresh[:, [1, 4]])
+
+
+@pytest.mark.parametrize(
+    ("old_groups", "new_groups", "taken"),
+    [
+        (None, None, [0, 2, 3, 5, 6]),
+        (3, None, [0, 2, 3, 5, 6]),
+        (None, 4, [0, 2, 5, 6]),  # 2 and 3 had a query each, the first is kept
+        (3, 3, [0, 3, 5, 6]),  # 0 and 2 had two queries, 3 and 5 the same
+        (2, 2, [2, 3, 5]),  # the query of 0 was another than that of 2 and 3; 6 comes after 5
+    ],
+)
+@torch.no_grad()
+def test_a_group_takes_the_query_of_most_of_its_classes(old_groups, new_groups, taken):
+    sources = [6, None, 0, 3, None, 4, 5]
+    old = randomise(MLDecoder(WIDTH, 9, num_groups=old_groups, **SIZES))
+    new = randomise(MLDecoder(WIDTH, CLASSES, num_groups=new_groups, **SIZES), seed=1)
+    new.queries.normal_()
+    shared(old, new)
+    tokens = noise(2, 9, WIDTH)
+    assert new.take_classes(old.state_dict(), sources, 9) == taken
+    carried = [sources[number] for number in taken]
+    torch.testing.assert_close(new(tokens)[:, taken], old(tokens)[:, carried])
 
 
 # The option files
@@ -189,6 +254,26 @@ def backbone():
 def test_images_that_are_none_are_named(backbone, images, fault):
     with pytest.raises(ValueError, match=fault):
         Classifier(backbone, HEADS["groups"]())(images)
+
+
+@pytest.mark.parametrize(("side", "larger"), [(64, 96), (160, 224), (224, 288), (448, 576)])
+def test_the_larger_scale_is_a_quarter_more_in_steps_of_32(side, larger):
+    assert Viewed.larger(side) == larger
+
+
+@torch.no_grad()
+def test_views_have_the_mean_of_their_logits(backbone):
+    model = Classifier(backbone, HEADS["groups"]()).eval()
+    images = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
+    mirrored = torch.from_numpy(images.numpy()[..., ::-1].copy())
+    smaller = resize(images.float() / 255, [64, 64], antialias=True)
+    for views, other in (("flip", mirrored), ("scales", smaller)):
+        viewed = Viewed(model, views, 64)
+        expected = (model(images) + model(other)) / 2
+        torch.testing.assert_close(viewed(images), expected)
+        torch.testing.assert_close(viewed.classify(viewed.backbone(images)), model(images))
+        with pytest.raises(ValueError, match="no attention of several views"):
+            viewed(images, attention=True)
 
 
 def test_attention_of_a_head_without_it_is_refused(backbone):

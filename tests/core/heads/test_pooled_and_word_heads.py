@@ -1,4 +1,4 @@
-"""GAP, and the zero-shot heads beside ML-Decoder, by their formulas."""
+"""GAP, CSRA, and the zero-shot heads beside ML-Decoder, by their formulas."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from random_weights import noise, randomise
 
-from mldec.heads import GAP, Cosine, WordGAP, WordGroupDecoder
+from mldec.heads import CSRA, GAP, Cosine, WordGAP, WordGroupDecoder
 
 IN, WORD, DIM = 24, 5, 16
 SMALL = {"embed_dim": DIM, "num_heads": 4, "mlp_dim": 20, "word_dim": WORD}
@@ -36,6 +36,38 @@ def test_dropout_of_gap_acts_on_the_pooled_features():
     kept = head(torch.ones(1, 49, 1000)).item() * 0.75  # each kept feature counts 4 / 3
     assert kept == pytest.approx(round(kept), abs=1e-2)
     assert 680 < kept < 820
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "temperatures"), [(1, [1]), (2, [1, 1e9]), (4, [1, 2, 4, 1e9])]
+)
+@torch.no_grad()
+def test_csra_equals_its_formula(num_heads, temperatures):
+    head = randomise(CSRA(IN, 3, num_heads=num_heads, lam=0.3))
+    tokens = noise(2, 9, IN)
+    expected = torch.zeros(2, 3, dtype=torch.float64)
+    for image in range(2):
+        for i in range(3):
+            for h, temperature in enumerate(temperatures):
+                m, b = head.fc.weight[num_heads * i + h], head.fc.bias[num_heads * i + h]
+                x = tokens[image]
+                attention = (temperature * (x @ m)).softmax(0)
+                g, a = x.mean(0), sum(s * x_j for s, x_j in zip(attention, x, strict=True))
+                expected[image, i] += m @ (g + 0.3 * a) + 1.3 * b
+    torch.testing.assert_close(head(tokens), expected)
+
+
+def test_without_its_attention_csra_is_gap_in_training_too():
+    gap, csra = GAP(IN, 4, dropout=0.5), CSRA(IN, 4, lam=0.0, dropout=0.5)
+    csra.load_state_dict(gap.state_dict())
+    tokens = noise(2, 9, IN).float()
+    torch.testing.assert_close(csra.eval()(tokens), gap.eval()(tokens))
+
+    # A dropped feature is dropped in all tokens.
+    ones = torch.ones(3, 9, IN)
+    dropped = CSRA(IN, 1, dropout=0.5).train().dropout(ones.transpose(1, 2))
+    assert set(dropped.amin(2).flatten().tolist()) == {0.0, 2.0}
+    assert torch.equal(dropped.amin(2), dropped.amax(2))
 
 
 @torch.no_grad()

@@ -106,6 +106,16 @@ def test_curves_are_those_of_every_score_compared_with_every_threshold():
     assert np.allclose(macro.recall, np.mean([curve.recall for curve in of_classes], 0))
 
 
+def test_a_class_whose_scores_are_the_same_for_all_images_is_named():
+    named = []
+    for exclusive in (False, True):
+        observer = Observer(data(exclusive), CONFIG)
+        logits = LOGITS + 40 * (torch.arange(K) == 1)
+        observer(Batch(IMAGES, LABELS, torch.arange(N)), logits)
+        named.append(observer.constant_classes())
+    assert named == [["dog"], []]
+
+
 def test_the_most_frequent_classes_have_an_ap_and_a_curve():
     details = shown(config(classes=2))
     order = sorted(range(K), key=lambda index: -int((LABELS[:, index] == 1).sum()))

@@ -78,7 +78,9 @@ def ended(tmp_path_factory):
 
 
 def test_it_learns_and_keeps_the_weights_that_scored_best(tmp_path):
-    metrics = fit(trainer(settings("train.epochs=12"), tmp_path), tmp_path)
+    job = trainer(settings("train.epochs=2", "train.min_steps=45"), tmp_path)
+    assert job.config.train.epochs == 12, "of four steps"
+    metrics = fit(job, tmp_path)
     assert metrics["val_raw/mAP"] > 95
     lines = numbers(tmp_path)
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
@@ -339,6 +341,16 @@ def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(tmp_path, caplo
 
 
 # What the log and run.json say
+
+
+def test_classes_whose_scores_are_all_the_same_are_named_once_at_the_end(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(module.Observer, "constant_classes", lambda observer: ["red"])
+    fit(trainer(settings("train.epochs=2"), tmp_path), tmp_path)
+    [message] = [text for text in caplog.messages if "the same for nearly all images" in text]
+    assert ": red;" in message
+    assert "loss=bce" in message
 
 
 def test_the_start_says_how_many_parameters_train(tmp_path):

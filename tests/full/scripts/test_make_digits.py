@@ -35,6 +35,7 @@ READERS = {
     "openimages": (readers.openimages_miil, {}),
     "imagenet": (readers.imagenet, {"class_map": "folders", **WHOLE}),
     "csv": (readers.csv_table, {}),
+    "yolo": (readers.yolo, {}),
 }
 
 

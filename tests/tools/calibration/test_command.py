@@ -33,6 +33,8 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
 
     # The numbers of the same images are those that evaluate then prints, class by class.
     content = json.loads((tmp_path / "c.json").read_text())
+    stored = checkpoint.load(calibrated).calibration
+    assert (stored.error, stored.constant) == (content["metrics"]["ECE"], ())
     words = [*WORDS, "--json", tmp_path / "e.json"]
     out = cli.out("evaluate", calibrated, *words)
     assert "which were fitted on these images: they are too good" in out
@@ -66,7 +68,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
 
 def test_a_threshold_of_the_command_line_comes_first(cli, best, tmp_path):
     out = tmp_path / "x.pt"
-    words = ["--scope", "global", "--objective", "recall:0.8", "--platt", "--out", out]
+    words = ["--scope", "global", "--objective", "recall:0.8", "--out", out]
     assert cli("calibrate", best, *WORDS, *words)[0] == 0
 
     metrics = []

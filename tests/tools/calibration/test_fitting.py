@@ -11,7 +11,7 @@ from scipy.special import expit
 from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from mldec import calibrate as module
 from mldec.calibrate import (
@@ -29,7 +29,8 @@ from mldec.calibrate import (
 )
 from mldec.errors import DataError
 from mldec.evaluation import Scores
-from mldec.evaluators.label_errors import platt
+from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
 
 # Few different logits, so that many are equal.
 LOGITS = st.integers(-8, 8).map(lambda number: number / 2)
@@ -37,7 +38,7 @@ PAIRS = st.lists(st.tuples(LOGITS, st.booleans()), min_size=1, max_size=30)
 OBJECTIVES = ["f1", "precision:0.5", "precision:0.9", "recall:0.8", "recall:1", "cost:1,5"]
 OBJECTIVES += ["cost:3,.5", "cost:1,1"]
 Pairs = list[tuple[float, bool]]
-F1 = Choice(parse_objective("f1"), "class", 5, platt=False)
+F1 = Choice(parse_objective("f1"), "class", 5)
 
 
 # ----------------------------------------------------------------------------------- one threshold
@@ -123,49 +124,42 @@ def scores(*, images=200, classes=6, seed=0):
     return logits.astype(np.float32), labels.astype(np.int8)
 
 
-def of_all(logits, labels, *, exclusive=False):
-    return temperature(logits, labels, np.ones(len(logits), bool), exclusive=exclusive)
+def of_all(logits, labels):
+    return temperature(logits, labels, np.ones(len(logits), bool))
 
 
-def log_loss(logits, labels, value, *, exclusive):
-    scaled, targets = torch.from_numpy(logits).double() / value, torch.from_numpy(labels)
-    if exclusive:
-        return cross_entropy(scaled, targets.argmax(1)).item()
-    known = targets >= 0
-    return binary_cross_entropy_with_logits(scaled[known], targets[known].double()).item()
+def of_one_label(*, images=200, seed=0):
+    """Return logits [N, 6], and one label per image that they say something about, [N, 6]."""
+    logits, _ = scores(images=images)
+    noisy = logits + np.random.default_rng(seed).normal(scale=6, size=logits.shape)
+    return logits, np.eye(6, dtype=np.int8)[noisy.argmax(1)]
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_the_temperature_is_the_best_of_a_fine_grid(exclusive):
-    logits, labels = scores()
-    labels[::7] = -1
-    if exclusive:
-        noisy = logits + np.random.default_rng(0).normal(scale=6, size=logits.shape)
-        labels = np.eye(6, dtype=np.int8)[noisy.argmax(1)]
-
-    fitted = of_all(logits, labels, exclusive=exclusive)
+def test_the_temperature_is_the_best_of_a_fine_grid():
+    logits, labels = of_one_label()
+    fitted = of_all(logits, labels)
     grid = np.geomspace(*TEMPERATURES, 4000)
-    losses = [log_loss(logits, labels, value, exclusive=exclusive) for value in grid]
+    targets = torch.from_numpy(labels).argmax(1)
+    losses = [cross_entropy(torch.from_numpy(logits).double() / value, targets) for value in grid]
     assert fitted == pytest.approx(grid[np.argmin(losses)], rel=2e-3)
     assert fitted != pytest.approx(1, rel=0.02)
-    assert of_all(3 * logits, labels, exclusive=exclusive) == pytest.approx(3 * fitted)
+    assert of_all(3 * logits, labels) == pytest.approx(3 * fitted)
 
-    if exclusive:
-        # An image without a label does not count.
-        more = np.concatenate([logits, logits[:1]]), np.concatenate([labels, 0 * labels[:1]])
-        assert of_all(*more, exclusive=True) == fitted
+    # An image without a label does not count.
+    more = np.concatenate([logits, logits[:1]]), np.concatenate([labels, 0 * labels[:1]])
+    assert of_all(*more) == fitted
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_separated_and_reversed_scores_have_no_temperature(sign):
-    labels = np.array([[1], [1], [0], [0], [0]], np.int8)
+    labels = np.array([[1, 0], [1, 0], [0, 1]], np.int8)
     assert of_all(sign * (4.0 * labels - 2), labels) is None
 
 
 def test_a_temperature_needs_only_some_of_many_scores(monkeypatch):
-    logits, labels = scores(images=4000, classes=5)
+    logits, labels = of_one_label(images=4000)
     whole = of_all(logits, labels)
-    monkeypatch.setattr(module, "MOST_SCORES", 10_000)
+    monkeypatch.setattr(module, "MOST_SCORES", 12_000)
     some = of_all(logits, labels)
     assert some == of_all(logits[::3], labels[::3])
     assert some == pytest.approx(whole, rel=0.1)
@@ -188,18 +182,83 @@ def test_platt_scaling_is_a_logistic_regression_with_soft_targets():
         np.testing.assert_allclose(platt(column, present), expected, rtol=2e-3, atol=2e-3)
 
 
+def test_the_common_slope_is_that_of_a_regression_with_a_column_per_class():
+    logits, labels = scores()
+    labels[::7, :3] = -1
+    images, classes = np.nonzero(labels >= 0)
+    targets, _ = soft_targets(labels == 1, labels == 0)
+    soft = targets[images, classes]
+    inputs = np.column_stack([logits[images, classes], np.eye(6)[classes]])
+    regression = LogisticRegression(C=1e9, tol=1e-8, fit_intercept=False, max_iter=1000).fit(
+        np.tile(inputs, (2, 1)), np.repeat([1, 0], len(soft)), np.concatenate([soft, 1 - soft])
+    )
+    assert common_slope(logits.astype(float), labels) == pytest.approx(
+        regression.coef_[0, 0], rel=2e-3
+    )
+    # Logits that are all far above 0 are no harder, and those that are equal have no slope.
+    assert common_slope(30 + logits.astype(float), labels) == pytest.approx(
+        regression.coef_[0, 0], rel=2e-3
+    )
+    assert common_slope(0 * logits, labels) == 1
+
+
+def test_a_slope_is_held_near_the_common_one_where_images_are_few():
+    logits, labels = scores(images=400)
+    column, present = logits[:, 0].astype(float), labels[:, 0] == 1
+    own, _ = platt(column, present)
+    common = 3 * own
+    distances = []
+    for count in (400, 40):
+        slope, offset = platt(column[:count], present[:count], common)
+        distances.append(slope - platt(column[:count], present[:count])[0])
+
+        # No slope or offset nearby has a lower loss.
+        targets, _ = soft_targets(present[:count], ~present[:count])
+
+        def loss(slope, offset, count=count, targets=targets):
+            scaled = slope * column[:count] + offset
+            entropy = (np.logaddexp(0, scaled) - targets * scaled).sum()
+            return entropy + ((slope / common - 1) / DEVIATION) ** 2 / 2
+
+        nearby = [(slope * a, offset + b) for a in (0.99, 1, 1.01) for b in (-0.01, 0, 0.01)]
+        assert min(nearby, key=lambda values: loss(*values)) == (slope, offset)
+    assert 0 < distances[0] < distances[1]
+
+
 @pytest.mark.parametrize(
-    ("logits", "present"),
+    ("logits", "present", "is_ordered"),
     [
-        ([3.0, 3, 3, 3], [True, False, False, False]),  # all are equal
-        ([-2.0, 1, 2, 3], [True, False, False, False]),  # worse than chance
-        ([], []),
+        ([3.0, 3, 3, 3], [True, False, False, False], False),  # all are equal
+        ([-2.0, 1, 2, 3], [True, False, False, False], True),  # worse than chance
+        ([], [], False),
     ],
 )
-def test_logits_that_say_nothing_leave_the_frequency(logits, present):
+def test_logits_that_say_nothing_leave_the_frequency_and_the_order(logits, present, is_ordered):
     slope, offset = platt(np.array(logits), np.array(present, bool))
-    assert slope == 0
-    assert expit(offset) == pytest.approx((sum(present) + 1) / (len(logits) + 2))
+    assert (slope > 0) == is_ordered
+    middle = np.mean(logits) if logits else 0
+    expected = (sum(present) + 1) / (len(logits) + 2)
+    assert expit(slope * middle + offset) == pytest.approx(expected)
+    assert np.ptp(slope * np.array([middle, *logits])) < 0.03
+
+
+def test_scores_of_the_asymmetric_loss_become_probabilities():
+    """The logits of all classes lie too high, of one beyond what a sigmoid tells from 1."""
+    logits, labels = scores(images=400)
+    logits += [25, 3, 3, 3, 3, 3]
+    folds = np.arange(400) % 5
+    before, after = Tally(6), cross_fitted(logits, labels, folds, F1)
+    before.add(unscaled(6), logits, labels, folds >= 0)
+    assert after.summary()["ECE"] < 3 < 40 < before.summary()["ECE"]
+
+    # No image changes its place, and no two become equal.
+    fitted = fit(logits, labels, folds >= 0, F1)
+    assert (fitted.slopes > 0).all()
+    calibrated = np.float32(fitted.slopes) * logits + np.float32(fitted.offsets)
+    assert (
+        average_precision(torch.from_numpy(calibrated), torch.from_numpy(labels))["none"]
+        == average_precision(torch.from_numpy(logits), torch.from_numpy(labels))["none"]
+    ).all()
 
 
 # ------------------------------------------------------------------------------------- all classes
@@ -219,15 +278,15 @@ def test_each_class_is_fitted_to_its_annotated_images():
     images = every & (np.arange(300) % 3 > 0)
     few = (labels[images] == 1).sum(0) < 12
     assert 2 <= few.sum() < 20
-    fitted = fit(logits, labels, images, Choice(F1.objective, "class", 12, platt=False))
-    slope = 1 / temperature(logits, labels, images, exclusive=False)
-    assert fitted.slopes == pytest.approx(slope)
-    assert not fitted.offsets.any()
+    fitted = fit(logits, labels, images, Choice(F1.objective, "class", 12))
     assert fitted.shares.tolist() == few.tolist()
+    common = common_slope(logits[images].astype(float), labels[images])
 
     def pairs(k):
         known = images & (labels[:, k] >= 0)
-        return list(zip(slope * logits[known, k].astype(float), labels[known, k] == 1, strict=True))
+        present = labels[known, k] == 1
+        slope, offset = platt(logits[known, k], present, common)
+        return list(zip(slope * logits[known, k].astype(float) + offset, present, strict=True))
 
     for k in (30, 63, 64, 69):
         assert fitted.thresholds[k] == pytest.approx(fitted_to("f1", pairs(k)).value)
@@ -239,7 +298,7 @@ def test_too_few_positives_even_together_take_the_threshold_of_all_classes():
     logits, labels, every = data(classes=6)
     labels[:, 0] = -1
     labels[:, 1] = np.minimum(labels[:, 1], 0)
-    everything = fit(logits, labels, every, Choice(F1.objective, "global", 1, platt=False))
+    everything = fit(logits, labels, every, Choice(F1.objective, "global", 1))
     fitted = fit(logits, labels, every, F1)
     assert fitted.shares.tolist() == [True, True, False, False, False, False]
     assert fitted.thresholds[:2] == pytest.approx(everything.thresholds[:2])
@@ -250,7 +309,7 @@ def test_too_few_positives_even_together_take_the_threshold_of_all_classes():
 def test_a_precision_that_a_class_cannot_reach_is_known():
     logits = np.array([[2.0, 2], [1, 1], [0, 0]])
     labels = np.array([[0, 1], [1, 1], [0, 0]], np.int8)
-    choice = Choice(parse_objective("precision:0.9"), "class", 1, platt=False)
+    choice = Choice(parse_objective("precision:0.9"), "class", 1)
     np.testing.assert_array_equal(
         fit(logits, labels, np.ones(3, bool), choice).best_precision, [0.5, np.nan]
     )
@@ -259,13 +318,15 @@ def test_a_precision_that_a_class_cannot_reach_is_known():
 @pytest.mark.parametrize("shared", [False, True])
 def test_platt_scaling_is_of_each_class_or_of_all(shared):
     logits, labels, every = data(classes=4)
-    # Far above 0, as the logits of CLIP: a temperature could make no scores of them.
+    # Far above 0, as the logits of CLIP: their sigmoids are all 1.
     logits = 20 + 2 * logits
-    fitted = fit(logits, labels, every, Choice(F1.objective, "class", 1, platt=True, shared=shared))
+    fitted = fit(logits, labels, every, Choice(F1.objective, "class", 1, shared=shared))
+    common = None if shared else common_slope(logits.astype(float), labels)
     for k in range(4):
         chosen = [*range(4)] if shared else [k]
         known = labels[:, chosen] >= 0
-        expected = platt(logits[:, chosen][known].astype(float), labels[:, chosen][known] == 1)
+        column, present = logits[:, chosen][known].astype(float), labels[:, chosen][known] == 1
+        expected = platt(column, present, common)
         assert (fitted.slopes[k], fitted.offsets[k]) == pytest.approx(expected)
 
 
@@ -276,7 +337,7 @@ def test_a_tally_is_that_of_scikit_learn():
     tally.add(fitted, logits, labels, np.arange(300) < 100)
     tally.add(fitted, logits, labels, np.arange(300) >= 100)
 
-    scores = expit(fitted.slopes * logits.astype(float))
+    scores = expit(fitted.slopes * logits.astype(float) + fitted.offsets)
     per_class = tally.counts.per_class()
     for k in range(5):
         known = labels[:, k] >= 0
@@ -331,7 +392,7 @@ def test_a_temperature_of_one_label_is_judged_by_cross_fitting():
     logits = (9 * labels + 6 * rng.normal(size=labels.shape)).astype(np.float32)
     outcome = with_one_label(Scores(np.arange(400), labels, logits, []), np.arange(400) % 5)
     assert outcome.thresholds == []
-    assert outcome.slopes == pytest.approx([1 / of_all(logits, labels, exclusive=True)])
+    assert outcome.slopes == pytest.approx([1 / of_all(logits, labels)])
     assert outcome.fitted["top1"] == outcome.cross_fitted["top1"] == outcome.uncalibrated["top1"]
     assert outcome.cross_fitted["ECE"] != outcome.fitted["ECE"]
     assert outcome.cross_fitted["ECE"] < outcome.uncalibrated["ECE"] / 2

@@ -29,7 +29,7 @@ TRANSFORMS = [
 @pytest.mark.parametrize(
     "head",
     # The others are in the matrix of the tests of ONNX files.
-    ["gap", "groups", "query2label", "word_groups"],
+    ["gap", "csra", "groups", "query2label", "word_groups"],
 )
 def test_a_traced_program_answers_as_the_checkpoint(head):
     exclusive = head in ("gap", "word_gap")

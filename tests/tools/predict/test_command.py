@@ -12,7 +12,8 @@ import patches
 import pytest
 import torch
 from pictures import picture
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
+from scipy.special import logit
 from support import one_line
 
 import mldec
@@ -127,6 +128,7 @@ def test_other_options_or_another_checkpoint_are_refused(cli, best, photos):
     torch.save(state, "other.pt")
     for checkpoint, words, part in (
         (best, ["--draft"], "--draft false, not true"),
+        (best, ["--views", "flip"], '--views none, not "flip"'),
         (best, ["--weights", "raw"], '--weights none, not "raw"'),
         (best, ["--csv", "r.csv"], "the result files"),
         (best, [photos / "0.png"], "the images"),
@@ -217,6 +219,21 @@ def test_the_rows_of_an_exported_file_are_those_of_its_checkpoint(cli, best, pho
     assert cli("predict", "m.onnx", photos, "--device", "cuda:0").status == 1
 
 
+def test_two_views_have_the_mean_of_their_logits(cli, best, photos):
+    ImageOps.mirror(Image.open(photos / "0.png")).save("mirrored.png")
+    (model, viewed) = (
+        mldec.load(best, plugin=["patches"], device="cpu", threshold=0.0, top=100, views=views)
+        for views in (None, "flip")
+    )
+    single, mirrored, both = (
+        {name: logit(score) for name, score in answer}
+        for answer in (*model([photos / "0.png", "mirrored.png"]), viewed(photos / "0.png"))
+    )
+    assert both == {
+        name: pytest.approx((single[name] + mirrored[name]) / 2, abs=1e-4) for name in single
+    }
+
+
 def test_pictures_are_of_the_same_classes_as_the_scores(cli, best, photos, monkeypatch):
     (photos / "again").mkdir()
     Image.new("RGB", (90, 30)).save(photos / "again" / "0.png")
@@ -283,6 +300,7 @@ def test_a_checkpoint_without_thresholds_is_named(cli, best, photos):
         (["--content", "decisions"], "the checkpoint has no thresholds; pass --threshold"),
         (["--jsonl", "missing/p.jsonl"], "there is no folder"),
         (["--pictures", "p", "--font", "photos/0.png"], "0.png: not a font"),
+        (["--features", "f.npy", "--views", "flip"], "of a single view of an image: leave --views"),
     ],
 )
 def test_options_that_do_not_fit_are_one_line(cli, best, photos, words, part):

@@ -129,6 +129,11 @@ ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
             "Calibrated logit: the logit divided by the temperature 0.500.",
         ),
         ({"calibration": GLOBAL}, "Thresholds", "One threshold for all classes: 0.300."),
+        (
+            {"calibration": replace(CALIBRATION, offsets=(-20.0,), error=1.5)},
+            "Thresholds",
+            "2 times the logit, plus -20. Calibration error on images outside the fit: 1.50 %.",
+        ),
         ({"calibration": CALIBRATION, "measured": THREE}, "Limitations", "F1 are too good"),
         ({"classes": ZERO_SHOT}, "Limitations", "It scores any classes that have word vectors"),
         ({"classes": MANY}, "Classes", "7 more classes"),

@@ -109,7 +109,9 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
         assert other.value == pytest.approx(others[name])
         assert gap.value == pytest.approx(content.metrics[name].value - other.value)
         assert np.isnan(gap.low) or gap.low <= gap.high
-    assert "fitted on these very images" in " ".join(content.notes)
+    notes = " ".join(content.notes)
+    assert "fitted on these very images" in notes
+    assert "on images outside the fit their calibration error is" in notes
     assert not any("mldec.calibrate" in str(step.command) for step in content.steps)
 
     # Images by class, each with a place where the model looked.
@@ -121,6 +123,17 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
         assert shows_it == (example.kind != "wrong")
     assert content.histograms.positives.sum(1).tolist() == content.table.columns["positives"]
     check_page(content, Path("r.html").read_text(encoding="utf-8"))
+
+
+def test_a_report_of_views_has_the_numbers_of_evaluate(cli, best, contents):
+    words = ["data.val_images=20", "--views", "scales"]
+    cli.out("report", best, *WORDS, *words, "--out", "r.html", "--json", "r.json")
+    ours, theirs = json.loads(Path("r.json").read_text()), evaluated(cli, best, *words)
+    single = evaluated(cli, best, *words[:1])
+    assert ours["views"] == theirs["views"] == "scales"
+    assert ours["metrics"] == theirs["metrics"] != single["metrics"]
+    assert "views" not in single
+    assert contents[0].summary["Image size"] == "96 pixels, two views (--views scales)"
 
 
 class Tags(HTMLParser):

@@ -79,6 +79,24 @@ def test_only_training_labels_are_taken_away(build):
     assert [(thin[:, 0] == value).sum() for value in (1, 0)] == [1, 1]
 
 
+@pytest.mark.parametrize("project", ["cells", "dog"])
+def test_an_export_of_roboflow(tmp_path, project):
+    """The first category is the project, with or without the name of a class."""
+    project_row = {"id": 0, "name": project, "supercategory": "none"}
+    classes = [{"id": 2, "name": "cat"}, {"id": 1, "name": "dog"}]
+    categories = [project_row, *({**row, "supercategory": project} for row in classes)]
+    for split, objects in {"train": {0: [2], 1: []}, "valid": {0: [1, 2]}}.items():
+        content = coco_content(split, objects, categories)
+        for image in content["images"]:
+            write_picture(tmp_path / "data" / split / image["file_name"])
+        (tmp_path / "data" / split / "_annotations.coco.json").write_text(json.dumps(content))
+
+    build = Reader(coco, tmp_path / "data", "MS-COCO")
+    data = build(train="train", val="valid", annotated_only=False)
+    assert data.train.classes.names == ("dog", "cat")
+    assert (targets(data.train), targets(data.val)) == ([[0, 1], [0, 0]], [[1, 1]])
+
+
 # The sample
 
 

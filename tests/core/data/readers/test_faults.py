@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 from support import made
-from trees import STATEMENTS, TREES, coco_content, nuswide_csv, tree, voc_xml, write_annotations
+from trees import (
+    STATEMENTS,
+    TREES,
+    YOLO_YAML,
+    coco_content,
+    nuswide_csv,
+    tree,
+    voc_xml,
+    write_annotations,
+)
 
 from mldec.config.compose import config_dir
 from mldec.data import readers
@@ -24,6 +33,10 @@ CSV = "path,labels,split\n"
 NUSWIDE = "path,label,split\n"
 VG, VG_LIST = "vg_category_500_labels_index.json", "test_list_500.txt"
 OUTSIDE = '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><annotation>&b;</annotation>'
+
+
+def yolo_yaml(**changes):
+    return yaml.safe_dump({**yaml.safe_load(YOLO_YAML), **changes})
 
 
 def cars(label, name="00002.jpg"):
@@ -84,6 +97,68 @@ READER_FAULTS = [
     ("voc", VOC_IMAGE, OUTSIDE, "cannot be used (ParseError: undefined entity"),
     ("voc", VOC_LIST, "000007\n../../000005\n", "line 2: '../../000005' is not a path inside"),
     ("voc", VOC_LIST, "", "trainval.txt is empty"),
+    ("yolo", "data.yaml", None, "data.yaml cannot be read (No such file"),
+    ("yolo", "data.yaml", "names: [dog, cat", "cannot be used (ParserError"),
+    ("yolo", "data.yaml", "!!python/object/apply:os.getcwd []", "cannot be used (ConstructorError"),
+    ("yolo", "data.yaml", "a: 1\n---\na: 1\n", "cannot be used (ComposerError"),
+    ("yolo", "data.yaml", "- dog\n", "its content is ['dog'], not a mapping of keys such as names"),
+    ("yolo", "data.yaml", "train: train/images\nval: valid/images\n", "names is None, not a list"),
+    ("yolo", "data.yaml", yolo_yaml(names="dog"), "names is 'dog', not a list of class names or a"),
+    (
+        "yolo",
+        "data.yaml",
+        yolo_yaml(names={1: "dog"}),
+        "names has the indices [1], not 0 to 0: numb",
+    ),
+    (
+        "yolo",
+        "data.yaml",
+        yolo_yaml(names=["dog"] * 2),
+        "data.yaml: the class 'dog' is there twice",
+    ),
+    ("yolo", "data.yaml", yolo_yaml(names=[True]), "the class name True is of type bool, not text"),
+    ("yolo", "data.yaml", yolo_yaml(val=None, valid="x"), "no split 'val': pass data.val=valid"),
+    (
+        "yolo",
+        "data.yaml",
+        yolo_yaml(train=None),
+        "train is None, not a folder of images, a list of",
+    ),
+    ("yolo", "data.yaml", yolo_yaml(val=["test", 5]), "val is ['test', 5], not a folder of images"),
+    (
+        "yolo",
+        "data.yaml",
+        yolo_yaml(path="/no", val="x"),
+        "val: /no/x is not there: correct the path",
+    ),
+    ("yolo", "data.yaml", yolo_yaml(val="valid/labels"), "data.yaml: val has no image"),
+    (
+        "yolo",
+        "data.yaml",
+        yolo_yaml(val=["test", "test/images"]),
+        "g.jpg is listed twice, first in v",
+    ),
+    ("yolo", "valid/labels/f.txt", None, "none of 1 images has a label file, such as"),
+    (
+        "yolo",
+        "train/labels/a.txt",
+        "0 1 1\n3 0 0 1 1",
+        "a.txt, line 2: the class '3' is not an index",
+    ),
+    (
+        "yolo",
+        "train/labels/a.txt",
+        "-1",
+        "the class '-1' is not an index below 3, the number of na",
+    ),
+    ("yolo", "train/labels/a.txt", "nan 0 0", "the class 'nan' is not an index below 3"),
+    ("yolo", "train/labels/a.txt", "0.5 0.5 1 1 2", "the class '0.5' is not an index below 3"),
+    (
+        "yolo",
+        "train/labels/a.txt",
+        "dog 0 0 1 1",
+        "line 1: the class 'dog' is not an index below 3",
+    ),
 ]
 
 
@@ -117,7 +192,8 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path, reader):
     assert f"{tmp_path / 'bare'} is empty" in build.fault(root=str(tmp_path / "bare"))
 
     # CIFAR-100 has no image files, and the official NUS-WIDE leaves out those that are absent.
-    if reader not in ("cifar100", "nuswide_official", "folders", "imagenet"):
+    # Folders of YOLO say what there is; lists are in test_yolo.
+    if reader not in ("cifar100", "nuswide_official", "folders", "imagenet", "yolo"):
         for path in [*build.root.rglob("*.jpg"), *build.root.rglob("*.png")]:
             path.rename(path.with_suffix(".gone"))
         assert "listed images are absent, the first is" in build.fault()

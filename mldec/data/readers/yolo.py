@@ -1,0 +1,179 @@
+"""YOLO folders, as Roboflow and CVAT export them: an image is labelled with what its boxes show.
+
+The paths are found as Ultralytics documents them, https://docs.ultralytics.com/datasets/detect.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mldec.data.cache import TableCache
+from mldec.data.readers.folders import IMAGES
+from mldec.data.settings import Source
+from mldec.data.table import (
+    TableBuilder,
+    as_name,
+    check_names,
+    check_val,
+    log_split,
+    path_inside,
+    shown,
+)
+from mldec.data.tasks import MultiLabel
+from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.errors import DataError, refusing
+from mldec.runtime.text import read_lines, read_text
+
+log = logging.getLogger("mldec")
+
+_SEE = "see DATASETS.md, section YOLO folders"
+
+
+def yolo(
+    *,
+    root: str,
+    file: str = "data.yaml",
+    train: str = "train",
+    val: str = "val",
+    threshold: float = 0.5,
+) -> Source:
+    """Return the images of a YOLO data set, by path; those of a text file in its order.
+
+    Args:
+        file: the YAML file in `root`. It has the class names (a list, or a mapping of index to
+            name), a folder of images per split (or several, or a text file with a path per line),
+            and optionally `path`, the folder that these are in.
+        train: key of the split to learn from; `val` likewise, such as test.
+    """
+    task = MultiLabel(threshold)
+    folder = check_folder(root, "the YAML file", _SEE)
+    source = folder / path_inside(file, "data.file", _SEE)
+
+    def load(split: str, _: TableCache) -> StoredImages:
+        content = _read(source)
+        if split == val:
+            check_val(val, [key for key, value in content.items() if value], source, _SEE)
+        return _load_split(folder, source, content, split)
+
+    return Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
+
+
+def _read(source: Path) -> dict[str, Any]:
+    """Return the content of the YAML file."""
+    with refusing(source, DataError, remedy=f"it is no YAML, {_SEE}"):
+        content = yaml.safe_load(read_text(source, _SEE))
+    if not isinstance(content, dict):
+        fault = f"its content is {shown(content)}, not a mapping of keys such as names and train"
+        raise DataError(f"{source}: {fault}; {_SEE}")
+    return content
+
+
+def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
+    """Return the images of a split.
+
+    No cache: labels that are corrected in place change no folder, and 100,000 files take seconds.
+    """
+    names = _class_names(content.get("names"), source)
+    images: list[Path] = []
+    for path in _paths(content, split, source):
+        images += _images(path)
+
+    label_files = [_label_file(image) for image in images]
+    absent = {file for file in label_files if not file.is_file()}
+    if images and len(absent) == len(images):
+        fault = f"none of {len(images):,} images has a label file, such as {label_files[0]}"
+        raise DataError(f"{source}, {split}: {fault}: put them there; {_SEE}")
+
+    # The folder of all images is `root`, or one above it if they lie elsewhere.
+    image_folder = Path(os.path.commonpath([folder, *{image.parent for image in images}]))
+    builder = TableBuilder(_SEE, classes=names)
+    for image, file in zip(images, label_files, strict=True):
+        labels = {} if file in absent else _labels(file, len(names))
+        builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
+
+    table = builder.build(source)
+    log_split("yolo", split, table)
+    if absent:
+        log.info("yolo %s: %s images have no label file", split, f"{len(absent):,}")
+    return in_folder(table, image_folder, _SEE)
+
+
+def _class_names(names: object, source: Path) -> tuple[str, ...]:
+    """Return the class names by index; they are a list, or a mapping of index to name."""
+    if isinstance(names, dict):
+        if set(names) != set(range(len(names))):
+            fault = f"names has the indices {shown(list(names))}, not 0 to {len(names) - 1}"
+            raise DataError(f"{source}: {fault}: number the classes without gaps; {_SEE}")
+        names = [names[index] for index in range(len(names))]
+
+    if not isinstance(names, list) or not names:
+        fault = f"names is {shown(names)}, not a list of class names"
+        raise DataError(f"{source}: {fault} or a mapping of index to name: add it; {_SEE}")
+    return check_names([as_name(name, source, _SEE) for name in names], source, _SEE)
+
+
+def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
+    """Return the folders of images, or the text files that list them, of a split."""
+    value: Any = content.get(split)
+    entries: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(entry, str) for entry in entries):
+        fault = f"{split} is {shown(value)}, not a folder of images, a list of folders"
+        raise DataError(f"{source}: {fault} or a text file of paths: add it; {_SEE}")
+
+    # `path` is often a folder of the machine that wrote the file. And ../train/images in the
+    # exports of Roboflow is beside data.yaml, as if that lay in a folder of its own.
+    paths = []
+    base = source.parent / str(content.get("path") or "")
+    for entry in entries:
+        relative = entry.replace("\\", "/")
+        candidates = [base / relative, base / relative.removeprefix("../")]
+        candidates += [source.parent / relative, source.parent / relative.removeprefix("../")]
+        path = next(filter(Path.exists, candidates), None)
+        if path is None:
+            fault = f"{split}: {os.path.normpath(candidates[0])} is not there"
+            raise DataError(f"{source}: {fault}: correct the path; {_SEE}")
+        paths.append(Path(os.path.normpath(path)))
+    return paths
+
+
+def _images(path: Path) -> list[Path]:
+    """Return the images in a folder and those below it, or those that a text file lists."""
+    if path.is_dir():
+        files = sorted(path.rglob("*"))
+        return [file for file in files if file.suffix.lower() in IMAGES and file.name[0] != "."]
+
+    lines = (line.replace("\\", "/") for line in read_lines(path, _SEE))
+    return [Path(os.path.normpath(path.parent / line)) for line in lines]
+
+
+def _label_file(image: Path) -> Path:
+    """Return the path of the labels of an image: the last folder "images" becomes "labels"."""
+    parts = str(image.with_suffix(".txt")).rsplit(f"{os.sep}images{os.sep}", 1)
+    return Path(f"{os.sep}labels{os.sep}".join(parts))
+
+
+def _labels(path: Path, num_classes: int) -> dict[int, int]:
+    """Return the classes in a label file, as labels for `TableBuilder.add`.
+
+    A line is the index of a class, alone or before the numbers of a box, a polygon or key points.
+    """
+    labels = {}
+    for number, line in enumerate(read_text(path, _SEE).split("\n"), 1):
+        fields = line.split()
+        if not fields:
+            continue
+
+        # Some programs write all numbers of a line as decimals: 2.000000.
+        try:
+            index = float(fields[0])
+        except ValueError:
+            index = -1
+        if not (0 <= index < num_classes and index == int(index)):
+            fault = f"the class {shown(fields[0])} is not an index below {num_classes}"
+            raise DataError(f"{path}, line {number}: {fault}, the number of names; {_SEE}")
+        labels[int(index)] = 1
+    return labels

@@ -1,0 +1,46 @@
+"""Classes whose scores are the same for all images, so that they say nothing about an image."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from mldec.runtime import distributed
+
+SURE = math.log(0.999 / 0.001)  # the logit of a probability within 1e-3 of 1
+NEARLY_ALL = 0.99  # of the images
+LEAST_DEVIATION = 0.01  # of the logits of a class
+
+
+class ConstantScores:
+    """Find the classes that have the same score for nearly all images.
+
+    Either 99 % of the probabilities lie within 1e-3 of 1, or of 0, and their log loss is above that
+    of a probability of 0.5 for each image; or the logits differ by nothing, with a standard
+    deviation below 0.01. The loss tells a class that never learned from a rare one, whose scores
+    are rightly near 0. A class whose labels are all alike is not judged. The limits are our choice.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.sums = torch.zeros(7, num_classes, dtype=torch.float64)
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        logits, targets = logits.double(), targets.to(logits.device)
+        positives = (targets == 1).double()
+        losses = softplus(logits) - positives * logits
+        values = [torch.ones_like(logits), positives, losses, logits, logits**2]
+        values += [(logits > SURE).double(), (logits < -SURE).double()]
+        sums = torch.stack([torch.where(targets >= 0, value, 0).sum(0) for value in values])
+        self.sums = self.sums.to(sums.device) + sums
+
+    def classes(self) -> list[int]:
+        """Return the indices of these classes, by the images of all processes."""
+        images, positives, losses, logits, squares, high, low = distributed.total(self.sums.cpu())
+        has_both = (positives > 0) & (positives < images)
+        is_sure = torch.maximum(high, low) >= NEARLY_ALL * images
+        is_wrong = losses > math.log(2) * images
+        variance = squares / images - (logits / images) ** 2
+        found = has_both & ((is_sure & is_wrong) | (variance < LEAST_DEVIATION**2))
+        return torch.nonzero(found).flatten().tolist()

@@ -1,0 +1,266 @@
+"""Compare recipes for photos of one's own: `python scripts/studies/own_photos.py SET=FOLDER ...`.
+
+Each FOLDER is in the form of `data=csv`, with the splits train and val; `voc/500=FOLDER` takes 500
+of its training photos, other ones for each seed. The network is EfficientNet-Lite0 with its
+ImageNet weights (--weights FILE takes them from a file) and stays as it is: its tokens are computed
+once, and heads are trained on them.
+
+- tune: each recipe is trained on two thirds of the training photos of each set and judged on the
+  third, three times for each of the seeds 0, 1 and 2.
+- judge: a few recipes are trained on all training photos of a set with five seeds, and judged on
+  its validation photos after the last step, which no choice has seen: the former default, the
+  default, the recipe that the folds of the set choose, and the one that the folds of all other sets
+  choose (of VOC, its parts are no other sets).
+
+Each finished run is a line of benchmarks/own_photos.jsonl, so that an interrupted study goes on
+where it stopped. `--report` writes benchmarks/own_photos.json and prints the tables.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mldec.benchmark import environment
+from mldec.config import build
+from mldec.config.compose import compose
+from mldec.data.loader import Batch, TrainBatches
+from mldec.data.table import from_dense
+from mldec.evaluators.average_precision import average_precision
+from mldec.model import TokenClassifier
+from mldec.runtime.signals import StopRequest
+from mldec.training.frozen_features import with_tokens
+from mldec.training.step import Learner
+
+TOP = Path(__file__).resolve().parents[2]
+RUNS, OUT = TOP / "benchmarks" / "own_photos.jsonl", TOP / "benchmarks" / "own_photos.json"
+CPU = torch.device("cpu")
+FOLDS, TUNING_SEEDS, SEEDS = 3, range(3), range(5)
+
+COMMON = ["+experiment=finetune_frozen", "name=study", "device=cpu", "train.workers=0"]
+# One query per class; narrow, because the width of the paper costs six times as much here.
+NARROW = ["head=ml_decoder", "head.embed_dim=256", "head.mlp_dim=512"]
+SHORT = ["train.batch_size=32", "train.epochs=6", "train.min_steps=150"]
+LONG = ["train.batch_size=32", "train.epochs=6", "train.min_steps=400"]
+# The bias of a class starts at its frequency.
+START = ["train.start_at_frequency=true"]
+ZERO = ["train.start_at_frequency=false"]
+BCE, ASL = ["loss=bce"], ["loss=asl", "loss.gamma_neg=4", "loss.clip=0.05"]
+MILD_ASL = ["loss=asl", "loss.gamma_neg=2", "loss.clip=0"]
+
+
+def residual(weight: float) -> list[str]:
+    """Return the settings of CSRA with one head and this weight of its attention."""
+    return ["head=csra", "head.num_heads=1", f"head.lam={weight}"]
+
+
+# The former default of finetune_frozen, with the head of the paper's width.
+FORMER = "ml_decoder asl, 6 epochs"
+RECIPES = {
+    FORMER: [
+        *("head=ml_decoder", *ASL, *ZERO, "optim.lr=1e-3"),
+        *("train.batch_size=64", "train.epochs=6", "train.min_steps=null"),
+    ],
+    "gap bce": ["head=gap", *BCE, *ZERO, *SHORT, "optim.lr=1e-2"],
+    "gap bce, start": ["head=gap", *BCE, *START, *SHORT, "optim.lr=3e-3"],
+    "gap asl": ["head=gap", *ASL, *ZERO, *SHORT, "optim.lr=3e-3"],
+    "gap mild asl, start": ["head=gap", *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
+    "gap mild asl, start, long": ["head=gap", *MILD_ASL, *START, *LONG, "optim.lr=3e-3"],
+    "csra 0.1 mild asl, start": [*residual(0.1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
+    "csra 0.3 mild asl, start": [*residual(0.3), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
+    "csra 1 mild asl, start": [*residual(1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
+    "csra 1 bce, start": [*residual(1), *BCE, *START, *SHORT, "optim.lr=3e-3"],
+    "narrow asl": [*NARROW, *ASL, *ZERO, *SHORT, "optim.lr=1e-3"],
+    "narrow bce": [*NARROW, *BCE, *ZERO, *SHORT, "optim.lr=1e-3"],
+    "narrow bce, start": [*NARROW, *BCE, *START, *SHORT, "optim.lr=1e-3"],
+    "narrow mild asl, start": [*NARROW, *MILD_ASL, *START, *SHORT, "optim.lr=1e-3"],
+    "narrow mild asl, start, long": [*NARROW, *MILD_ASL, *START, *LONG, "optim.lr=1e-3"],
+}
+
+
+@dataclass(frozen=True)
+class Photos:
+    """The tokens [n, T, C] and labels [n, K] of the two splits of a set."""
+
+    train: tuple[Tensor, Tensor]
+    val: tuple[Tensor, Tensor]
+
+
+@cache
+def load(folder: str) -> Photos:
+    """Return the photos of a folder; their tokens are computed where they are not kept yet."""
+    config = compose([*COMMON, f"data.root={folder}"])
+    parts = build.check(config)
+    network = build.backbone(parts)
+    data = with_tokens(build.data(parts), network, config, device=CPU, stop=StopRequest())
+
+    def tensors(split: Any) -> tuple[Tensor, Tensor]:
+        pairs = [split.dataset.load(index, None) for index in range(len(split.dataset))]
+        tokens, labels = zip(*pairs, strict=True)
+        return torch.stack(tokens), torch.stack(labels)
+
+    return Photos(tensors(data.train), tensors(data.val))
+
+
+def run(name: str, folder: str, recipe: list[str], seed: int, fold: int | None) -> dict[str, Any]:
+    """Train one recipe on one set, and return its mean average precision and its cost."""
+    config = compose([*COMMON, f"data.root={folder}", *recipe, f"seed={seed}"])
+    photos = load(folder)
+    tokens, labels = photos.train
+    chosen = torch.arange(len(tokens))
+    if "/" in name:
+        shuffled = np.random.default_rng(seed).permutation(len(tokens))
+        chosen = torch.from_numpy(shuffled[: int(name.split("/")[1])])
+
+    # The same folds for all recipes.
+    judged, judged_labels = photos.val
+    if fold is not None:
+        part = torch.from_numpy(np.random.default_rng(seed).permutation(len(chosen)) % FOLDS)
+        judged, judged_labels = tokens[chosen[part == fold]], labels[chosen[part == fold]]
+        chosen = chosen[part != fold]
+    tokens, labels = tokens[chosen], labels[chosen]
+
+    began = time.process_time()
+    model = train(config, tokens, labels)
+    seconds = time.process_time() - began
+    model.eval()
+    with torch.no_grad():
+        logits = torch.cat([model(block) for block in judged.split(64)])
+    precision = average_precision(logits, judged_labels)["none"]
+    return {
+        "mAP": 100 * precision.nanmean().item(),
+        "AP": [None if value != value else round(100 * value, 2) for value in precision.tolist()],
+        "cpu_seconds": round(seconds, 1),
+    }
+
+
+def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
+    """Train the head of a config on tokens [n, T, C] and labels [n, K], as the trainer does."""
+    parts = build.check(config)
+    torch.manual_seed(config.seed)
+    head = parts["head"].call(in_features=tokens.shape[2], num_classes=labels.shape[1])
+    if config.train.start_at_frequency:
+        build.start_at_frequency(head, from_dense(labels.numpy()))
+    loss = build.loss(parts)
+    batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
+    config.train = config.train.lasting(batches.steps)
+    config.train.freeze, epochs = [], config.train.epochs
+
+    model = TokenClassifier(nn.Identity(), head)
+    learner = Learner(config, model, loss, device=CPU, steps=epochs * batches.steps)
+    learner.train()
+    for batches.epoch in range(epochs):
+        for step, keys in enumerate(batches):
+            rows = torch.tensor([index for _, index, _ in keys])
+            learner.learn([Batch(tokens[rows], labels[rows], rows)], batches.images_in_step(step))
+        learner.read()
+    return learner.average or model
+
+
+def finished() -> dict[str, dict[str, Any]]:
+    """Return the finished runs by their keys."""
+    lines = RUNS.read_text().splitlines() if RUNS.exists() else []
+    return {line["key"]: line for line in map(json.loads, lines)}
+
+
+def record(name: str, folder: str, recipe: str, seed: int, fold: int | None) -> float:
+    """Return the result of a run, and do it if it is not finished."""
+    key = f"{name} {recipe} seed {seed}" + ("" if fold is None else f" fold {fold}")
+    if key not in (done := finished()):
+        line = {"key": key, "settings": RECIPES[recipe]}
+        line |= run(name, folder, RECIPES[recipe], seed, fold)
+        with RUNS.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"{key}: mAP {line['mAP']:.2f}, {line['cpu_seconds']} s", flush=True)
+        done[key] = line
+    return done[key]["mAP"]
+
+
+def tuned(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> float | None:
+    """Return the mean over the folds of a set; None if a run is missing."""
+    keys = [
+        f"{name} {recipe} seed {seed} fold {fold}" for seed in TUNING_SEEDS for fold in range(FOLDS)
+    ]
+    return statistics.fmean(runs[key]["mAP"] for key in keys) if runs.keys() >= set(keys) else None
+
+
+def choices(names: list[str], runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return for each set the recipe that its folds choose, and the one that other sets' choose."""
+    table = {name: {recipe: tuned(name, recipe, runs) for recipe in RECIPES} for name in names}
+    best = {name: max(row, key=lambda recipe: row[recipe] or 0) for name, row in table.items()}
+
+    def elsewhere(name: str) -> str:
+        own = name.partition("/")[0]
+        others = [row for other, row in table.items() if other.partition("/")[0] != own]
+        complete = [recipe for recipe in RECIPES if all(row[recipe] for row in others)]
+        return max(
+            complete, key=lambda recipe: statistics.fmean(row[recipe] or 0 for row in others)
+        )
+
+    return {name: {"chosen": best[name], "elsewhere": elsewhere(name)} for name in names}
+
+
+def judged(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> list[float]:
+    """Return the results of a recipe on the validation photos of a set, for the finished seeds."""
+    keys = [f"{name} {recipe} seed {seed}" for seed in SEEDS]
+    return [runs[key]["mAP"] for key in keys if key in runs]
+
+
+def report(names: list[str]) -> None:
+    """Write the JSON file, and print the tables of the folds and of the validation photos."""
+    runs = finished()
+    content: dict[str, Any] = {"recipes": RECIPES, "environment": environment()}
+    for title, result in (("folds", tuned), ("judged", judged)):
+        table = {recipe: {name: result(name, recipe, runs) for name in names} for recipe in RECIPES}
+        content[title] = table
+        print(f"\n| {title} | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+        for recipe, row in table.items():
+            print(f"| {recipe} | {' | '.join(map(cell, row.values()))} |")
+    content["choices"] = choices(names, runs)
+    OUT.write_text(json.dumps(content, indent=1) + "\n")
+    print(json.dumps(content["choices"], indent=1))
+
+
+def cell(result: float | list[float] | None) -> str:
+    """Return a result as text: of several seeds, their mean and standard deviation."""
+    if isinstance(result, list) and len(result) > 1:
+        return f"{statistics.fmean(result):.1f} ± {statistics.stdev(result):.1f}"
+    return f"{result:.1f}" if isinstance(result, float) else "-"
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sets", nargs="+", metavar="SET=FOLDER")
+    parser.add_argument("--weights", help="those of EfficientNet-Lite0, in timm's form")
+    parser.add_argument("--tune", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
+    parser.add_argument("--judge", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
+    parser.add_argument("--report", action="store_true", help="write what is finished")
+    arguments = parser.parse_args()
+    sets = dict(text.split("=", 1) for text in arguments.sets)
+    if arguments.weights:
+        COMMON.append(f"backbone.pretrained={arguments.weights}")
+
+    for recipe in arguments.tune:
+        for name, folder in sets.items():
+            for seed in TUNING_SEEDS:
+                for fold in range(FOLDS):
+                    record(name, folder, recipe, seed, fold)
+    for recipe in arguments.judge:
+        for name, folder in sets.items():
+            for seed in SEEDS:
+                record(name, folder, recipe, seed, None)
+    if arguments.report:
+        report(list(sets))
+
+
+if __name__ == "__main__":
+    main()
