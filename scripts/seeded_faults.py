@@ -220,8 +220,8 @@ predict: one label per image has sigmoids for scores
 - return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 + return logits.sigmoid()
 predict: pooled features are the maximum over the tokens
-- pooled = tokens.float().mean(1) if features else None
-+ pooled = tokens.float().amax(1) if features else None
+- pooled = None if tokens is None else tokens.float().mean(1)
++ pooled = None if tokens is None else tokens.float().amax(1)
 predict: a result goes on although its images have changed
 - if self.read(number).names != digest(names):
 + if self.read(number).images != len(names):

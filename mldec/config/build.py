@@ -229,13 +229,14 @@ def start_at_frequency(head: nn.Module, labels: Labels) -> None:
 
     One more image with a class and one without are counted, so that no class starts as impossible.
     """
-    if not hasattr(head, "start_at"):
+    start_at: Callable[[torch.Tensor], None] | None = getattr(head, "start_at", None)
+    if start_at is None:
         raise ConfigError(
             f"train.start_at_frequency: {type(head).__name__} has no bias per class that it could "
             f"start; pass train.start_at_frequency=false"
         )
     positives, negatives = labels.all_counts(1) + 1, labels.all_counts(0) + 1
-    head.start_at(torch.from_numpy(positives / negatives).log().float())
+    start_at(torch.from_numpy(positives / negatives).log().float())
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
