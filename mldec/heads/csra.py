@@ -18,9 +18,8 @@ class CSRA(nn.Module):
     no b_i, which leaves the attention as it is; m_i is not normalised. With lambda = 0 and one
     head this is `GAP`.
 
-    Source: Zhu and Wu 2021, "Residual Attention", arXiv 2108.02456, sections 3.2 (attention, the
-    features g + lambda a) and 3.4 (heads); written from its formulas. Its temperatures are these
-    for 1, 2 and 4 heads.
+    Source: Zhu and Wu 2021, "Residual Attention", arXiv 2108.02456, equation 8 (a mean and lambda
+    times the attention) and figure 3 (heads). Its temperatures are these for 1, 2 and 4 heads.
 
     Args:
         in_features: width C of the tokens.
