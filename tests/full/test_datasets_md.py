@@ -39,7 +39,7 @@ def test_options_and_arguments_exist(group):
         known |= {name for kind in groups for name in signature(kind).parameters}
         known.add("changed")
     arguments = set(re.findall(rf"(?<!/)\b{group}\.(\w+)", TEXT))
-    assert arguments - {"csv", "jpg"} <= known
+    assert arguments - {"csv", "jpg", "yaml"} <= known
 
 
 def test_messages_name_sections_that_are_there():

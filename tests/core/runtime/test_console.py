@@ -216,5 +216,5 @@ def test_options_become_the_arguments_of_load_model(capsys):
     words = ["a.pt", "--weights=raw", "--image-size=96", "--class-names=n", "--plugin=a"]
     chosen = chosen_model(parser.parse_args(words))
     expected = {"weights": "raw", "image_size": 96, "class_names": "n", "plugins": ["a"]}
-    assert chosen == {"path": "a.pt", **expected}
+    assert chosen == {"path": "a.pt", "views": None, **expected}, "not every command has views"
     inspect.signature(load_model).bind(**chosen)

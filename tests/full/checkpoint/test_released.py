@@ -265,7 +265,8 @@ def test_predict_and_evaluate_take_released_files(
     assert cli("evaluate", copy, *words[:3], "--json", tmp_path / "copy.json")[0] == 0
     calibrated = json.loads((tmp_path / "copy.json").read_text())
     assert calibrated["metrics"]["mAP"] == pytest.approx(report["metrics"]["mAP"])
-    assert calibrated["metrics"]["CF1"] > report["metrics"]["CF1"]
+    # Classes with few images share the threshold that is best for all pairs together.
+    assert calibrated["metrics"]["OF1"] > report["metrics"]["OF1"]
 
 
 def test_a_released_open_images_file_is_evaluated_on_the_data(cli, save, tmp_path):
