@@ -115,7 +115,7 @@ def _train(
     if config.train.fit_memory:
         config, parts = divide_batch(config, parts, data, loss, saved_checkpoint, device)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
-    if config.train.start_at_frequency:
+    if config.train.start_at_frequency and not saved:
         build.start_at_frequency(model.head, training_labels(data, config.seed))
     if config.init and not saved:
         log.info(checkpoint.initialise(model, config.start, data.train.classes.names))

@@ -197,8 +197,8 @@ class Train:
     # Batch norms that stay in evaluation mode in training, and whose scale and shift do not train,
     # as with Query2Label's FrozenBatchNorm2d; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
-    # The bias of each class starts where its score is its frequency among the training labels,
-    # instead of at 1/2. The first steps then need not move all classes there.
+    # The bias of each class starts where its score, a sigmoid, is its frequency among the training
+    # labels, instead of at 1/2. The first steps then need not move all classes there.
     start_at_frequency: bool = False
     # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
     # train the head on them. The images cannot be augmented then. The tokens are files in

@@ -193,19 +193,30 @@ def tuned(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> float | No
 
 
 def choices(names: list[str], runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return for each set the recipe that its folds choose, and the one that other sets' choose."""
-    table = {name: {recipe: tuned(name, recipe, runs) for recipe in RECIPES} for name in names}
-    best = {name: max(row, key=lambda recipe: row[recipe] or 0) for name, row in table.items()}
+    """Return for each set the recipe that its folds choose, and the one that other sets' choose.
 
-    def elsewhere(name: str) -> str:
-        own = name.partition("/")[0]
-        others = [row for other, row in table.items() if other.partition("/")[0] != own]
-        complete = [recipe for recipe in RECIPES if all(row[recipe] for row in others)]
-        return max(
-            complete, key=lambda recipe: statistics.fmean(row[recipe] or 0 for row in others)
-        )
+    Recipes whose runs are not all finished are no choice; without any other there is none.
+    """
+    table = {recipe: {name: tuned(name, recipe, runs) for name in names} for recipe in RECIPES}
+    rows = {
+        recipe: {name: value for name, value in row.items() if value is not None}
+        for recipe, row in table.items()
+    }
+    rows = {recipe: row for recipe, row in rows.items() if len(row) == len(names)}
+    if not rows:
+        return {}
 
-    return {name: {"chosen": best[name], "elsewhere": elsewhere(name)} for name in names}
+    def best(chosen: list[str]) -> str:
+        return max(rows, key=lambda recipe: sum(rows[recipe][name] for name in chosen))
+
+    families = {name: name.partition("/")[0] for name in names}
+    return {
+        name: {
+            "chosen": best([name]),
+            "elsewhere": best([other for other in names if families[other] != families[name]]),
+        }
+        for name in names
+    }
 
 
 def judged(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> list[float]:
