@@ -77,6 +77,7 @@ RECIPES = {
     "csra 0.1 mild asl, start": [*residual(0.1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
     "csra 0.3 mild asl, start": [*residual(0.3), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
     "csra 1 mild asl, start": [*residual(1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
+    "csra 0.3 bce, start": [*residual(0.3), *BCE, *START, *SHORT, "optim.lr=3e-3"],
     "csra 1 bce, start": [*residual(1), *BCE, *START, *SHORT, "optim.lr=3e-3"],
     "narrow asl": [*NARROW, *ASL, *ZERO, *SHORT, "optim.lr=1e-3"],
     "narrow bce": [*NARROW, *BCE, *ZERO, *SHORT, "optim.lr=1e-3"],
