@@ -11,6 +11,8 @@ once, and heads are trained on them.
   its validation photos after the last step, which no choice has seen: the former default, the
   default, the recipe that the folds of the set choose, and the one that the folds of all other sets
   choose (of VOC, its parts are no other sets).
+- pixels: one recipe at several sizes of the photos, on the folds and on the validation photos; the
+  folders hold photos that are at least as large.
 
 Each finished run is a line of benchmarks/own_photos.jsonl, so that an interrupted study goes on
 where it stopped. `--report` writes benchmarks/own_photos.json and prints the tables.
@@ -25,6 +27,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -44,12 +50,13 @@ TOP = Path(__file__).resolve().parents[2]
 RUNS, OUT = TOP / "benchmarks" / "own_photos.jsonl", TOP / "benchmarks" / "own_photos.json"
 CPU = torch.device("cpu")
 FOLDS, TUNING_SEEDS, SEEDS = 3, range(3), range(5)
+# Of all recipes, and the sizes that are compared for one.
+PIXELS, SIZES = 224, (160, 224, 320, 448)
 
 COMMON = ["+experiment=finetune_frozen", "name=study", "device=cpu", "train.workers=0"]
 # One query per class; narrow, because the width of the paper costs six times as much here.
 NARROW = ["head=ml_decoder", "head.embed_dim=256", "head.mlp_dim=512"]
 SHORT = ["train.batch_size=32", "train.epochs=6", "train.min_steps=150"]
-LONG = ["train.batch_size=32", "train.epochs=6", "train.min_steps=400"]
 # The bias of a class starts at its frequency.
 START = ["train.start_at_frequency=true"]
 ZERO = ["train.start_at_frequency=false"]
@@ -64,26 +71,20 @@ def residual(weight: float) -> list[str]:
 
 # The former default of finetune_frozen, with the head of the paper's width.
 FORMER = "ml_decoder asl, 6 epochs"
+DEFAULT = "csra 0.3 bce, start"
 RECIPES = {
     FORMER: [
         *("head=ml_decoder", *ASL, *ZERO, "optim.lr=1e-3"),
         *("train.batch_size=64", "train.epochs=6", "train.min_steps=null"),
     ],
-    "gap bce": ["head=gap", *BCE, *ZERO, *SHORT, "optim.lr=1e-2"],
     "gap bce, start": ["head=gap", *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "gap asl": ["head=gap", *ASL, *ZERO, *SHORT, "optim.lr=3e-3"],
     "gap mild asl, start": ["head=gap", *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
-    "gap mild asl, start, long": ["head=gap", *MILD_ASL, *START, *LONG, "optim.lr=3e-3"],
-    "csra 0.1 mild asl, start": [*residual(0.1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
     "csra 0.3 mild asl, start": [*residual(0.3), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
     "csra 1 mild asl, start": [*residual(1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
     "csra 0.3 bce, start": [*residual(0.3), *BCE, *START, *SHORT, "optim.lr=3e-3"],
     "csra 1 bce, start": [*residual(1), *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "narrow asl": [*NARROW, *ASL, *ZERO, *SHORT, "optim.lr=1e-3"],
-    "narrow bce": [*NARROW, *BCE, *ZERO, *SHORT, "optim.lr=1e-3"],
     "narrow bce, start": [*NARROW, *BCE, *START, *SHORT, "optim.lr=1e-3"],
     "narrow mild asl, start": [*NARROW, *MILD_ASL, *START, *SHORT, "optim.lr=1e-3"],
-    "narrow mild asl, start, long": [*NARROW, *MILD_ASL, *START, *LONG, "optim.lr=1e-3"],
 }
 
 
@@ -96,9 +97,9 @@ class Photos:
 
 
 @cache
-def load(folder: str) -> Photos:
+def load(folder: str, pixels: int) -> Photos:
     """Return the photos of a folder; their tokens are computed where they are not kept yet."""
-    config = compose([*COMMON, f"data.root={folder}"])
+    config = compose([*COMMON, f"data.root={folder}", f"data.image_size={pixels}"])
     parts = build.check(config)
     network = build.backbone(parts)
     data = with_tokens(build.data(parts), network, config, device=CPU, stop=StopRequest())
@@ -111,10 +112,12 @@ def load(folder: str) -> Photos:
     return Photos(tensors(data.train), tensors(data.val))
 
 
-def run(name: str, folder: str, recipe: list[str], seed: int, fold: int | None) -> dict[str, Any]:
+def run(
+    name: str, folder: str, recipe: list[str], seed: int, fold: int | None, pixels: int
+) -> dict[str, Any]:
     """Train one recipe on one set, and return its mean average precision and its cost."""
     config = compose([*COMMON, f"data.root={folder}", *recipe, f"seed={seed}"])
-    photos = load(folder)
+    photos = load(folder, pixels)
     tokens, labels = photos.train
     chosen = torch.arange(len(tokens))
     if "/" in name:
@@ -172,12 +175,15 @@ def finished() -> dict[str, dict[str, Any]]:
     return {line["key"]: line for line in map(json.loads, lines)}
 
 
-def record(name: str, folder: str, recipe: str, seed: int, fold: int | None) -> float:
+def record(
+    name: str, folder: str, recipe: str, seed: int, fold: int | None, pixels: int | None = None
+) -> float:
     """Return the result of a run, and do it if it is not finished."""
-    key = f"{name} {recipe} seed {seed}" + ("" if fold is None else f" fold {fold}")
+    title = name if pixels is None else f"{name}@{pixels}"
+    key = f"{title} {recipe} seed {seed}" + ("" if fold is None else f" fold {fold}")
     if key not in (done := finished()):
         line = {"key": key, "settings": RECIPES[recipe]}
-        line |= run(name, folder, RECIPES[recipe], seed, fold)
+        line |= run(name, folder, RECIPES[recipe], seed, fold, pixels or PIXELS)
         with RUNS.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(f"{key}: mAP {line['mAP']:.2f}, {line['cpu_seconds']} s", flush=True)
@@ -227,18 +233,67 @@ def judged(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> list[floa
 
 
 def report(names: list[str]) -> None:
-    """Write the JSON file, and print the tables of the folds and of the validation photos."""
+    """Write the JSON file and the plot, and print the tables of what is finished."""
     runs = finished()
     content: dict[str, Any] = {"recipes": RECIPES, "environment": environment()}
     for title, result in (("folds", tuned), ("judged", judged)):
-        table = {recipe: {name: result(name, recipe, runs) for name in names} for recipe in RECIPES}
-        content[title] = table
-        print(f"\n| {title} | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
-        for recipe, row in table.items():
-            print(f"| {recipe} | {' | '.join(map(cell, row.values()))} |")
+        content[title] = {
+            recipe: {name: result(name, recipe, runs) for name in names} for recipe in RECIPES
+        }
+        show(title, content[title])
     content["choices"] = choices(names, runs)
-    OUT.write_text(json.dumps(content, indent=1) + "\n")
     print(json.dumps(content["choices"], indent=1))
+
+    # The sets of other sizes are known by their keys.
+    sized = sorted({key.partition("@")[0] for key in runs if "@" in key})
+    for title, result in (("folds, by pixels", tuned), ("judged, by pixels", judged)):
+        content[title] = {
+            str(size): {name: result(f"{name}@{size}", DEFAULT, runs) for name in sized}
+            for size in SIZES
+        }
+        show(title, content[title])
+    content["CPU seconds per photo, by pixels"] = costs()
+    print(content["CPU seconds per photo, by pixels"])
+    OUT.write_text(json.dumps(content, indent=1) + "\n")
+    draw(content["judged"])
+
+
+def show(title: str, table: dict[str, dict[str, Any]]) -> None:
+    """Print a table of Markdown, with a row per key."""
+    names = list(next(iter(table.values())))
+    print(f"\n| {title} | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    for row, cells in table.items():
+        print(f"| {row} | {' | '.join(map(cell, cells.values()))} |")
+
+
+def costs() -> dict[str, float]:
+    """Return the seconds that one photo takes in the network at each size, sizes in turn."""
+    network = build.backbone(build.check(compose([*COMMON, "data.root=."]))).eval()
+    seconds: dict[str, list[float]] = {str(size): [] for size in SIZES}
+    with torch.inference_mode():
+        for _ in range(5):
+            for size, times in seconds.items():
+                images = torch.zeros(4, 3, int(size), int(size))
+                began = time.process_time()
+                network(images)
+                times.append((time.process_time() - began) / len(images))
+    return {size: round(statistics.median(times), 4) for size, times in seconds.items()}
+
+
+def draw(table: dict[str, dict[str, list[float]]]) -> None:
+    """Draw the results on the validation photos, a group of points per set."""
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    rows = {recipe: row for recipe, row in table.items() if all(row.values())}
+    for number, (recipe, row) in enumerate(rows.items()):
+        places = [place + 0.1 * number - 0.05 * len(rows) for place in range(len(row))]
+        means = [statistics.fmean(results) for results in row.values()]
+        spreads = [statistics.stdev(results) for results in row.values()]
+        axes.errorbar(places, means, spreads, fmt="o", capsize=2, label=recipe)
+    axes.set_xticks(range(len(next(iter(table.values())))), list(next(iter(table.values()))))
+    axes.set(ylabel="mAP on the validation photos, five seeds ± standard deviation")
+    axes.yaxis.label.set_size(8)
+    axes.legend(fontsize=8)
+    figure.savefig(OUT.with_suffix(".png"), dpi=110)
 
 
 def cell(result: float | list[float] | None) -> str:
@@ -255,6 +310,7 @@ def main() -> None:
     parser.add_argument("--weights", help="those of EfficientNet-Lite0, in timm's form")
     parser.add_argument("--tune", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
     parser.add_argument("--judge", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
+    parser.add_argument("--pixels", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
     parser.add_argument("--report", action="store_true", help="write what is finished")
     arguments = parser.parse_args()
     sets = dict(text.split("=", 1) for text in arguments.sets)
@@ -270,6 +326,14 @@ def main() -> None:
         for name, folder in sets.items():
             for seed in SEEDS:
                 record(name, folder, recipe, seed, None)
+    for recipe in arguments.pixels:
+        for name, folder in sets.items():
+            for pixels in SIZES:
+                for seed in TUNING_SEEDS:
+                    for fold in range(FOLDS):
+                        record(name, folder, recipe, seed, fold, pixels)
+                for seed in SEEDS:
+                    record(name, folder, recipe, seed, None, pixels)
     if arguments.report:
         report(list(sets))
 
