@@ -283,11 +283,12 @@ def costs() -> dict[str, float]:
 def draw(table: dict[str, dict[str, list[float]]]) -> None:
     """Draw the results on the validation photos, a group of points per set."""
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    rows = {recipe: row for recipe, row in table.items() if all(row.values())}
+    rows = {recipe: row for recipe, row in table.items() if any(row.values())}
     for number, (recipe, row) in enumerate(rows.items()):
-        places = [place + 0.1 * number - 0.05 * len(rows) for place in range(len(row))]
-        means = [statistics.fmean(results) for results in row.values()]
-        spreads = [statistics.stdev(results) for results in row.values()]
+        shown = [(place, results) for place, results in enumerate(row.values()) if results[1:]]
+        places = [place + 0.1 * number - 0.05 * len(rows) for place, _ in shown]
+        means = [statistics.fmean(results) for _, results in shown]
+        spreads = [statistics.stdev(results) for _, results in shown]
         axes.errorbar(places, means, spreads, fmt="o", capsize=2, label=recipe)
     axes.set_xticks(range(len(next(iter(table.values())))), list(next(iter(table.values()))))
     axes.set(ylabel="mAP on the validation photos, five seeds ± standard deviation")
