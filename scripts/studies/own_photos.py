@@ -11,11 +11,11 @@ once, and heads are trained on them.
   its validation photos after the last step, which no choice has seen: the former default, the
   default, the recipe that the folds of the set choose, and the one that the folds of all other sets
   choose (of VOC, its parts are no other sets).
-- pixels: one recipe at several sizes of the photos, on the folds and on the validation photos; the
-  folders hold photos that are at least as large.
+- pixels: the default recipe at several sizes of the photos, on the folds and on the validation
+  photos; the folders hold photos that are at least as large.
 
 Each finished run is a line of benchmarks/own_photos.jsonl, so that an interrupted study goes on
-where it stopped. `--report` writes benchmarks/own_photos.json and prints the tables.
+where it stopped. `--report` writes benchmarks/own_photos.json and its plot, and prints the tables.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def residual(weight: float) -> list[str]:
     return ["head=csra", "head.num_heads=1", f"head.lam={weight}"]
 
 
-# The former default of finetune_frozen, with the head of the paper's width.
+# The former default of finetune_frozen, with the head of the paper's width, and the default.
 FORMER = "ml_decoder asl, 6 epochs"
 DEFAULT = "csra 0.3 bce, start"
 RECIPES = {
@@ -177,18 +177,31 @@ def finished() -> dict[str, dict[str, Any]]:
 
 def record(
     name: str, folder: str, recipe: str, seed: int, fold: int | None, pixels: int | None = None
-) -> float:
-    """Return the result of a run, and do it if it is not finished."""
+) -> None:
+    """Do a run if it is not finished, and keep its result."""
     title = name if pixels is None else f"{name}@{pixels}"
     key = f"{title} {recipe} seed {seed}" + ("" if fold is None else f" fold {fold}")
-    if key not in (done := finished()):
-        line = {"key": key, "settings": RECIPES[recipe]}
-        line |= run(name, folder, RECIPES[recipe], seed, fold, pixels or PIXELS)
-        with RUNS.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(f"{key}: mAP {line['mAP']:.2f}, {line['cpu_seconds']} s", flush=True)
-        done[key] = line
-    return done[key]["mAP"]
+    if key in finished():
+        return
+
+    line = {"key": key, "settings": RECIPES[recipe]}
+    line |= run(name, folder, RECIPES[recipe], seed, fold, pixels or PIXELS)
+    with RUNS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(f"{key}: mAP {line['mAP']:.2f}, {line['cpu_seconds']} s", flush=True)
+
+
+def tune(name: str, folder: str, recipe: str, pixels: int | None = None) -> None:
+    """Do the runs of a recipe on the folds of a set."""
+    for seed in TUNING_SEEDS:
+        for fold in range(FOLDS):
+            record(name, folder, recipe, seed, fold, pixels)
+
+
+def judge(name: str, folder: str, recipe: str, pixels: int | None = None) -> None:
+    """Do the runs of a recipe that are judged on the validation photos of a set."""
+    for seed in SEEDS:
+        record(name, folder, recipe, seed, None, pixels)
 
 
 def tuned(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> float | None:
@@ -269,15 +282,15 @@ def show(title: str, table: dict[str, dict[str, Any]]) -> None:
 def costs() -> dict[str, float]:
     """Return the seconds that one photo takes in the network at each size, sizes in turn."""
     network = build.backbone(build.check(compose([*COMMON, "data.root=."]))).eval()
-    seconds: dict[str, list[float]] = {str(size): [] for size in SIZES}
+    seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     with torch.inference_mode():
         for _ in range(5):
             for size, times in seconds.items():
-                images = torch.zeros(4, 3, int(size), int(size))
+                images = torch.zeros(4, 3, size, size)
                 began = time.process_time()
                 network(images)
                 times.append((time.process_time() - began) / len(images))
-    return {size: round(statistics.median(times), 4) for size, times in seconds.items()}
+    return {str(size): round(statistics.median(times), 4) for size, times in seconds.items()}
 
 
 def draw(table: dict[str, dict[str, list[float]]]) -> None:
@@ -311,30 +324,21 @@ def main() -> None:
     parser.add_argument("--weights", help="those of EfficientNet-Lite0, in timm's form")
     parser.add_argument("--tune", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
     parser.add_argument("--judge", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
-    parser.add_argument("--pixels", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
+    parser.add_argument("--pixels", action="store_true", help="compare sizes of the photos")
     parser.add_argument("--report", action="store_true", help="write what is finished")
     arguments = parser.parse_args()
     sets = dict(text.split("=", 1) for text in arguments.sets)
     if arguments.weights:
         COMMON.append(f"backbone.pretrained={arguments.weights}")
 
-    for recipe in arguments.tune:
-        for name, folder in sets.items():
-            for seed in TUNING_SEEDS:
-                for fold in range(FOLDS):
-                    record(name, folder, recipe, seed, fold)
-    for recipe in arguments.judge:
-        for name, folder in sets.items():
-            for seed in SEEDS:
-                record(name, folder, recipe, seed, None)
-    for recipe in arguments.pixels:
-        for name, folder in sets.items():
-            for pixels in SIZES:
-                for seed in TUNING_SEEDS:
-                    for fold in range(FOLDS):
-                        record(name, folder, recipe, seed, fold, pixels)
-                for seed in SEEDS:
-                    record(name, folder, recipe, seed, None, pixels)
+    for name, folder in sets.items():
+        for recipe in arguments.tune:
+            tune(name, folder, recipe)
+        for recipe in arguments.judge:
+            judge(name, folder, recipe)
+        for pixels in SIZES if arguments.pixels else ():
+            tune(name, folder, DEFAULT, pixels)
+            judge(name, folder, DEFAULT, pixels)
     if arguments.report:
         report(list(sets))
 
