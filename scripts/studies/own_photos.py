@@ -87,6 +87,18 @@ RECIPES = {
     "narrow bce, start": [*NARROW, *BCE, *START, *SHORT, "optim.lr=1e-3"],
     "narrow mild asl, start": [*NARROW, *MILD_ASL, *START, *SHORT, "optim.lr=1e-3"],
 }
+# The default with one setting changed.
+CHANGES = {
+    "rate 1e-3": ["optim.lr=1e-3"],
+    "rate 1e-2": ["optim.lr=1e-2"],
+    "300 steps": ["train.epochs=12", "train.min_steps=300"],
+    "no warm-up": ["schedule.pct_start=0.01"],
+    "decay 0.1": ["optim.weight_decay=0.1"],
+    "dropout 0.3": ["head.dropout=0.3"],
+    "moving average": ["train.ema_decay=0.98"],
+    "two-way": ["loss=two_way"],
+}
+RECIPES |= {f"{DEFAULT}, {name}": [*RECIPES[DEFAULT], *CHANGES[name]] for name in CHANGES}
 
 
 @dataclass(frozen=True)
