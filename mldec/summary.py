@@ -347,7 +347,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
             )
         seeds[seed] = run
 
-    groups = []
+    groups: list[Group] = []
     for seeds in of_settings.values():
         names = {
             re.sub(rf"[-_. ]?(seed|s)?[-_. =]?{seed}$", "", run.run) for seed, run in seeds.items()
