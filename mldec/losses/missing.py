@@ -237,8 +237,8 @@ class GeneralizedRobustLoss(_MissingLabels):
 
     Source: Chen et al., "Boosting Single Positive Multi-label Classification with Generalized
     Robust Loss" (IJCAI 2024, arXiv 2405.03501), and the official code, which has these defaults.
-    There w, b, mu and sigma change from epoch to epoch, mu and sigma one epoch earlier; here they
-    change with each step.
+    There w, b, mu and sigma change from epoch to epoch, mu and sigma one epoch ahead; here all of
+    them change with each step.
 
     Args:
         w: slope of k at the start and at the end of the run; in between it changes linearly.
