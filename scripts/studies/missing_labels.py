@@ -37,8 +37,8 @@ from mldec.summary import paired
 TOP = Path(__file__).resolve().parents[2]
 RUNS, OUT = TOP / "benchmarks" / "missing_labels.jsonl", TOP / "benchmarks" / "missing_labels.json"
 SEEDS, FOLDS = range(3), 3
-RATES = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
-FIRST = RATES[1:4]  # tried for every loss
+RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+FIRST = RATES[2:5]  # tried for every loss
 
 RECIPE = ["head=gap", "train.batch_size=32", "train.epochs=10", "train.min_steps=300"]
 RECIPE += ["train.start_at_frequency=false"]
@@ -208,7 +208,7 @@ def draw(names: list[str]) -> None:
                 [place + 0.06 * (number - len(rows) / 2) for place, _ in shown],
                 [statistics.fmean(values) for _, values in shown],
                 [statistics.stdev(values) for _, values in shown],
-                fmt="o^sDv"[number % 5],
+                fmt="o^sDvP"[number % 6],
                 capsize=2,
                 label=row[1],
             )
