@@ -224,6 +224,7 @@ class Evaluation:
     metric: str  # the first one, which decides which checkpoint is the best
     value: float  # NaN if it is undefined
     weights: str  # raw or ema
+    metrics: dict[str, float | None] = field(default_factory=dict, compare=False)  # of the weights
 
 
 @dataclass
@@ -278,4 +279,7 @@ def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
     for name, score in scores.items():
         if score is not None and (math.isnan(value) or float(score) > value):
             value, weights = float(score), name
-    return Evaluation(int(line["epoch"]), seconds, metric, value, weights)
+
+    prefix = "val_raw/" if has_average and weights == "raw" else "val/"
+    metrics = {key.removeprefix(prefix): line[key] for key in line if key.startswith(prefix)}
+    return Evaluation(int(line["epoch"]), seconds, metric, value, weights, metrics)
