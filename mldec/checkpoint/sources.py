@@ -46,16 +46,23 @@ _TIMEOUT = 10  # seconds
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
+_RAM = "https://huggingface.co/xinyu1205/{}/resolve/main/"
+_RAM_LISTS = (
+    "https://raw.githubusercontent.com/xinyu1205/recognize-anything/"
+    "7cb804a8609e9f4b1a50b7f31436d2df40bb9481/ram/data/"
+)
 # Where users report that the authors' links answer 403 Forbidden.
 _REPORT = "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87"
 
 
 class ReleasedFile(NamedTuple):
-    """A file of weights of the authors of ML-Decoder or ASL."""
+    """A file of weights of the authors of ML-Decoder, ASL or RAM."""
 
     file: str
     image_size: int  # side of the square input in pixels
     folder: str = _ML_DECODER
+    repository: str | None = None  # on the Hub, of which `folder` is the address
+    sha256: str | None = None  # that the Hub states
 
 
 RELEASED = {
@@ -74,6 +81,26 @@ RELEASED = {
     "asl_tresnet_xl_voc2007_448": ReleasedFile("PASCAL_VOC_TResNet_xl_448_96.0.pth", 448, _ASL),
     "asl_tresnet_l_nuswide_448": ReleasedFile("NUS_WIDE_TRresNet_L_448_65.2.pth", 448, _ASL),
     "asl_tresnet_l_openimages_448": ReleasedFile("Open_ImagesV6_TRresNet_L_448.pth", 448, _ASL),
+    "ram_plus_swin_l_384": ReleasedFile(
+        "ram_plus_swin_large_14m.pth",
+        384,
+        _RAM.format("recognize-anything-plus-model"),
+        "xinyu1205/recognize-anything-plus-model",
+        "497c178836ba66698ca226c7895317e6e800034be986452dbd2593298d50e87d",
+    ),
+    "ram_swin_l_384": ReleasedFile(
+        "ram_swin_large_14m.pth",
+        384,
+        _RAM.format("recognize_anything_model"),
+        "xinyu1205/recognize_anything_model",
+        "15c729c793af28b9d107c69f85836a1356d76ea830d4714699fb62e55fcc08ed",
+    ),
+}
+# The names and thresholds of the tags of RAM and RAM++, and their sha256.
+TAG_LIST, TAG_THRESHOLDS = "ram_tag_list.txt", "ram_tag_list_threshold.txt"
+TAG_LISTS = {
+    TAG_LIST: "5d96d2f7225527480ad773aaac76b6e5c08a18adf6eae9ca7d2ab923d5e7bd8b",
+    TAG_THRESHOLDS: "b6f81d0de1bc7f9c251af512c413eae976c77dbfbadf700d4e3d90510f4c6447",
 }
 
 
@@ -117,24 +144,59 @@ def released_file(name: str) -> Path:
         raise CheckpointError(f"no released file {name!r}{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
     path = cache_folder(None) / "zoo" / released.file
+    if released.repository is None:
+        advice = (
+            f"since 2026-05-14 the authors' links are reported to answer 403 ({_REPORT}): pass a "
+            f"copy that you have, as /path/to/{path.name}, in place of the zoo: name, "
+        )
+        return _fetched(released.folder, path, advice=advice)
+
+    # The classes and thresholds of RAM are not in its file. Other names can be given.
+    for name, sha256 in TAG_LISTS.items():
+        try:
+            _fetched(_RAM_LISTS, path.with_name(name), sha256=sha256)
+        except CheckpointError as error:
+            log.warning(f"{error}; or pass --class-names FILE and --thresholds FILE")
+    if not path.is_file():
+        _download_from_hub(released, path)
+    return path
+
+
+def _download_from_hub(released: ReleasedFile, path: Path) -> None:
+    """Download a file of a repository of the Hub; what was interrupted goes on."""
+    assert released.repository is not None
+    assert released.sha256 is not None
+    try:
+        with _asking(released.repository):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The hash goes first: without one it would pass for a file put there by hand. It is
+            # compared when the file is read.
+            write_hashes(path, [released.sha256])
+            HfApi().hf_hub_download(released.repository, released.file, local_dir=path.parent)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; or put a copy of {path.name} at {path}") from error
+
+
+def _fetched(folder: str, path: Path, *, sha256: str | None = None, advice: str = "") -> Path:
+    """Return the path of a file, after downloading the one of its name in a folder of the web."""
     if path.is_file():
         return path
 
     # A mirror is asked first: whoever names one knows why.
-    urls = [released.folder + released.file]
+    urls = [folder + path.name]
     if mirror := os.environ.get("MLDEC_ZOO_URL"):
-        urls.insert(0, f"{mirror.rstrip('/')}/{released.file}")
+        urls.insert(0, f"{mirror.rstrip('/')}/{path.name}")
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock")):
             # Another process may have downloaded it while this one waited.
             if not path.is_file():
-                _download(urls, path)
+                _download(urls, path, sha256, advice)
     return path
 
 
-def _download(urls: Sequence[str], path: Path) -> None:
+def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) -> None:
     """Download a file from the first of the addresses that has it, and write its hash beside it."""
     # The bar would fill a log.
     if not on_terminal():
@@ -145,15 +207,17 @@ def _download(urls: Sequence[str], path: Path) -> None:
         try:
             with replacing(path, durable=True) as file:
                 _get(url, file, path.name)
+                actual = sha256_of(Path(file.name))
+                if sha256 not in (None, actual):
+                    raise CheckpointError(f"its sha256 is {actual}, not the published one")
                 # The hash goes first: without one it would pass for a file put there by hand.
-                write_hashes(path, [sha256_of(Path(file.name))])
+                write_hashes(path, [actual])
             return
         except CheckpointError as error:
             faults.append(f"{url} ({error})")
     raise CheckpointError(
-        f"cannot download {' or '.join(faults)}; since 2026-05-14 the authors' links are reported "
-        f"to answer 403 ({_REPORT}): pass a copy that you have, as /path/to/{path.name}, in place "
-        f"of the zoo: name, put it at {path}, or name a mirror by MLDEC_ZOO_URL"
+        f"cannot download {' or '.join(faults)}; {advice}put it at {path}, or name a mirror by "
+        f"MLDEC_ZOO_URL"
     )
 
 

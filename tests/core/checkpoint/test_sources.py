@@ -100,7 +100,7 @@ def test_an_unknown_name_is_no_path(server, name):
 
 
 def test_the_released_files_have_names_of_their_own():
-    assert len({released.file for released in RELEASED.values()}) == len(RELEASED) == 12
+    assert len({released.file for released in RELEASED.values()}) == len(RELEASED) == 14
 
 
 @pytest.mark.parametrize("address", ["", "mine", "me/", "me/mine/more", "../mine", "me/mi ne@v1"])
