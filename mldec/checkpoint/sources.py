@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import huggingface_hub
 from filelock import FileLock
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
@@ -46,7 +46,6 @@ _TIMEOUT = 10  # seconds
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
-_RAM = "https://huggingface.co/xinyu1205/{}/resolve/main/"
 _RAM_LISTS = (
     "https://raw.githubusercontent.com/xinyu1205/recognize-anything/"
     "7cb804a8609e9f4b1a50b7f31436d2df40bb9481/ram/data/"
@@ -61,8 +60,15 @@ class ReleasedFile(NamedTuple):
     file: str
     image_size: int  # side of the square input in pixels
     folder: str = _ML_DECODER
-    repository: str | None = None  # on the Hub, of which `folder` is the address
+    repository: str | None = None  # on the Hub, instead of the folder
     sha256: str | None = None  # that the Hub states
+
+    @property
+    def url(self) -> str:
+        """The address."""
+        if self.repository is not None:
+            return hf_hub_url(self.repository, self.file)
+        return self.folder + self.file
 
 
 RELEASED = {
@@ -84,16 +90,14 @@ RELEASED = {
     "ram_plus_swin_l_384": ReleasedFile(
         "ram_plus_swin_large_14m.pth",
         384,
-        _RAM.format("recognize-anything-plus-model"),
-        "xinyu1205/recognize-anything-plus-model",
-        "497c178836ba66698ca226c7895317e6e800034be986452dbd2593298d50e87d",
+        repository="xinyu1205/recognize-anything-plus-model",
+        sha256="497c178836ba66698ca226c7895317e6e800034be986452dbd2593298d50e87d",
     ),
     "ram_swin_l_384": ReleasedFile(
         "ram_swin_large_14m.pth",
         384,
-        _RAM.format("recognize_anything_model"),
-        "xinyu1205/recognize_anything_model",
-        "15c729c793af28b9d107c69f85836a1356d76ea830d4714699fb62e55fcc08ed",
+        repository="xinyu1205/recognize_anything_model",
+        sha256="15c729c793af28b9d107c69f85836a1356d76ea830d4714699fb62e55fcc08ed",
     ),
 }
 # The names and thresholds of the tags of RAM and RAM++, and their sha256.
@@ -144,46 +148,27 @@ def released_file(name: str) -> Path:
         raise CheckpointError(f"no released file {name!r}{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
     path = cache_folder(None) / "zoo" / released.file
+    advice = f"pass a copy that you have, as /path/to/{path.name}, in place of the zoo: name, "
     if released.repository is None:
-        advice = (
-            f"since 2026-05-14 the authors' links are reported to answer 403 ({_REPORT}): pass a "
-            f"copy that you have, as /path/to/{path.name}, in place of the zoo: name, "
-        )
-        return _fetched(released.folder, path, advice=advice)
+        since = "since 2026-05-14 the authors' links are reported to answer 403"
+        return _fetched(released.url, path, advice=f"{since} ({_REPORT}): {advice}")
 
-    # The classes and thresholds of RAM are not in its file. Other names can be given.
+    # The classes and thresholds of RAM are not in its file. Other ones can be given.
     for name, sha256 in TAG_LISTS.items():
         try:
-            _fetched(_RAM_LISTS, path.with_name(name), sha256=sha256)
+            _fetched(_RAM_LISTS + name, path.with_name(name), sha256=sha256)
         except CheckpointError as error:
             log.warning(f"{error}; or pass --class-names FILE and --thresholds FILE")
-    if not path.is_file():
-        _download_from_hub(released, path)
-    return path
+    return _fetched(released.url, path, sha256=released.sha256, advice=advice)
 
 
-def _download_from_hub(released: ReleasedFile, path: Path) -> None:
-    """Download a file of a repository of the Hub; what was interrupted goes on."""
-    assert released.repository is not None
-    assert released.sha256 is not None
-    try:
-        with _asking(released.repository):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # The hash goes first: without one it would pass for a file put there by hand. It is
-            # compared when the file is read.
-            write_hashes(path, [released.sha256])
-            HfApi().hf_hub_download(released.repository, released.file, local_dir=path.parent)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; or put a copy of {path.name} at {path}") from error
-
-
-def _fetched(folder: str, path: Path, *, sha256: str | None = None, advice: str = "") -> Path:
-    """Return the path of a file, after downloading the one of its name in a folder of the web."""
+def _fetched(url: str, path: Path, *, sha256: str | None = None, advice: str = "") -> Path:
+    """Return the path of a file, after downloading it if it is not there."""
     if path.is_file():
         return path
 
     # A mirror is asked first: whoever names one knows why.
-    urls = [folder + path.name]
+    urls = [url]
     if mirror := os.environ.get("MLDEC_ZOO_URL"):
         urls.insert(0, f"{mirror.rstrip('/')}/{path.name}")
 
@@ -205,13 +190,16 @@ def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) 
     faults = []
     for url in urls:
         try:
+            if sha256 is not None:
+                _resumed(url, path, sha256)
+                return
             with replacing(path, durable=True) as file:
                 _get(url, file, path.name)
-                actual = sha256_of(Path(file.name))
-                if sha256 not in (None, actual):
-                    raise CheckpointError(f"its sha256 is {actual}, not the published one")
+                with Path(file.name).open("rb") as start:
+                    if start.read(1) in (b"", b"<"):
+                        raise CheckpointError("the answer is empty or an HTML page, not a file")
                 # The hash goes first: without one it would pass for a file put there by hand.
-                write_hashes(path, [actual])
+                write_hashes(path, [sha256_of(Path(file.name))])
             return
         except CheckpointError as error:
             faults.append(f"{url} ({error})")
@@ -221,14 +209,26 @@ def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) 
     )
 
 
-def _get(url: str, file: BinaryIO, name: str) -> None:
+def _resumed(url: str, path: Path, sha256: str) -> None:
+    """Download a file whose hash is known; what was interrupted goes on where it ended."""
+    part = path.with_name(path.name + ".part")
+    if not part.is_file() or sha256_of(part) != sha256:
+        with part.open("ab") as file:
+            _get(url, file, path.name, resume_size=file.tell())
+
+    actual = sha256_of(part)
+    if actual != sha256:
+        part.unlink()
+        raise CheckpointError(f"its sha256 is {actual}, not the published one")
+    write_hashes(path, [sha256])
+    part.replace(path)
+
+
+def _get(url: str, file: BinaryIO, name: str, resume_size: int = 0) -> None:
     """Write what an address answers to a file; whatever goes wrong is a `CheckpointError`."""
     try:
-        http_get(url, file, displayed_filename=name)
+        http_get(url, file, resume_size=resume_size, displayed_filename=name)
         file.flush()
-        with Path(file.name).open("rb") as start:
-            if start.read(1) in (b"", b"<"):
-                raise ValueError("the answer is empty or an HTML page, not a file")
     except Exception as error:
         # The client raises its own classes, those of its HTTP library, and OSError.
         raise CheckpointError(brief(error)) from error

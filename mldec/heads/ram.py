@@ -75,8 +75,8 @@ class RAM(nn.Module):
         self.embed = nn.Linear(in_features, word_dim)
 
         # The rows of a tag follow each other. Like those of CLIP they have a length of about 1.
-        rows = num_classes * descriptions
-        self.label_embed = nn.Parameter(torch.randn(rows, word_dim) * word_dim**-0.5)
+        rows = torch.empty(num_classes * descriptions, word_dim)
+        self.label_embed = nn.Parameter(nn.init.normal_(rows, std=word_dim**-0.5))
         self.reweight_scale: nn.Parameter | None = None
         if descriptions > 1:
             self.reweight_scale = nn.Parameter(torch.tensor(REWEIGHT_SCALE))
