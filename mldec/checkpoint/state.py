@@ -205,7 +205,8 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
         raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
     if origin is not None:
         templates = tuple(map(str, origin["templates"]))
-        origin = VectorOrigin(str(origin["source"]), str(origin["sha256"]), templates)
+        texts = (str(origin["source"]), str(origin["sha256"]))
+        origin = VectorOrigin(*texts, templates, origin.get("descriptions"))
 
     # Word queries may be saved in half precision; the model computes in float32.
     queries = None if queries is None else queries.float()
