@@ -170,7 +170,17 @@ class VectorSettings:
     vectors: str | None = "wordvec_array.pth"
 
     prompts: str = PROMPT  # of a text encoder, see `read_templates`
+    # A JSON file of sentences about classes, asked for instead of the prompts; see `described`.
+    descriptions: str | None = None
+
     cache_dir: str | None = None  # for the vectors of a text encoder, see `cache_folder`
+
+    def __post_init__(self) -> None:
+        if self.descriptions is not None and not str(self.vectors).startswith(PREFIX):
+            raise ValueError(
+                f"descriptions {self.descriptions}: sentences are for a text encoder, and "
+                f"data.vectors is {self.vectors}: pass data.vectors=clip:MODEL:WEIGHTS"
+            )
 
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
         """Return the word vectors of the classes of a data set in a folder.
@@ -179,7 +189,7 @@ class VectorSettings:
         """
         # Most data sets have none.
         from mldec.data.text_encoder import read_templates
-        from mldec.data.word_vectors import word_vectors
+        from mldec.data.word_vectors import described, word_vectors
 
         if self.vectors is None:
             raise ConfigError(
@@ -188,7 +198,13 @@ class VectorSettings:
             )
         if self.vectors.startswith(PREFIX):
             templates = read_templates(self.prompts, folder)
-            return word_vectors(self.vectors, names, templates=templates, cache_dir=self.cache_dir)
+            vectors = word_vectors(
+                self.vectors, names, templates=templates, cache_dir=self.cache_dir
+            )
+            if self.descriptions is None:
+                return vectors
+            path = folder / Path(self.descriptions).expanduser()
+            return described(vectors, self.vectors, path, cache_dir=self.cache_dir)
 
         path = folder / Path(self.vectors).expanduser()
         has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from mldec.predict.engine import (
 from mldec.predict.heat_maps import Typeface
 from mldec.predict.inputs import Inputs
 from mldec.predict.results import Format, Parts, Record, Text
+from mldec.predict.xmp import write_sidecar
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, keep_output_clean
 from mldec.runtime.devices import Precision
@@ -123,6 +124,12 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
     )
     formats = {option: FORMATS[option](rule) for option in wanted(args)}
+    has_thresholds = args.threshold is not None or rule.stored is not None
+    is_decided = rule.content is Content.DECISIONS or has_thresholds
+    if args.xmp and (rule.content is Content.SCORES or not is_decided):
+        raise ConfigError(
+            "--xmp writes the classes that are present: pass --threshold or --content decisions"
+        )
 
     pictures = None
     if args.pictures is not None:
@@ -261,8 +268,20 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
         "--pictures": args.pictures,
         "the result files": [f"--{option} {target}" for option, target in wanted(args).items()],
     }
+    if args.xmp:
+        known["--xmp"] = True
+    if args.thresholds is not None:
+        known["--thresholds"] = results.digest(map(str, rule.stored or []))
     # As they are read from a record, so that they compare equal to it.
     return dict(json.loads(to_json(known)))
+
+
+def noted(rows: Iterator[Row], args: argparse.Namespace) -> Iterator[Row]:
+    """Write the sidecar of each photo, if it is wanted, before its row."""
+    for row in rows:
+        if args.xmp:
+            write_sidecar(row)
+        yield row
 
 
 def to_streams(
@@ -285,7 +304,7 @@ def to_streams(
             assert isinstance(text, Text)
             streams.append(stack.enter_context(results.streaming(target, text)))
 
-        for row in predictor.rows(iter(inputs), stop):
+        for row in noted(predictor.rows(iter(inputs), stop), args):
             if row.error is not None:
                 status = 1
                 complain(row.error)
@@ -326,7 +345,7 @@ def to_files(
         then = "; the same command goes on"
         to_count = inputs if inputs.repeatable and distributed.is_main() else None
         with results.Progress(str(parts.first), to_count) as progress:
-            for row in predictor.rows(division.to_do(), stop, then=then):
+            for row in noted(predictor.rows(division.to_do(), stop, then=then), args):
                 if row.error is not None:
                     complain(row.error)
                 division.add(row)
