@@ -96,7 +96,7 @@ def read(folder: Path, name: str) -> Run:
 
     file = folder / "config.yaml"
     with refusing(file):
-        settings = yaml.safe_load(file.read_text()) if file.exists() else {}
+        settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
         parts = []
         for part in ("data", "head", "loss"):
             target = settings.get(part, {}).get("_target_", "-")
