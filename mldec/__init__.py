@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 # torch reads this when it is imported: what it cannot do on an Apple GPU is done on the CPU.
 if sys.platform == "darwin":
