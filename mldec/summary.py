@@ -143,7 +143,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run: its settings by their full keys."""
     file = folder / "config.yaml"
     with refusing(file, remedy="name the folder of a run"):
-        return flat(yaml.safe_load(file.read_text()))
+        return flat(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def gather(root: Path) -> list[Run]:
@@ -423,7 +423,7 @@ def value_at(run: Run, metric: str, at: str) -> float | None:
         path = run.folder / "evaluation.json"
         remedy = f"python -m mldec.evaluate {run.folder} --json {path} writes it"
         with refusing(path, DataError, remedy=remedy):
-            found = json.loads(path.read_text())["per_class"][chosen[1]]["AP"]
+            found = json.loads(path.read_text(encoding="utf-8"))["per_class"][chosen[1]]["AP"]
         return found if found is None else float(found)
 
     evaluations = [one for one in run.progress.evaluations if math.isfinite(one.value)]

@@ -235,7 +235,9 @@ def _rename(source: Path, target: Path, hashes: list[str]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the renames in a folder to the disk."""
+    """Flush the renames in a folder to the disk; Windows cannot open a folder."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

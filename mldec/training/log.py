@@ -50,7 +50,7 @@ class RunLog:
         """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
         # Opened once here, so that a folder that cannot be written ends the run before it starts.
-        with writing(text, of_run=True), text.open("a" if step else "w"):
+        with writing(text, of_run=True), text.open("a" if step else "w", encoding="utf-8"):
             pass
 
         self._handler = TextFile(text)
@@ -83,7 +83,7 @@ class RunLog:
         with writing(self._jsonl, of_run=True):
             # If the folder was deleted meanwhile, the run goes on.
             self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-            with self._jsonl.open("a") as file:
+            with self._jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         self.details(step, Details(scalars=values))
 
