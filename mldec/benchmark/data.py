@@ -31,7 +31,7 @@ from mldec.data.official_augment import (
 from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.table import from_single
 from mldec.data.tasks import SingleLabel
-from mldec.data.transforms import RESIZES, EvalTransform, TrainTransform, as_pillow, to_tensor
+from mldec.data.transforms import RESIZES, EvalTransform, TrainTransform, View, as_pillow, to_tensor
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
 from mldec.predict.inputs import Inputs
 
@@ -61,7 +61,7 @@ Way = dict[str, Callable[[Any, SampleRandom], Any]]
 
 def ours(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Way:
     """Return the steps of `TrainTransform` with the settings of the official recipe."""
-    transform = TrainTransform(image_size=size, decoder=decoder, resize=resize)
+    transform = TrainTransform(View(image_size=size, decoder=decoder, resize=resize))
     resized, prepared = transform.resizes[0], RESIZES[resize]
     return {
         "decode": lambda path, _: open_image(path, decoder=decoder),
@@ -292,7 +292,7 @@ def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
     names = np.array([str(file).encode() for file in files] * (LOADED // len(files) + 1))[:LOADED]
     storage = ImageFiles(Path("/"), names, "")
     labels = from_single(np.zeros(len(names), np.int64), 1)
-    dataset = StoredImages(storage, labels, ("photo",), TrainTransform(image_size=SIZE))
+    dataset = StoredImages(storage, labels, ("photo",), TrainTransform(View(image_size=SIZE)))
     split = Split(dataset, Classes(("photo",), exclusive=True))
     transform = EvalTransform(image_size=SIZE)
     module = DataModule(lambda: split, lambda: split, SingleLabel().evaluator, transform)
