@@ -25,8 +25,8 @@ from mldec.data.official_augment import (
     OPERATIONS,
     PROBABILITY,
     Operation,
-    PairAugment,
     cutout,
+    draw_operation,
 )
 from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.table import from_single
@@ -104,7 +104,7 @@ def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
 
 def _official_operations(image: Image.Image, rng: Random) -> Image.Image:
     """Apply two of fifteen operations; those that we have made faster in the form of Pillow."""
-    for name, level in [PairAugment.draw(rng), PairAugment.draw(rng)]:
+    for name, level in [draw_operation(rng), draw_operation(rng)]:
         if rng.random() < PROBABILITY:
             operation, levels = OPERATIONS[name]
             image = PILLOWS.get(name, operation)(image, levels[level], rng)

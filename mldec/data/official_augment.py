@@ -193,20 +193,17 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
 }
 
 
-class PairAugment:
+def augment_by_pair(image: Image.Image, rng: Random) -> Image.Image:
     """Apply two random operations (of 15, with magnitudes 1 to 9), each with probability 0.5."""
+    # Both operations are drawn before either probability, as in the package, which draws a pair and
+    # then applies it. The order of the draws decides what a seed means.
+    for name, row in [draw_operation(rng), draw_operation(rng)]:
+        if rng.random() < PROBABILITY:
+            operation, levels = OPERATIONS[name]
+            image = operation(image, levels[row], rng)
+    return image
 
-    def __call__(self, image: Image.Image, rng: Random) -> Image.Image:
-        """Return the augmented RGB image, of the same size; the argument is not changed."""
-        # Both operations are drawn before either probability, as in the package, which draws a pair
-        # and then applies it. The order of the draws decides what a seed means.
-        for name, row in [self.draw(rng), self.draw(rng)]:
-            if rng.random() < PROBABILITY:
-                operation, levels = OPERATIONS[name]
-                image = operation(image, levels[row], rng)
-        return image
 
-    @staticmethod
-    def draw(rng: Random) -> tuple[str, int]:
-        """Return the name of an operation and a row of its magnitude table, both uniform."""
-        return rng.choice(tuple(OPERATIONS)), rng.randrange(1, NUM_LEVELS)
+def draw_operation(rng: Random) -> tuple[str, int]:
+    """Return the name of an operation and a row of its magnitude table, both uniform."""
+    return rng.choice(tuple(OPERATIONS)), rng.randrange(1, NUM_LEVELS)

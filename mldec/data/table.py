@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.errors import DataError, refusing, suggest
+from mldec.errors import DataError, refusing
 from mldec.runtime.text import read_lines
 
 log = logging.getLogger("mldec")
@@ -129,11 +129,7 @@ def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> Data
     known = list(names)
     same_letters = [other for other in known if other.casefold() == name.casefold()]
     near = same_letters or get_close_matches(name, known, n=1)
-
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    if not near and len(known) <= 20:
-        hint = suggest(name, known)  # lists all known names
-
     return DataError(
         f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}"
     )
@@ -509,13 +505,13 @@ def check_val(val: str, present: Collection[str], where: Path, see: str) -> None
         raise DataError(f"{where}: it has no split {val!r}: pass data.val={others[0]}; {see}")
 
 
-def log_split(what: str, split: str, table: Table, *, max_names: int = 3) -> None:
+def log_split(what: str, split: str, table: Table) -> None:
     """Log the size of a split, and warn of classes without a positive image, by name."""
     log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
 
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
-        names = listed([repr(table.classes[column]) for column in empty], max_names)
+        names = listed([repr(table.classes[column]) for column in empty])
         message = "%s %s: %d of %d classes have no image: %s"
         log.warning(message, what, split, len(empty), len(table.classes), names)
 

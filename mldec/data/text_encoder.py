@@ -209,10 +209,8 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
 
 
 def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return how images are prepared for all published weights of the model of a file of weights.
-
-    open_clip would prepare them as for CLIP, which is wrong for a SigLIP.
-    """
+    """Return how images are prepared for all published weights of the model of a file."""
+    # open_clip would prepare them as for CLIP, which is wrong for a SigLIP.
     tags = library.list_pretrained_tags_by_model(source.model) if source.file else []
     published = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
     if not published:
@@ -277,7 +275,7 @@ def encode_names(
 
     vectors: dict[str, np.ndarray] = {}
     hash_of_weights = ""
-    if stored := read_cached(path, key, "the names are encoded again"):
+    if stored := read_cached(path, key):
         known = json.loads(stored["names"].tobytes())
         vectors = dict(zip(known, stored["vectors"], strict=True))
         hash_of_weights = str(stored["sha256"])
@@ -298,7 +296,7 @@ def encode_names(
                 "vectors": np.stack(list(vectors.values())),
                 "sha256": hash_of_weights,
             }
-            write_cached(path, key, arrays, "the names are encoded at every start")
+            write_cached(path, key, arrays)
 
     return torch.from_numpy(np.stack([vectors[name] for name in names])), hash_of_weights
 

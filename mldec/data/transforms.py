@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mldec.data.images import DECODERS, check_decoder
 from mldec.data.images import read_image as read_image  # for users, see docs/extending.md
-from mldec.data.official_augment import PairAugment, cutout
+from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.randomness import SampleRandom, seeded
 from mldec.errors import ConfigError, DataError, suggest
 from mldec.runtime.devices import MAX_IMAGE_SIZE
@@ -181,44 +181,40 @@ class EvalTransform:
 class View:
     """The image settings of a `data` node, which are the same for every reader of image files.
 
-    The defaults are those of the official COCO recipe: no crop and no flip.
-
-    Attributes:
-        image_size: side S of a training image in pixels.
-        augment: "official" (see `PairAugment`), "randaugment" (torchvision's: two operations of
-            magnitude 9 on a scale of 31), "none", or a RandAugment of timm such as
-            "rand-m7-mstd0.5-inc1" (see timm.data.auto_augment.rand_augment_transform).
-        cutout: side of the covered rectangle as a fraction of the image side, in [0, 1].
-        flip: mirror half of the images left to right.
-        crop: smallest area of a random crop as a fraction of the image, in (0, 1], with an aspect
-            ratio from 3/4 to 4/3; 1 turns it off.
-        interpolation: "bilinear", "bicubic", or "random": one of the two for each image, as in
-            timm. A RandAugment of timm resamples with it too.
-        erase: probability in [0, 1] that a rectangle of 2 to 33 % of the area, with an aspect ratio
-            from 0.3 to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in its mode
-            "const").
-        test_crop: of evaluation, see `EvalTransform`.
-        test_size: likewise; None is `image_size`.
-        test_interpolation: likewise; None is `interpolation`, and bicubic where that is "random".
-        decoder: see `EvalTransform`.
-        resize: likewise, also of the random crop.
-
-    Raises:
-        ConfigError: for a value out of its range, or a decoder that is not installed.
+    The defaults are those of the official COCO recipe. A `ConfigError` says that a value is out of
+    its range, or a decoder not installed.
     """
 
-    image_size: int = 448
+    image_size: int = 448  # side S of a training image in pixels
+
+    # "official" (see `augment_by_pair`), "randaugment" (torchvision's: two operations of magnitude
+    # 9 on a scale of 31), "none", or a RandAugment of timm such as "rand-m7-mstd0.5-inc1" (see
+    # timm.data.auto_augment.rand_augment_transform).
     augment: str = "official"
-    cutout: float = 0.5
-    flip: bool = False
+
+    cutout: float = 0.5  # side of the covered rectangle as a fraction of the image side, in [0, 1]
+    flip: bool = False  # mirror half of the images left to right
+
+    # Smallest area of a random crop as a fraction of the image, in (0, 1], with an aspect ratio
+    # from 3/4 to 4/3; 1 turns it off.
     crop: float = 1.0
+
+    # "bilinear", "bicubic", or "random": one of the two for each image, as in timm. A RandAugment
+    # of timm resamples with it too.
     interpolation: str = "bilinear"
+
+    # Probability in [0, 1] that a rectangle of 2 to 33 % of the area, with an aspect ratio from 0.3
+    # to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in its mode "const").
     erase: float = 0.0
+
+    # Of evaluation, see `EvalTransform`. Without a size it is `image_size`, without an
+    # interpolation `interpolation`, and bicubic where that is "random".
     test_crop: float | None = None
     test_size: int | None = None
     test_interpolation: str | None = None
-    decoder: str = "pillow"
-    resize: str = "pillow"
+
+    decoder: str = "pillow"  # see `EvalTransform`
+    resize: str = "pillow"  # likewise, also of the random crop
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
@@ -356,7 +352,7 @@ def _augment(name: str, size: int, interpolation: str) -> Augment:
         from torchvision.transforms import v2
 
         return partial(_by_library, operation=v2.RandAugment())
-    return PairAugment() if name == "official" else _unchanged
+    return augment_by_pair if name == "official" else _unchanged
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:

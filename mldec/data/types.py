@@ -96,9 +96,6 @@ class ImageDataset(Protocol):
 class Storage(Protocol):
     """How N images are stored: as files of a folder, in tar shards, or in arrays."""
 
-    def __len__(self) -> int:
-        """Return the number of images."""
-
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
 
@@ -125,7 +122,7 @@ class StoredImages:
     transform: Transform | None = None
 
     def __len__(self) -> int:
-        return len(self.storage)
+        return len(self.labels)
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, S, S] and its target int8 [K]; see `ImageDataset`."""
@@ -298,9 +295,6 @@ class ImageFiles(Storage):
     folder: Path
     files: np.ndarray
     see: str
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def name(self, index: int) -> str:
         """Return the path of the image file."""

@@ -72,7 +72,6 @@ class BinaryCrossEntropy(nn.Module):
         """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32."""
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
-        check_class_count("pos_weight", self.pos_weight, logits)
 
         # Before thresholding and smoothing, which would turn -1 into a target like any other.
         annotated = targets >= 0

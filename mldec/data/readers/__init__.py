@@ -22,23 +22,13 @@ from typing import Any
 from mldec import lazily
 
 # The module of each reader; a run imports that of its data set alone.
+_ALONE = ("csv_table", "folders", "imagenet", "shards", "vg500", "voc", "yolo")
 _MODULES = {
-    "cars": "cars_cifar",
-    "cifar100": "cars_cifar",
-    "coco": "coco",
-    "coco_zsl": "coco",
-    "csv_table": "csv_table",
-    "folders": "folders",
-    "imagenet": "imagenet",
-    "nuswide81": "nuswide",
-    "nuswide_official": "nuswide",
-    "nuswide_zsl": "nuswide",
-    "openimages": "openimages",
-    "openimages_miil": "openimages",
-    "shards": "shards",
-    "vg500": "vg500",
-    "voc": "voc",
-    "yolo": "yolo",
+    **dict(zip(_ALONE, _ALONE, strict=True)),
+    **dict.fromkeys(("cars", "cifar100"), "cars_cifar"),
+    **dict.fromkeys(("coco", "coco_zsl"), "coco"),
+    **dict.fromkeys(("nuswide81", "nuswide_official", "nuswide_zsl"), "nuswide"),
+    **dict.fromkeys(("openimages", "openimages_miil"), "openimages"),
 }
 __all__ = list(_MODULES)
 __getattr__ = lazily(__name__, _MODULES)

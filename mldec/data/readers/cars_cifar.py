@@ -123,9 +123,6 @@ class _Pictures(Storage):
     pixels: np.ndarray  # uint8 [N, 32, 32, 3], RGB; they tell the images apart
     numbers: np.ndarray  # int64 [N], of the images in the file
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
     def name(self, index: int) -> str:
         return f"picture {self.numbers[index]} of {self.file}"
 

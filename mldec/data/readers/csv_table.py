@@ -45,7 +45,6 @@ _COLUMNS = ("path", "labels", "negatives", "split")
 _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
 
 HOLD_OUT = {"hash": hold_out, "stratified": hold_out_stratified}
-MAX_NAMES = 20  # of classes without an image, in a warning
 
 
 def csv_table(
@@ -121,7 +120,7 @@ def csv_table(
         if not has_split:
             table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)
 
-        log_split("csv", part, table, max_names=MAX_NAMES)
+        log_split("csv", part, table)
         if part == train:
             _log_doubts(form, table, separator, used={train, val}, exclusive=exclusive)
         return in_folder(table, image_folder, _SEE)

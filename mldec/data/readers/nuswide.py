@@ -119,10 +119,7 @@ def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> Sto
 
 
 def _parse(source: Path, split: str) -> Table:
-    """Return the images of a split; the classes are the sorted labels of both splits.
-
-    A row is a path, labels as "[sky, sun]" or "['sky', 'sun']", and a split.
-    """
+    """Return the images of a split; the labels in a row are "[sky, sun]" or "['sky', 'sun']"."""
     # A torch file is a zip archive, which starts with PK.
     with reading(source, _SEE), open_binary(source) as file:
         if file.read(2) == b"PK":
@@ -167,7 +164,7 @@ def nuswide_official(
     *,
     root: str,
     images: str = "Flickr",
-    val_images: str = "all",
+    val_images: Literal["unseen", "all"] = "all",
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:

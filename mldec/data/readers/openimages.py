@@ -1,8 +1,4 @@
-"""Open Images V6, with the human-verified labels: present, absent, unknown.
-
-The nine million training images have 57 million verified labels of 9,605 classes, half a gigabyte
-as arrays, which are read in pieces.
-"""
+"""Open Images V6: 57 million human-verified labels of 9,605 classes, which are read in pieces."""
 
 import logging
 import re
@@ -24,6 +20,7 @@ from mldec.data.table import (
     check_names,
     encode_paths,
     from_statements,
+    log_split,
     path_inside,
     shown,
     told_apart,
@@ -89,7 +86,8 @@ def _load_split(root: Path, names: str, prefix: int, split: str, cache: TableCac
     sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
     parse = partial(_parse, sources, names, prefix)
     table = cache.table(f"openimages {names} {prefix}", sources, parse)
-    return _logged(f"openimages {split}", in_folder(table, root / split, _SEE))
+    log_split("openimages", split, table)
+    return in_folder(table, root / split, _SEE)
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
@@ -167,10 +165,7 @@ def _look_up(
 def _labels(
     source: Path, images: np.ndarray, classes: np.ndarray, values: np.ndarray, size: tuple[int, int]
 ) -> Labels:
-    """Return the labels of M statements, and log what is odd; `size` is (N, K).
-
-    Statements about the class -1, which is outside the class list, are left out.
-    """
+    """Return the labels of M statements, but those of class -1; `size` is (N, K)."""
     known = classes >= 0
     if not known.all():
         dropped = f"{np.count_nonzero(~known):,} of {len(known):,} labels"
@@ -192,15 +187,6 @@ def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path) -
         name = without_quotes(display.get(mid, "")) or mid
         names.append(as_name(name, f"{source}: {mid!r}", _SEE))
     return told_apart(names)
-
-
-def _logged(what: str, images: StoredImages) -> StoredImages:
-    """Log the numbers of images, classes and labels of a split, and return it."""
-    num_present = np.count_nonzero(images.labels.values == 1)
-    num_absent = len(images.labels.values) - num_present
-    counts = f"{len(images):,} images, {len(images.classes):,} classes"
-    log.info(f"{what}: {counts}, {num_present:,} present and {num_absent:,} absent")
-    return images
 
 
 # A class id in single or double quotes, with optional white space around it.
@@ -247,7 +233,8 @@ def _load_miil_split(
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
     table = cache.table(f"openimages_miil {split!r}", sources, parse)
-    return _logged(f"openimages_miil {split}", in_folder(table, root, _SEE))
+    log_split("openimages_miil", split, table)
+    return in_folder(table, root, _SEE)
 
 
 def _parse_miil(

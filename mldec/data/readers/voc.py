@@ -1,8 +1,4 @@
-"""Pascal VOC as multi-label classification: an image has a label for each class it shows.
-
-Code bases differ in how they treat a class of which an image shows only objects that are marked as
-difficult. One setting decides for training, another for evaluation.
-"""
+"""Pascal VOC as multi-label classification: a label for each class that an image shows."""
 
 import logging
 import re

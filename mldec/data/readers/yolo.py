@@ -70,10 +70,7 @@ def _read(source: Path) -> dict[str, Any]:
 
 
 def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
-    """Return the images of a split.
-
-    No cache: labels that are corrected in place change no folder, and 100,000 files take seconds.
-    """
+    """Return the images of a split, without a cache: corrected labels change no folder."""
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
     for path in _paths(content, split, source):
@@ -150,10 +147,7 @@ def _label_file(image: Path) -> Path:
 
 
 def _labels(path: Path, num_classes: int) -> dict[int, int]:
-    """Return the classes in a label file, as labels for `TableBuilder.add`.
-
-    A line is the index of a class, alone or before the numbers of a box, a polygon or key points.
-    """
+    """Return the classes in a label file: the first number of each line is the index of one."""
     labels = {}
     for number, line in enumerate(read_text(path, _SEE).split("\n"), 1):
         fields = line.split()

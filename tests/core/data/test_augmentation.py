@@ -13,7 +13,7 @@ from mldec.data.official_augment import (
     GREY,
     OPERATIONS,
     PATCH,
-    PairAugment,
+    augment_by_pair,
     cutout,
     shear_x,
     shear_y,
@@ -95,7 +95,7 @@ def test_two_draws_come_before_the_two_probabilities_of_a_half():
                 operation, levels = OPERATIONS[name]
                 expected = operation(expected, levels[row], rng)
                 applied += 1
-        ours = PairAugment()(image, random.Random(seed))
+        ours = augment_by_pair(image, random.Random(seed))
         assert np.array_equal(np.asarray(ours), np.asarray(expected))
     assert 160 < applied < 240
 

@@ -288,5 +288,5 @@ def test_the_log_names_classes_without_an_image(caplog):
         log_split("some", "val", table)
     assert caplog.messages == [
         "some val: 1 images, 5 classes",
-        "some val: 4 of 5 classes have no image: 'q', 'r', 's' and 1 more",
+        "some val: 4 of 5 classes have no image: 'q', 'r', 's', 't'",
     ]

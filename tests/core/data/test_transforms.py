@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from mldec.data.images import load_image
-from mldec.data.official_augment import PairAugment, cutout
+from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.randomness import SampleRandom
 from mldec.data.transforms import EvalTransform, TrainTransform, View, to_tensor
 from mldec.errors import ConfigError, DataError
@@ -73,7 +73,7 @@ def test_the_order_is_resize_cutout_pair():
         ours = training(image_size=48)(image, SampleRandom(seed))
         rng = random.Random(seed)
         small = image.resize((48, 48), Image.Resampling.BILINEAR)
-        assert torch.equal(ours, to_tensor(PairAugment()(cutout(small, 0.5, rng), rng)))
+        assert torch.equal(ours, to_tensor(augment_by_pair(cutout(small, 0.5, rng), rng)))
 
 
 def test_randaugment_is_torchvisions():

@@ -104,9 +104,7 @@ def test_a_shard_that_is_cut_absent_or_damaged(root):
     with pytest.raises(DataError, match=r"shard-000001\.tar is damaged: its sha256 is not"):
         storage.verify()
     shard.write_bytes(whole[:600])
-    with pytest.raises(DataError, match="is cut short; pack it again"):  # while a run goes on
-        storage.content(3)
-    with pytest.raises(DataError, match="has 600 bytes instead of"):  # at the start of another
+    with pytest.raises(DataError, match="has 600 bytes instead of"):
         load_shards(root / "val")
     shard.unlink()
     with pytest.raises(DataError, match=r"shard-000001.tar cannot be read"):
