@@ -29,12 +29,6 @@ def norm_behind_pooling(network: Any) -> str | None:
     return None
 
 
-def num_prefix_tokens(network: Any) -> int:
-    """Return the number of class and register tokens in front of the image's tokens."""
-    # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
-    return int(getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0)
-
-
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
     """Compute the tokens [B, N, C] of a network of timm, without its class and register tokens.
 
@@ -54,7 +48,9 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
         features = network.get_submodule(norm_path)(features)
 
     if len(shape) == 3:
-        return features[:, num_prefix_tokens(network) :]
+        # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
+        num_prefix = getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0
+        return features[:, int(num_prefix) :]
     return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
 
 

@@ -109,8 +109,7 @@ class ZeroShotEvaluator:
         (`_skip_empty`). harmonic_mAP is 2 s u / (s + u) of seen_mAP and the mAP of the unseen
         classes over the same images: zsl_mAP or zsl_all_mAP. At the threshold, P, R and F1 are per
         class (C) and overall (O), as those of `MultiLabelEvaluator`. At k they are overall, and the
-        k highest logits of an image (all, if there are fewer classes) are predicted: P is true
-        positives / predictions, R is true positives / positives.
+        k highest logits of an image (all, if there are fewer classes) are predicted.
         """
         every = _per_class_ap(self.predictions)
         unseen = every[self.unseen]

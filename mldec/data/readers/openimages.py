@@ -16,7 +16,6 @@ from mldec.data.settings import Source
 from mldec.data.table import (
     Labels,
     Table,
-    as_name,
     check_names,
     encode_paths,
     from_statements,
@@ -103,17 +102,14 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
         folders = np.char.add(ids.astype(f"S{prefix}"), b"/")
         files = np.char.add(folders, files)
 
-    # Without display names no message blames their file.
     display: dict[str, str] = {}
     if names == "display":
         header = ["LabelName", "DisplayName"]
         for _, (of_mids, texts) in csv_columns(descriptions, header, _SEE):
             display.update(zip(of_mids, texts, strict=True))
 
-    source_of_names = descriptions if display else trainable
-    shown_names = class_names(mids, display, source_of_names)
     labels = _labels(statements, image_of_run[runs], classes, values, (len(ids), len(mids)))
-    return Table(files, labels, shown_names)
+    return Table(files, labels, class_names(mids, display))
 
 
 def _read_statements(
@@ -179,14 +175,10 @@ def _labels(
     return labels
 
 
-def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path) -> tuple[str, ...]:
+def class_names(mids: Sequence[str], display: Mapping[str, str]) -> tuple[str, ...]:
     """Return a unique name per class: its display name, see `told_apart`, or else its MID."""
-    names = []
-    for mid in mids:
-        # Some names in the official files have stray quotes or blanks around them.
-        name = without_quotes(display.get(mid, "")) or mid
-        names.append(as_name(name, f"{source}: {mid!r}", _SEE))
-    return told_apart(names)
+    # Some names in the official files have stray quotes or blanks around them.
+    return told_apart([without_quotes(display.get(mid, "")) or mid for mid in mids])
 
 
 # A class id in single or double quotes, with optional white space around it.
@@ -265,8 +257,7 @@ def _parse_miil(
             display = {mid: str(name) for mid, name in read_torch(display_file).items()}
 
     # The split is selected last: by default the classes are those of both splits.
-    shown_names = class_names(mids, display, display_file or data)
-    return Table(files, labels, shown_names).select(splits == split)
+    return Table(files, labels, class_names(mids, display)).select(splits == split)
 
 
 def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
