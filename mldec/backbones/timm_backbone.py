@@ -15,13 +15,7 @@ from timm.models import load_state_dict
 from timm.models._manipulate import group_with_matcher  # in its __all__, and exported nowhere else
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import (
-    check_patches,
-    freeze,
-    norm_behind_pooling,
-    timm_tokens,
-    try_out,
-)
+from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
 from mldec.errors import ConfigError, refusing
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width

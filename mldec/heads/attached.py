@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import (
-    check_patches,
-    freeze,
-    norm_behind_pooling,
-    timm_tokens,
-    try_out,
-)
+from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
 from mldec.errors import ConfigError, refusing
 from mldec.heads.ml_decoder import MLDecoder
 

@@ -8,12 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.losses.common import (
-    CountLabels,
-    check_range,
-    positive_weight,
-    prepare,
-)
+from mldec.losses.common import CountLabels, check_range, positive_weight, prepare
 
 
 class AsymmetricLoss(nn.Module):

@@ -75,15 +75,8 @@ def coco(
         # They are read once for both splits.
         vectors = cache(lambda names: words.of_classes(folder, names, names)[1:])
         task = replace(task, vectors=vectors)
-    return Source(
-        load=load,
-        load_train=partial(load, thin=thin),
-        train=train,
-        val=val,
-        task=task,
-        where=folder,
-        see=_SEE,
-    )
+    source = Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return replace(source, load_train=partial(load, thin=thin))
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:

@@ -14,14 +14,7 @@ from pathlib import Path
 from mldec.data.cache import TableCache
 from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
 from mldec.data.settings import Source
-from mldec.data.table import (
-    Table,
-    TableBuilder,
-    check_names,
-    log_split,
-    told_apart,
-    unknown_class,
-)
+from mldec.data.table import Table, TableBuilder, check_names, log_split, told_apart, unknown_class
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
