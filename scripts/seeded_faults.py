@@ -121,8 +121,8 @@ losses: selective partial ASL drops annotated labels too
 - kept = weights.flatten()[chosen] * (likely[chosen] < 0)
 + kept = weights.flatten()[chosen] * 0
 losses: cross-entropy is averaged over the classes
-- return -losses.sum() / len(logits)
-+ return -losses.mean()
+- return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
++ return F.cross_entropy(logits, targets, label_smoothing=self.smoothing) / logits.shape[-1]
 losses: the weight of positives is that of negatives
 - return (negatives / positives).clamp(max=cap).float()
 + return (positives / negatives).clamp(max=cap).float()

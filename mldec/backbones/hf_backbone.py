@@ -3,8 +3,7 @@
 import inspect
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from mldec.backbones.timm_backbone import (
     quick_hub,
     read_weights,
 )
-from mldec.backbones.tokens import freeze, misfit
-from mldec.errors import ConfigError, brief, suggest
+from mldec.backbones.tokens import freeze
+from mldec.errors import ConfigError, refusing, suggest
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -119,12 +118,16 @@ class HFBackbone(Backbone):
         source = str(Path(name).expanduser())
 
         if arguments.get("config") is None:
-            with _reading(name, "config", "a folder that save_pretrained wrote as backbone.name"):
+            where = f"backbone.name={name}: its config"
+            remedy = "give a folder that save_pretrained wrote as backbone.name"
+            with quick_hub(), refusing(where, ConfigError, remedy=remedy):
                 config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
             arguments["config"] = _recorded(config)
 
         if arguments.get("mean") is None or arguments.get("std") is None:
-            with _reading(name, "normalisation", "backbone.mean=[R,G,B] backbone.std=[R,G,B]"):
+            where = f"backbone.name={name}: its normalisation"
+            remedy = "give backbone.mean=[R,G,B] backbone.std=[R,G,B]"
+            with quick_hub(), refusing(where, ConfigError, remedy=remedy):
                 processor, _ = transformers.BaseImageProcessor.get_image_processor_dict(source)
                 mean, std = _normalisation(processor)
             arguments["mean"] = arguments.get("mean") or mean
@@ -146,7 +149,7 @@ class HFBackbone(Backbone):
         if drop_path and "drop_path_rate" not in known:
             raise self._refusal(f"drop_path={drop_path}", "takes no such setting")
 
-        try:
+        with refusing(f"backbone.config: {self._name}", ConfigError, remedy="use other settings"):
             network_config = config_class(**settings)
             is_cvt = config_class.model_type == "cvt"
             if is_cvt:
@@ -161,11 +164,6 @@ class HFBackbone(Backbone):
             if isinstance(network_class, tuple):
                 network_class = network_class[0]
             network = network_class(network_config)
-        except Exception as error:
-            raise ConfigError(
-                f"backbone.config: transformers cannot build {self._name} with these settings "
-                f"({brief(error)})"
-            ) from error
         if is_cvt:
             _mend_cvt(network, drop_path or 0.0)
 
@@ -183,7 +181,7 @@ class HFBackbone(Backbone):
         options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in takes else {}
         features = getattr(network(images, **options), "last_hidden_state", None)
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-            raise misfit("no tensor" if features is None else f"{list(features.shape)}")
+            raise ValueError("its last hidden state is not one map or sequence")
 
         tokens = features[:, self._num_prefix :]
         if features.ndim == 4:
@@ -194,7 +192,7 @@ class HFBackbone(Backbone):
         # Class tokens of an unknown name would leave more tokens than the rows of a square map.
         count = tokens.shape[1]
         if count == 0 or math.isqrt(count) ** 2 != count:
-            raise misfit(f"{count} tokens of a square image")
+            raise ValueError(f"it gives {count} tokens of a square image")
 
     def _norm_behind_pooling(self, unused: set[str]) -> str | None:
         """Return the path of the one LayerNorm of C channels that the tokens do not depend on."""
@@ -264,18 +262,6 @@ def _normalisation(processor: Mapping[str, Any]) -> tuple[list[float], list[floa
 
     mean, std = processor["image_mean"], processor["image_std"]
     return list(mean), list(std)
-
-
-@contextmanager
-def _reading(name: str, what: str, replacement: str) -> Iterator[None]:
-    """Turn whatever happens while a file of a repository is read into one line."""
-    try:
-        with quick_hub():
-            yield
-    except Exception as error:
-        raise ConfigError(
-            f"backbone.name={name}: its {what} cannot be read ({brief(error)}); give {replacement}"
-        ) from error
 
 
 def _mend_cvt(network: Any, drop_path: float) -> None:

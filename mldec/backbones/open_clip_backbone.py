@@ -7,7 +7,7 @@ import timm
 from torch import Tensor, nn
 
 from mldec.backbones.timm_backbone import Backbone
-from mldec.errors import ConfigError, brief
+from mldec.errors import ConfigError, refusing
 
 # What a tower is built with whatever its description says: only its embedding is wanted, and its
 # weights come from a checkpoint.
@@ -52,22 +52,12 @@ class OpenClipBackbone(Backbone):
         if trunk is not None and not timm.is_model(str(trunk).partition(".")[0]):
             raise ConfigError(f"backbone.vision.timm_model_name={trunk}: timm has no such network")
 
-        try:
-            from open_clip.model import _build_vision_tower
-        except ImportError as error:
-            raise ConfigError(
-                f"backbone.name={name}: an image tower of open_clip needs open-clip-torch; "
-                f"run pip install -e '.[text]'"
-            ) from error
-
         description = {**vision, **_ALWAYS, "image_size": image_size}
-        try:
+        remedy = "if open_clip is missing, run pip install -e '.[text]'"
+        with refusing(f"backbone.vision: {name}", ConfigError, remedy=remedy):
+            from open_clip.model import _build_vision_tower
+
             self.network = _build_vision_tower(embed_dim, description, quick_gelu)
-        except Exception as error:
-            raise ConfigError(
-                f"backbone.vision: open_clip cannot build the image tower of {name} "
-                f"({brief(error)})"
-            ) from error
         self._try_out(image_size, image_size)
 
     def _tokens(self, images: Tensor) -> Tensor:

@@ -15,15 +15,8 @@ from timm.models import load_state_dict
 from timm.models._manipulate import group_with_matcher  # in its __all__, and exported nowhere else
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import (
-    MisfitError,
-    check_patches,
-    freeze,
-    norm_behind_pooling,
-    timm_tokens,
-    try_out,
-)
-from mldec.errors import ConfigError, brief
+from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
+from mldec.errors import ConfigError, refusing
 
 # B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -78,17 +71,14 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def _check_tokens(self, tokens: Tensor) -> None:
-        """Raise a `MisfitError` unless the tokens [1, N, C] are all of the image."""
+        """Raise a `ValueError` unless the tokens [1, N, C] are all of the image."""
 
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network without memory: see `try_out`."""
-        try:
+        remedy = f"tried with {height} x {width} pixels; take another network or size"
+        with refusing(f"backbone.name={self._name}", ConfigError, remedy=remedy):
             tokens, unused = try_out(self, (3, height, width))
             self._check_tokens(tokens)
-        except MisfitError as error:
-            raise ConfigError(
-                f"backbone.name={self._name}: {error}; take another network or size"
-            ) from error
         return tokens, unused
 
     def _set_norm(self, feature_norm: FeatureNorm, path: str | None) -> None:
@@ -273,14 +263,10 @@ def _create(name: str, **arguments: Any) -> Any:
             f"backbone.name={name}: timm {timm.__version__} has no such network; {hint}"
         )
 
-    try:
+    settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
+    what = f"backbone.name={name} with {settings}"
+    with refusing(what, ConfigError, remedy="use other settings"):
         return timm.create_model(name, **arguments)
-    except Exception as error:
-        settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
-        raise ConfigError(
-            f"backbone.name={name}: timm cannot build it with {settings} ({brief(error)}); "
-            f"use other settings"
-        ) from error
 
 
 def _load_weights(

@@ -7,19 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mldec.errors import brief
-
 # B batch, H and W height and width of a map, N tokens, C width of the features
 
 
-class MisfitError(ValueError):
-    """The features of a network are neither one map nor one sequence of tokens."""
-
-
-def misfit(features: str, width: int | None = None) -> MisfitError:
-    """Return the error for such features."""
-    channels = "" if width is None else f" of {width} channels"
-    return MisfitError(f"its features are {features}, not one map or sequence{channels}")
+def misfit(features: str, width: int) -> ValueError:
+    """Return the error for features that are neither one map nor one sequence of tokens."""
+    return ValueError(f"its features are {features}, not one map or sequence of {width} channels")
 
 
 # Any: timm's networks have no common interface that a type checker could know.
@@ -34,12 +27,6 @@ def norm_behind_pooling(network: Any) -> str | None:
         except AttributeError:
             continue
     return None
-
-
-def num_prefix_tokens(network: Any) -> int:
-    """Return the number of class and register tokens in front of the image's tokens."""
-    # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
-    return int(getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0)
 
 
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
@@ -61,12 +48,14 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
         features = network.get_submodule(norm_path)(features)
 
     if len(shape) == 3:
-        return features[:, num_prefix_tokens(network) :]
+        # The attribute is missing or None on a CNN, and missing on VOLO, which has one class token.
+        num_prefix = getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0
+        return features[:, int(num_prefix) :]
     return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
 
 
 def check_patches(network: Any, tokens: Tensor) -> None:
-    """Raise a `MisfitError` for no tokens, or more than patches: some are then class tokens."""
+    """Raise a `ValueError` for no tokens, or more than patches: some are then class tokens."""
     grid = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     most = math.prod(grid) if grid else tokens.shape[1]
     if not 0 < tokens.shape[1] <= most:
@@ -78,8 +67,8 @@ def check_patches(network: Any, tokens: Tensor) -> None:
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
     """Run one image through a module from images to tokens, on the meta device, in evaluation mode.
 
-    Returns the tokens [1, N, C], without values, and the names of the parameters that they do not
-    depend on. A module that fails on an image of this shape [C, H, W] is a `MisfitError`.
+    The image has the shape [C, H, W]. Returns the tokens [1, N, C], without values, and the names
+    of the parameters that they do not depend on.
     """
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     names = [name for name, _ in module.named_parameters()]
@@ -96,13 +85,6 @@ def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, se
             image = torch.empty(1, *image_shape, dtype=dtype, device="meta")
             tokens = functional_call(module, meta, (image,))
             gradients = torch.autograd.grad(tokens.sum(), inputs, allow_unused=True)
-    except MisfitError:
-        raise
-    except Exception as error:
-        height, width = image_shape[1:]
-        raise MisfitError(
-            f"a trial image of {height} x {width} pixels failed ({brief(error)})"
-        ) from error
     finally:
         for part, training in modes.items():
             part.training = training

@@ -25,13 +25,13 @@ from mldec.data.official_augment import (
     OPERATIONS,
     PROBABILITY,
     Operation,
-    PairAugment,
     cutout,
+    draw_operation,
 )
 from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.table import from_single
 from mldec.data.tasks import SingleLabel
-from mldec.data.transforms import RESIZES, EvalTransform, TrainTransform, as_pillow, to_tensor
+from mldec.data.transforms import RESIZES, EvalTransform, TrainTransform, View, as_pillow, to_tensor
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
 from mldec.predict.inputs import Inputs
 
@@ -61,7 +61,7 @@ Way = dict[str, Callable[[Any, SampleRandom], Any]]
 
 def ours(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Way:
     """Return the steps of `TrainTransform` with the settings of the official recipe."""
-    transform = TrainTransform(image_size=size, decoder=decoder, resize=resize)
+    transform = TrainTransform(View(image_size=size, decoder=decoder, resize=resize))
     resized, prepared = transform.resizes[0], RESIZES[resize]
     return {
         "decode": lambda path, _: open_image(path, decoder=decoder),
@@ -104,7 +104,7 @@ def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
 
 def _official_operations(image: Image.Image, rng: Random) -> Image.Image:
     """Apply two of fifteen operations; those that we have made faster in the form of Pillow."""
-    for name, level in [PairAugment.draw(rng), PairAugment.draw(rng)]:
+    for name, level in [draw_operation(rng), draw_operation(rng)]:
         if rng.random() < PROBABILITY:
             operation, levels = OPERATIONS[name]
             image = PILLOWS.get(name, operation)(image, levels[level], rng)
@@ -292,7 +292,7 @@ def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
     names = np.array([str(file).encode() for file in files] * (LOADED // len(files) + 1))[:LOADED]
     storage = ImageFiles(Path("/"), names, "")
     labels = from_single(np.zeros(len(names), np.int64), 1)
-    dataset = StoredImages(storage, labels, ("photo",), TrainTransform(image_size=SIZE))
+    dataset = StoredImages(storage, labels, ("photo",), TrainTransform(View(image_size=SIZE)))
     split = Split(dataset, Classes(("photo",), exclusive=True))
     transform = EvalTransform(image_size=SIZE)
     module = DataModule(lambda: split, lambda: split, SingleLabel().evaluator, transform)

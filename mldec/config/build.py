@@ -13,8 +13,9 @@ from torch import nn
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS, Config, MixLabels, describe, matches
-from mldec.data.settings import FileSettings, Observed, Source, View, assemble
+from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.table import Labels
+from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Sampling
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.losses.common import LabelCounts

@@ -1,7 +1,4 @@
-"""The cache: arrays that take long to compute, in the user's own folder.
-
-An annotation file takes seconds to minutes to parse, and its table less than a second to read.
-"""
+"""The cache: arrays that take long to compute, in the user's own folder."""
 
 import json
 import logging
@@ -33,24 +30,18 @@ def cache_folder(cache_dir: str | None) -> Path:
         return Path(tempfile.gettempdir(), "mldec")
 
 
-def write_cached(path: Path, key: str, arrays: Mapping[str, Any], otherwise: str) -> None:
-    """Write arrays and their key to a file of the cache; others see a whole file or none.
-
-    `otherwise` says what happens if it cannot be written, which is no fault of the run.
-    """
+def write_cached(path: Path, key: str, arrays: Mapping[str, Any]) -> None:
+    """Write arrays and their key to a file of the cache, whole or not at all with a warning."""
     try:
         with replacing(path) as file:
             # The key comes last: damage that hides arrays from zipfile hides the last ones.
             np.savez(file, **arrays, key=key)
     except DataError as error:
-        log.warning("%s; until then %s", error, otherwise)
+        log.warning("%s; until then it is made anew at every start", error)
 
 
-def read_cached(path: Path, key: str, otherwise: str) -> dict[str, Any] | None:
-    """Return the arrays of a file of the cache; None if it has another key, or cannot be used.
-
-    `otherwise` says what happens then, unless there is no file.
-    """
+def read_cached(path: Path, key: str) -> dict[str, Any] | None:
+    """Return the arrays of a file of the cache; None if it has another key, or cannot be used."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             return dict(stored) if str(stored["key"]) == key else None
@@ -58,19 +49,16 @@ def read_cached(path: Path, key: str, otherwise: str) -> dict[str, Any] | None:
         return None
     except Exception as error:
         # zipfile and NumPy raise almost anything on damaged bytes.
-        log.warning("%s is not used (%s): %s", path, brief(error), otherwise)
+        log.warning("%s is not used (%s): it is made anew", path, brief(error))
         return None
 
 
 class TableCache:
-    """A folder of parsed tables, each valid as long as its annotation files do not change.
-
-    `see` is a pointer to the documentation, for messages.
-    """
+    """A folder of parsed tables, each valid as long as its annotation files do not change."""
 
     def __init__(self, folder: str | None, see: str) -> None:
         self.folder = folder
-        self.see = see
+        self.see = see  # a pointer to the documentation, for messages
 
     def table(self, name: str, sources: Sequence[Path], parse: Callable[[], Table]) -> Table:
         """Return the table that `parse` makes of annotation files, from the cache if it is valid.
@@ -88,8 +76,7 @@ class TableCache:
         identity = " ".join([name, *map(str, sources)])
         digest = sha256(os.fsencode(identity)).hexdigest()[:16]
         path = cache_folder(self.folder) / f"{name.split()[0]}-{digest}.npz"
-        stored = read_cached(path, key, "the annotations are parsed again")
-        if stored:
+        if stored := read_cached(path, key):
             classes = tuple(json.loads(stored["classes"].tobytes()))
             columns = (stored["starts"], stored["label_classes"], stored["values"])
             labels = Labels(*columns, len(classes), int(stored["default"]))
@@ -104,5 +91,5 @@ class TableCache:
             "default": table.labels.default,
             "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
         }
-        write_cached(path, key, arrays, "the annotations are parsed at every start")
+        write_cached(path, key, arrays)
         return table

@@ -107,11 +107,7 @@ def _label_bytes(labels: Labels) -> Iterator[bytes]:
         listed = values != labels.default
         pairs, values = pairs[listed], values[listed]
 
-        # Most readers list the classes in ascending order, so that sorting is the exception.
-        if (np.diff(pairs) < 0).any():
-            order = np.argsort(pairs, kind="stable")
-            pairs, values = pairs[order], values[order]
-
         # Fixed types and byte order: the hash is the same on every machine.
-        yield pairs.astype("<i8").tobytes()
-        yield values.astype("i1").tobytes()
+        order = np.argsort(pairs, kind="stable")
+        yield pairs[order].astype("<i8").tobytes()
+        yield values[order].astype("i1").tobytes()

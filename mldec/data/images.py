@@ -106,12 +106,7 @@ def read_content(path: str | Path) -> bytes:
         with open_binary(path) as file:
             return file.read()
     except OSError as error:
-        fault = f"it cannot be read ({error.strerror})"
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            fault = "no such file"
-        elif isinstance(error, IsADirectoryError):
-            fault = "a folder, not an image"
-        raise DataError(f"{path}: {fault}; {_FIX}") from error
+        raise DataError(f"{path}: it cannot be read ({error.strerror}); {_FIX}") from error
 
 
 def open_image(

@@ -297,10 +297,8 @@ def collate(
 
 
 def share(tensors: Iterable[Tensor]) -> DataError | None:
-    """Move what a loader process has loaded into shared memory; return the fault if that is full.
-
-    The thread that hands batches over would silently drop one that does not fit.
-    """
+    """Move what a loader process has loaded into shared memory; return the fault if it is full."""
+    # The thread that hands batches over would silently drop one that does not fit.
     if get_worker_info() is None:
         return None
 

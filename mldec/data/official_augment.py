@@ -96,26 +96,6 @@ def _interpolated(pixels: np.ndarray, fractions: np.ndarray) -> np.ndarray:
     return result
 
 
-def smooth(image: Image.Image) -> Image.Image:
-    """Average every pixel with its eight neighbours, which weigh 1 to its 5; the border stays.
-
-    The results are those of Pillow's filter SMOOTH in a quarter of the time: it multiplies in
-    floating point, and whole numbers will do, because no thirteenth is halfway between two.
-    """
-    bands = []
-    for band in image.split():
-        pixels = np.asarray(band)
-        wide = pixels.astype(np.uint16)
-        columns = wide[:-2] + wide[1:-1] + wide[2:]
-        sums = columns[:, :-2] + columns[:, 1:-1] + columns[:, 2:]
-        sums += 4 * wide[1:-1, 1:-1]
-
-        averages = pixels.copy()
-        averages[1:-1, 1:-1] = (sums + 6) // 13
-        bands.append(Image.fromarray(averages))
-    return Image.merge("RGB", bands)
-
-
 PROBABILITY = 0.5  # of each of the two operations
 NUM_LEVELS = 10  # rows of the magnitude table; row 0 is never drawn
 GREY = (128, 128, 128)  # fills the area that a geometric operation uncovers
@@ -171,11 +151,6 @@ def _enhanced(kind: type[Any], image: Image.Image, strength: float, rng: Random)
     return kind(image).enhance(1 + strength * _sign(rng))
 
 
-def _sharpened(image: Image.Image, strength: float, rng: Random) -> Image.Image:
-    """Blend with a smooth copy: Pillow's enhancement, with the faster filter."""
-    return Image.blend(smooth(image), image, 1 + strength * _sign(rng))
-
-
 def _levels(weakest: float, strongest: float, *, whole: bool = False) -> tuple[float, ...]:
     """Return ten evenly spaced magnitudes, rounded to integers if `whole`."""
     span = strongest - weakest
@@ -207,7 +182,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     "color": (partial(_enhanced, ImageEnhance.Color), _levels(0, 0.9)),
     "contrast": (partial(_enhanced, ImageEnhance.Contrast), _levels(0, 0.9)),
     "brightness": (partial(_enhanced, ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (_sharpened, _levels(0, 0.9)),
+    "sharpness": (partial(_enhanced, ImageEnhance.Sharpness), _levels(0, 0.9)),
     # Bits kept of each channel; value from which on all are inverted; pixels of the side.
     "posterize": (lambda i, m, rng: ImageOps.posterize(i, int(m)), _levels(8, 4, whole=True)),
     "solarize": (lambda i, m, rng: ImageOps.solarize(i, m), _levels(256, 0)),  # type: ignore[arg-type]
@@ -218,20 +193,17 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
 }
 
 
-class PairAugment:
+def augment_by_pair(image: Image.Image, rng: Random) -> Image.Image:
     """Apply two random operations (of 15, with magnitudes 1 to 9), each with probability 0.5."""
+    # Both operations are drawn before either probability, as in the package, which draws a pair and
+    # then applies it. The order of the draws decides what a seed means.
+    for name, row in [draw_operation(rng), draw_operation(rng)]:
+        if rng.random() < PROBABILITY:
+            operation, levels = OPERATIONS[name]
+            image = operation(image, levels[row], rng)
+    return image
 
-    def __call__(self, image: Image.Image, rng: Random) -> Image.Image:
-        """Return the augmented RGB image, of the same size; the argument is not changed."""
-        # Both operations are drawn before either probability, as in the package, which draws a pair
-        # and then applies it. The order of the draws decides what a seed means.
-        for name, row in [self.draw(rng), self.draw(rng)]:
-            if rng.random() < PROBABILITY:
-                operation, levels = OPERATIONS[name]
-                image = operation(image, levels[row], rng)
-        return image
 
-    @staticmethod
-    def draw(rng: Random) -> tuple[str, int]:
-        """Return the name of an operation and a row of its magnitude table, both uniform."""
-        return rng.choice(tuple(OPERATIONS)), rng.randrange(1, NUM_LEVELS)
+def draw_operation(rng: Random) -> tuple[str, int]:
+    """Return the name of an operation and a row of its magnitude table, both uniform."""
+    return rng.choice(tuple(OPERATIONS)), rng.randrange(1, NUM_LEVELS)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from mldec.data.cache import TableCache
-from mldec.data.images import check_decoder
 from mldec.data.table import fold_numbers, listed_positives, parse_fold, random_positives
-from mldec.data.tasks import MultiLabel, Task
-from mldec.data.transforms import EvalTransform, TrainTransform
+from mldec.data.tasks import MultiLabel, Task, ZeroShot
+from mldec.data.transforms import TrainTransform, View
 from mldec.data.types import (
     PREFIX,
     PROMPT,
@@ -29,68 +28,6 @@ log = logging.getLogger("mldec")
 
 # With these values a training image is the same in every epoch.
 NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0, "erase": 0.0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """The image settings of a `data` node, which are the same for every reader of image files.
-
-    The defaults are those of the official COCO recipe. For the attributes see `TrainTransform`, for
-    those of evaluation `EvalTransform`: `test_size` None is `image_size`, `test_interpolation` None
-    is `interpolation`, and bicubic where that is "random".
-
-    Raises:
-        ConfigError: for a value out of its range, or a decoder that is not installed.
-    """
-
-    image_size: int = 448
-    augment: str = "official"
-    cutout: float = 0.5
-    flip: bool = False
-    crop: float = 1.0
-    interpolation: str = "bilinear"
-    erase: float = 0.0
-    test_crop: float | None = None
-    test_size: int | None = None
-    test_interpolation: str | None = None
-    decoder: str = "pillow"
-    resize: str = "pillow"
-
-    def __post_init__(self) -> None:
-        # The transforms check the values: a wrong one must fail now, not at the first image.
-        self.train()
-        self.eval()
-        check_decoder(self.decoder)
-
-    def train(self) -> TrainTransform:
-        """Return the transform of training images."""
-        return TrainTransform(
-            image_size=self.image_size,
-            augment=self.augment,
-            cutout=self.cutout,
-            flip=self.flip,
-            crop=self.crop,
-            interpolation=self.interpolation,
-            erase=self.erase,
-            decoder=self.decoder,
-            resize=self.resize,
-        )
-
-    def eval(self) -> EvalTransform:
-        """Return the transform of evaluated images."""
-        # Evaluation must not draw its interpolation at random.
-        interpolation = self.test_interpolation
-        if interpolation is None:
-            interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
-
-        image_size = self.image_size if self.test_size is None else self.test_size
-        return EvalTransform(
-            image_size=image_size,
-            crop=self.test_crop,
-            interpolation=interpolation,
-            decoder=self.decoder,
-            resize=self.resize,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +186,8 @@ def assemble(
             f"data.{observed.given[0]} is for data with several labels per image and the same "
             f"classes in both splits: leave it out"
         )
+    if sampling.fold is not None and isinstance(source.task, ZeroShot):
+        raise ConfigError("data.fold: zero-shot data has no folds; leave it out")
     tables = TableCache(files.cache_dir, source.see)
     eval_transform = view.eval()
 
@@ -278,7 +217,7 @@ def assemble(
         _check_same_classes(source, train=images.classes, val=load_val().classes.names)
         images, classes = source.task.training(images)
         images = _present(source, source.train, images, files.absent)
-        return Split(replace(images, transform=view.train()), classes)
+        return Split(replace(images, transform=TrainTransform(view)), classes)
 
     return DataModule(
         load_train,
@@ -300,14 +239,6 @@ def _part(source: Source, images: StoredImages, fold: str, *, held_out: bool) ->
         raise DataError(
             f"{source.where}: data.fold={fold} leaves no image to {split}, of {len(images):,}: "
             f"choose fewer folds; {source.see}"
-        )
-
-    _, train = source.task.training(part)
-    _, val = source.task.validation(part)
-    if train.names != val.names:
-        raise ConfigError(
-            f"data.fold {fold}: zero-shot data is trained on {len(train)} classes and evaluated on "
-            f"{len(val)}, so that its training images cannot be the validation images; leave it out"
         )
     return part
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.errors import DataError, refusing, suggest
+from mldec.errors import DataError, refusing
 from mldec.runtime.text import read_lines
 
 log = logging.getLogger("mldec")
@@ -85,15 +85,10 @@ def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[
 
     It is a list, or the path, relative to `root`, of a text file with one name per line.
     """
-    if classes is None:
-        return None
     if isinstance(classes, str):
         path = root / Path(classes).expanduser()
         return check_names(read_lines(path, see), path, see)
-
-    if not classes:
-        raise DataError(f"data.classes: it has no name; {see}")
-    return check_names(map(str.strip, classes), "data.classes", see)
+    return None if classes is None else check_names(map(str.strip, classes), "data.classes", see)
 
 
 def without_quotes(name: str) -> str:
@@ -134,11 +129,7 @@ def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> Data
     known = list(names)
     same_letters = [other for other in known if other.casefold() == name.casefold()]
     near = same_letters or get_close_matches(name, known, n=1)
-
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    if not near and len(known) <= 20:
-        hint = suggest(name, known)  # lists all known names
-
     return DataError(
         f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}"
     )
@@ -187,10 +178,7 @@ class Labels:
         return len(self.starts) - 1
 
     def row(self, index: int) -> Tensor:
-        """Return the target of one image, int8 [K], as a new tensor; `IndexError` beyond 0..N-1."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"image {index} of {len(self)}")
-
+        """Return the target of one image, int8 [K], as a new tensor."""
         entries = slice(self.starts[index], self.starts[index + 1])
         target = np.full(self.num_classes, self.default, np.int8)
         target[self.classes[entries]] = self.values[entries]
@@ -249,21 +237,6 @@ class Labels:
         return replace(
             self, starts=starts, classes=self.classes[entries], values=self.values[entries]
         )
-
-    def recode(self, values: Mapping[int, int]) -> "Labels":
-        """Return the labels with some values replaced, such as {2: -1}."""
-        changed = self.values.copy()
-        for old, new in values.items():
-            changed[self.values == old] = new
-        return replace(self, values=changed)
-
-
-def are_indices(value: object, num_classes: int) -> bool:
-    """Return whether a value from a file is a list of class indices, each from 0 to K - 1."""
-    # `type` and not `isinstance`, for which true and false are integers.
-    return isinstance(value, list) and all(
-        type(column) is int and 0 <= column < num_classes for column in value
-    )
 
 
 def from_dense(matrix: np.ndarray, *, default: int = 0) -> Labels:
@@ -532,16 +505,15 @@ def check_val(val: str, present: Collection[str], where: Path, see: str) -> None
         raise DataError(f"{where}: it has no split {val!r}: pass data.val={others[0]}; {see}")
 
 
-def log_split(what: str, split: str, table: Table, *, max_names: int = 3) -> None:
+def log_split(what: str, split: str, table: Table) -> None:
     """Log the size of a split, and warn of classes without a positive image, by name."""
     log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
 
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
-        names = ", ".join(repr(table.classes[column]) for column in empty[:max_names])
-        more = ", ..." if len(empty) > max_names else ""
-        message = "%s %s: %d of %d classes have no image: %s%s"
-        log.warning(message, what, split, len(empty), len(table.classes), names, more)
+        names = listed([repr(table.classes[column]) for column in empty])
+        message = "%s %s: %d of %d classes have no image: %s"
+        log.warning(message, what, split, len(empty), len(table.classes), names)
 
 
 # How the images of a table are divided into splits and folds.
@@ -553,18 +525,13 @@ def path_hash(file: bytes, seed: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def held_out(files: Sequence[bytes], fraction: float, seed: int) -> np.ndarray:
-    """Return which images are held out for validation, bool [N], by a hash of seed and path.
+def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
+    """Return the images that are held out for validation, by a hash of the path, or the others.
 
     An image stays in its split when others are added or removed.
     """
     limit = fraction * 2**64
-    return np.array([path_hash(file, seed) < limit for file in files], bool)
-
-
-def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
-    """Return the images that are held out for validation, or the others; see `held_out`."""
-    is_held_out = held_out(table.files.tolist(), fraction, seed)
+    is_held_out = np.array([path_hash(file, seed) < limit for file in table.files.tolist()], bool)
     return table.select(is_held_out if val else ~is_held_out)
 
 

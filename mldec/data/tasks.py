@@ -229,12 +229,6 @@ def split_classes(
             names_of_faulty = listed(sorted(faulty))
             raise DataError(f"{where}: {len(faulty):,} classes {fault}: {names_of_faulty}")
 
-    if not seen or not unseen:
-        raise DataError(
-            f"{where}: {len(seen):,} seen and {len(unseen):,} unseen classes; "
-            f"at least one of each is needed"
-        )
-
     indices = {name: index for index, name in enumerate(names)}
     return sorted(indices[name] for name in seen), sorted(indices[name] for name in unseen)
 

@@ -1,9 +1,7 @@
 """Text encoders and image towers of open_clip, from a name or from local files."""
 
-import importlib.util
 import json
 import logging
-import runpy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +31,6 @@ CONFIG = "open_clip_config.json"  # which makes a folder a model of open_clip
 DEFAULT_WEIGHTS = "openai"
 IMAGES = ("mean", "std", "interpolation", "resize_mode")  # how images are prepared
 
-# File names of weights in a folder, in the order in which open_clip's own folders prefer them.
-_WEIGHTS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")
-_ENDINGS = (".safetensors", ".bin", ".pth", ".pt")
 _REMEDY = (
     f"give clip:FOLDER, which holds {CONFIG}, the weights and the tokenizer, and pip install "
     f"-e '.[text]'"
@@ -129,33 +124,23 @@ class ClipModel:
         return sha256_of(self.weights)
 
     @torch.no_grad()
-    def encode(self, texts: Sequence[str]) -> Tensor:
-        """Return the vectors of N texts, float32 [N, D] on the CPU, each of length 1.
-
-        A text that is longer than the context of the model is cut.
-        """
-        device = self.model.logit_scale.device
-        vectors = torch.empty(len(texts), self.width)
-        for start in range(0, len(texts), BATCH_SIZE):
-            tokens = self.tokenizer(list(texts[start : start + BATCH_SIZE]))
-            encoded = self.model.encode_text(tokens.to(device), normalize=True)
-            vectors[start : start + BATCH_SIZE] = encoded.float().cpu()
-        return vectors
-
     def encode_names(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Return the vectors of K names, float32 [K, D] on the CPU, each of length 1.
 
-        That of a name is the mean over the templates, made of length 1 again, as in CLIP.
+        That of a name is the mean over the templates, made of length 1 again, as in CLIP. A text
+        that is longer than the context of the model is cut.
         """
         per_batch = max(1, BATCH_SIZE // len(templates))
         batches = [names[start : start + per_batch] for start in range(0, len(names), per_batch)]
+        device = self.model.logit_scale.device
 
         rows = [torch.empty(0, self.width)]
         for batch in tqdm(batches, desc="word vectors", leave=False, disable=not on_terminal()):
             texts: list[str] = []
             for name in batch:
                 texts += [template.replace(PLACE, name) for template in templates]
-            encoded = self.encode(texts).unflatten(0, (len(batch), len(templates)))
+            encoded = self.model.encode_text(self.tokenizer(texts).to(device), normalize=True)
+            encoded = encoded.float().cpu().unflatten(0, (len(batch), len(templates)))
             rows.append(normalize(encoded.mean(1), dim=1))
         return torch.cat(rows)
 
@@ -178,12 +163,7 @@ def open_model(source: str) -> ClipModel:
     For the source see `ClipSource.parse`. The global random state is left as it was. Raises a
     `ConfigError` if open_clip is not installed, or anything of the model cannot be had.
     """
-    parsed = ClipSource.parse(source)
-    try:
-        import open_clip as library
-    except ImportError as error:
-        raise ConfigError(f"{source} needs open_clip: pip install -e '.[text]'") from error
-
+    parsed, library = ClipSource.parse(source), _open_clip(source)
     with _quiet(), torch.random.fork_rng(devices=[]), refusing(source, ConfigError, remedy=_REMEDY):
         config = library.get_model_config(parsed.model)
         if config is None:
@@ -229,10 +209,8 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
 
 
 def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return how images are prepared for all published weights of the model of a file of weights.
-
-    open_clip would prepare them as for CLIP, which is wrong for a SigLIP.
-    """
+    """Return how images are prepared for all published weights of the model of a file."""
+    # open_clip would prepare them as for CLIP, which is wrong for a SigLIP.
     tags = library.list_pretrained_tags_by_model(source.model) if source.file else []
     published = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
     if not published:
@@ -256,18 +234,11 @@ def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Pa
         repository = source.model.removeprefix(HUB)
         return Path(library.pretrained.download_pretrained_from_hf(repository))
 
-    # In a folder they have one of the usual names, or are the only ones.
-    usual: list[Path] = []
-    for ending in _ENDINGS:
-        usual += [source.folder / f"{stem}{ending}" for stem in _WEIGHTS]
-    files = [path for path in usual if path.is_file()]
-    files = files or [path for path in source.folder.iterdir() if path.suffix in _ENDINGS]
-    if not files or (files[0] not in usual and len(files) > 1):
-        raise ConfigError(
-            f"{source.text}: {source.folder} holds {len(files)} files of weights, where one is "
-            f"wanted; call it {usual[0].name}"
-        )
-    return files[0]
+    file = library.factory._find_checkpoint_in_dir(source.folder)
+    if file is None:
+        fault = f"{source.folder} holds no weights; call them open_clip_model.safetensors"
+        raise ConfigError(f"{source.text}: {fault}")
+    return Path(file)
 
 
 @contextmanager
@@ -304,7 +275,7 @@ def encode_names(
 
     vectors: dict[str, np.ndarray] = {}
     hash_of_weights = ""
-    if stored := read_cached(path, key, "the names are encoded again"):
+    if stored := read_cached(path, key):
         known = json.loads(stored["names"].tobytes())
         vectors = dict(zip(known, stored["vectors"], strict=True))
         hash_of_weights = str(stored["sha256"])
@@ -325,7 +296,7 @@ def encode_names(
                 "vectors": np.stack(list(vectors.values())),
                 "sha256": hash_of_weights,
             }
-            write_cached(path, key, arrays, "the names are encoded at every start")
+            write_cached(path, key, arrays)
 
     return torch.from_numpy(np.stack([vectors[name] for name in names])), hash_of_weights
 
@@ -351,7 +322,8 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     them; or a file with one per line, relative to the folder of the data set.
     """
     if prompts in LISTS:
-        return _of_open_clip(prompts)
+        library = _open_clip(f"data.prompts={prompts}")
+        return tuple(template(PLACE) for template in getattr(library, LISTS[prompts]))
 
     templates: tuple[str, ...] = (prompts,)
     where = "data.prompts"
@@ -369,13 +341,10 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     return templates
 
 
-def _of_open_clip(prompts: str) -> tuple[str, ...]:
-    """Return one of the lists that open_clip holds, as functions of a name."""
-    # Its file alone: importing the library takes seconds.
-    spec = importlib.util.find_spec("open_clip")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            f"data.prompts {prompts!r} is a list in open_clip: pip install -e '.[text]'"
-        )
-    module = runpy.run_path(str(Path(spec.submodule_search_locations[0], "zero_shot_metadata.py")))
-    return tuple(template(PLACE) for template in module[LISTS[prompts]])
+def _open_clip(user: str) -> ModuleType:
+    """Import open_clip, which takes seconds; `user` names what needs it."""
+    try:
+        import open_clip
+    except ImportError as error:
+        raise ConfigError(f"{user} needs open_clip: pip install -e '.[text]'") from error
+    return open_clip

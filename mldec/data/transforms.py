@@ -16,9 +16,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from mldec.data.images import DECODERS
+from mldec.data.images import DECODERS, check_decoder
 from mldec.data.images import read_image as read_image  # for users, see docs/extending.md
-from mldec.data.official_augment import PairAugment, cutout
+from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.randomness import SampleRandom, seeded
 from mldec.errors import ConfigError, DataError, suggest
 from mldec.runtime.devices import MAX_IMAGE_SIZE
@@ -177,70 +177,95 @@ class EvalTransform:
         return width, height, left, top
 
 
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The image settings of a `data` node, which are the same for every reader of image files.
+
+    The defaults are those of the official COCO recipe. A `ConfigError` says that a value is out of
+    its range, or a decoder not installed.
+    """
+
+    image_size: int = 448  # side S of a training image in pixels
+
+    # "official" (see `augment_by_pair`), "randaugment" (torchvision's: two operations of magnitude
+    # 9 on a scale of 31), "none", or a RandAugment of timm such as "rand-m7-mstd0.5-inc1" (see
+    # timm.data.auto_augment.rand_augment_transform).
+    augment: str = "official"
+
+    cutout: float = 0.5  # side of the covered rectangle as a fraction of the image side, in [0, 1]
+    flip: bool = False  # mirror half of the images left to right
+
+    # Smallest area of a random crop as a fraction of the image, in (0, 1], with an aspect ratio
+    # from 3/4 to 4/3; 1 turns it off.
+    crop: float = 1.0
+
+    # "bilinear", "bicubic", or "random": one of the two for each image, as in timm. A RandAugment
+    # of timm resamples with it too.
+    interpolation: str = "bilinear"
+
+    # Probability in [0, 1] that a rectangle of 2 to 33 % of the area, with an aspect ratio from 0.3
+    # to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in its mode "const").
+    erase: float = 0.0
+
+    # Of evaluation, see `EvalTransform`. Without a size it is `image_size`, without an
+    # interpolation `interpolation`, and bicubic where that is "random".
+    test_crop: float | None = None
+    test_size: int | None = None
+    test_interpolation: str | None = None
+
+    decoder: str = "pillow"  # see `EvalTransform`
+    resize: str = "pillow"  # likewise, also of the random crop
+
+    def __post_init__(self) -> None:
+        _check_size(self.image_size)
+        _check_fraction("cutout", self.cutout)
+        _check_fraction("crop", self.crop, 1e-6)
+        _check_fraction("erase", self.erase)
+        _check_known("interpolation", self.interpolation, [*INTERPOLATIONS, "random"])
+
+        # They check the rest: a wrong value must fail now, not at the first image.
+        self.eval()
+        check_decoder(self.decoder)
+        TrainTransform(self)
+
+    def eval(self) -> EvalTransform:
+        """Return the transform of evaluated images."""
+        # Evaluation must not draw its interpolation at random.
+        interpolation = self.test_interpolation
+        if interpolation is None:
+            interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
+
+        image_size = self.image_size if self.test_size is None else self.test_size
+        return EvalTransform(
+            image_size=image_size,
+            crop=self.test_crop,
+            interpolation=interpolation,
+            decoder=self.decoder,
+            resize=self.resize,
+        )
+
+
 class TrainTransform:
     """Resize or crop, flip, cutout, augment and erase, in this order; erase works on the tensor.
-
-    The defaults are those of the official COCO recipe: no crop and no flip.
 
     Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor; for ImageNet
     timm's transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.
     """
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        augment: str = "official",
-        cutout: float = 0.5,
-        flip: bool = False,
-        crop: float = 1.0,
-        interpolation: str = "bilinear",
-        erase: float = 0.0,
-        decoder: str = "pillow",
-        resize: str = "pillow",
-    ) -> None:
-        """Check the values and build the steps.
-
-        Args:
-            image_size: side S of the result in pixels.
-            augment: "official" (see `PairAugment`), "randaugment" (torchvision's: two operations of
-                magnitude 9 on a scale of 31), "none", or a RandAugment of timm such as
-                "rand-m7-mstd0.5-inc1" (see timm.data.auto_augment.rand_augment_transform).
-            cutout: side of the covered rectangle as a fraction of the image side, in [0, 1].
-            flip: mirror half of the images left to right.
-            crop: smallest area of a random crop as a fraction of the image, in (0, 1], with an
-                aspect ratio from 3/4 to 4/3; 1 turns it off.
-            interpolation: "bilinear", "bicubic", or "random": one of the two for each image, as in
-                timm. A RandAugment of timm resamples with it too.
-            erase: probability in [0, 1] that a rectangle of 2 to 33 % of the area, with an aspect
-                ratio from 0.3 to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in
-                its mode "const").
-            decoder: see `EvalTransform`.
-            resize: likewise, also of the random crop.
-
-        Raises:
-            ConfigError: for a value out of its range.
-        """
-        _check_size(image_size)
-        _check_fraction("cutout", cutout)
-        _check_fraction("crop", crop, 1e-6)
-        _check_fraction("erase", erase)
-        _check_known("interpolation", interpolation, [*INTERPOLATIONS, "random"])
-        _check_known("decoder", decoder, DECODERS)
-        _check_known("resize", resize, RESIZES)
-
+    def __init__(self, view: View) -> None:
+        """Build the steps."""
         # With a random interpolation there is one resize operation for each.
-        names = list(INTERPOLATIONS) if interpolation == "random" else [interpolation]
-        self.resizes = [_resize(image_size, crop, name) for name in names]
-        self.decoder = decoder
-        self.resize = resize
-        self.flip = flip
-        self.cutout = cutout
-        self.augment = _augment(augment, image_size, interpolation)
-        self.erase = _erasing(erase) if erase else None
+        kind = view.interpolation
+        names = list(INTERPOLATIONS) if kind == "random" else [kind]
+        self.resizes = [_resize(view.image_size, view.crop, name) for name in names]
+        self.decoder, self.resize = view.decoder, view.resize
+        self.flip, self.cutout = view.flip, view.cutout
+        self.augment = _augment(view.augment, view.image_size, kind)
+        self.erase = _erasing(view.erase) if view.erase else None
 
         # The random crop, the erasing and the augmentations of libraries take no generator.
-        self.draws_globally = crop < 1 or erase > 0 or augment not in ("official", "none")
+        is_own = view.augment in ("official", "none")
+        self.draws_globally = view.crop < 1 or view.erase > 0 or not is_own
 
     def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
         """Return uint8 [3, S, S] of an RGB image; all random choices come from the new `rng`."""
@@ -318,7 +343,7 @@ def _by_library(
 
 
 def _augment(name: str, size: int, interpolation: str) -> Augment:
-    """Build the augmentation with this name, see `TrainTransform`."""
+    """Build the augmentation with this name, see `View`."""
     if name.startswith("rand-"):
         return partial(_by_library, operation=_timm_augment(name, size, interpolation))
 
@@ -327,7 +352,7 @@ def _augment(name: str, size: int, interpolation: str) -> Augment:
         from torchvision.transforms import v2
 
         return partial(_by_library, operation=v2.RandAugment())
-    return PairAugment() if name == "official" else _unchanged
+    return augment_by_pair if name == "official" else _unchanged
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:

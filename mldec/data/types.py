@@ -96,9 +96,6 @@ class ImageDataset(Protocol):
 class Storage(Protocol):
     """How N images are stored: as files of a folder, in tar shards, or in arrays."""
 
-    def __len__(self) -> int:
-        """Return the number of images."""
-
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
 
@@ -125,17 +122,15 @@ class StoredImages:
     transform: Transform | None = None
 
     def __len__(self) -> int:
-        return len(self.storage)
+        return len(self.labels)
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, S, S] and its target int8 [K]; see `ImageDataset`."""
-        # The labels first: they refuse an index that is out of range, a storage may not.
-        target = self.labels.row(index)
-        content = self.storage.content(index)
-
         assert self.transform is not None
         transform, decoder = partial(self.transform, rng=rng), self.transform.decoder
-        return load_image(self.name(index), transform, content, decoder=decoder), target
+        content = self.storage.content(index)
+        image = load_image(self.name(index), transform, content, decoder=decoder)
+        return image, self.labels.row(index)
 
     def name(self, index: int) -> str:
         """Describe the image in messages: its path, if it has one."""
@@ -301,9 +296,6 @@ class ImageFiles(Storage):
     files: np.ndarray
     see: str
 
-    def __len__(self) -> int:
-        return len(self.files)
-
     def name(self, index: int) -> str:
         """Return the path of the image file."""
         return str(self.folder / os.fsdecode(self.files[index]))
@@ -328,17 +320,12 @@ class ImageFiles(Storage):
         """
         listings: dict[str, set[str]] = {}
         absent = np.zeros(len(self.files), bool)
-
-        # In chunks: millions of names, decoded at once, would be gigabytes of strings.
-        for start in range(0, len(self.files), 65536):
-            paths = map(os.fsdecode, self.files[start : start + 65536].tolist())
-            for index, path in enumerate(paths, start):
-                inner_folder, _, name = path.rpartition("/")
-                if inner_folder not in listings:
-                    entries = list_folder(self.folder / inner_folder, self.see)
-                    listings[inner_folder] = {entry.name for entry in entries}
-
-                absent[index] = name not in listings[inner_folder]
+        for index, path in enumerate(map(os.fsdecode, self.files)):
+            inner_folder, _, name = path.rpartition("/")
+            if inner_folder not in listings:
+                entries = list_folder(self.folder / inner_folder, self.see)
+                listings[inner_folder] = {entry.name for entry in entries}
+            absent[index] = name not in listings[inner_folder]
         return absent
 
     def find_inside(self, index: int) -> str | None:

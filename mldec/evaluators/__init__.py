@@ -15,18 +15,15 @@ class Evaluator(Protocol):
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
-        ...
 
     def compute(self) -> dict[str, float]:
         """Return the metrics in percent, and numbers of classes as "classes_...".
 
         The first metric decides which checkpoint is the best; it is a `DataError` if it is NaN.
         """
-        ...
 
     def per_class(self) -> dict[str, list[float]]:
         """Return K values per column, after `compute`, for the JSON and CSV reports."""
-        ...
 
 
 @runtime_checkable

@@ -18,21 +18,13 @@ DEVIATION = 0.5  # of the slopes of classes, in units of the common one
 
 @dataclass(frozen=True)
 class Ranking:
-    """All M annotated pairs of an image and a class, most suspicious first.
+    """All M annotated pairs of an image and a class, most suspicious first."""
 
-    Attributes:
-        images: index of the image, int64 [M].
-        classes: index of the class, int64 [M].
-        present: whether the label says that the image shows the class, bool [M].
-        probabilities: that the image shows the class, calibrated, float64 [M].
-        suspected: whether the label is counted as wrong, see `suspected_labels`, bool [M].
-    """
-
-    images: np.ndarray
-    classes: np.ndarray
-    present: np.ndarray
-    probabilities: np.ndarray
-    suspected: np.ndarray
+    images: np.ndarray  # index of the image, int64 [M]
+    classes: np.ndarray  # index of the class, int64 [M]
+    present: np.ndarray  # whether the label says that the image shows the class, bool [M]
+    probabilities: np.ndarray  # that the image shows the class, calibrated, float64 [M]
+    suspected: np.ndarray  # whether the label counts as wrong, see `suspected_labels`, bool [M]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -60,9 +52,8 @@ def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarra
 
     The threshold of a label is the mean probability of that label among the images of the class
     that have it (equation 2 of the paper). A label is counted as wrong if the opposite label
-    reaches the threshold of that one, and is the more probable of the two. The second condition is
-    ours: the positives of a class that the model hardly knows have a low threshold, which many
-    negatives reach. A class without images of the opposite label has no threshold, and no suspects.
+    reaches the threshold of that one, and is the more probable of the two, which is our condition.
+    A class without images of the opposite label has no threshold, and no suspects.
     """
     of_present = _mean(probabilities, labels == 1)
     of_absent = _mean(1 - probabilities, labels == 0)
@@ -81,11 +72,10 @@ def _mean(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the probability of each class by Platt scaling, float64 [N, K].
+    """Return the probability of each class by Platt scaling on its annotated images, [N, K].
 
     After training with the asymmetric loss, scores are no probabilities, and those of different
-    classes cannot be compared. A logistic regression per class on its annotated images mends that;
-    its two numbers cannot learn the labels by heart.
+    classes cannot be compared.
     """
     probabilities = np.zeros(logits.shape)
     for column in range(logits.shape[1]):

@@ -1,7 +1,5 @@
 """The metrics of partial labels: only annotated labels count."""
 
-import logging
-
 import torch
 from torch import Tensor
 
@@ -9,8 +7,6 @@ from mldec.errors import DataError
 from mldec.evaluators.average_precision import Predictions, average_precision_of_all
 from mldec.evaluators.multi_label import Counts, logit_of, on_device
 from mldec.runtime import distributed
-
-log = logging.getLogger("mldec")
 
 
 class PartialLabelEvaluator:
@@ -55,8 +51,8 @@ class PartialLabelEvaluator:
         naive = average_precision_of_all(logits, [block.clamp(min=0) for block in targets])["none"]
 
         # Each process counts the labels of its share of the classes.
-        positives, negatives, unknown = (
-            distributed.join_columns(_count(targets, value)) for value in (1, 0, -1)
+        positives, negatives = (
+            distributed.join_columns(_count(targets, value)) for value in (1, 0)
         )
 
         valid = (positives > 0) & (negatives > 0)
@@ -67,11 +63,6 @@ class PartialLabelEvaluator:
             "negatives": negatives,
         }
 
-        if unknown.any():
-            log.warning(
-                "mAP_naive takes unannotated labels as negative: "
-                "not the partial-label protocol of the papers"
-            )
         if not valid.any():
             raise DataError(
                 "mAP_partial does not exist: no class has both a positive and a negative "

@@ -10,7 +10,6 @@ from mldec.evaluators.average_precision import Predictions, average_precision_of
 from mldec.evaluators.multi_label import Counts, logit_of, on_device, top_k
 from mldec.runtime import distributed
 
-IMAGES = ("unseen", "all")
 TOP_K = (3, 5)  # of table 6 of the paper
 
 
@@ -47,8 +46,6 @@ class ZeroShotEvaluator:
     ) -> None:
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.unseen = torch.as_tensor(sorted(unseen), dtype=torch.int64)
-        if images not in IMAGES:
-            raise ConfigError(f"images {images!r} is not known: choose unseen or all")
         if images == "unseen" and not len(unseen):
             raise ConfigError("images is 'unseen', and no class is unseen: choose all")
 
@@ -112,8 +109,7 @@ class ZeroShotEvaluator:
         (`_skip_empty`). harmonic_mAP is 2 s u / (s + u) of seen_mAP and the mAP of the unseen
         classes over the same images: zsl_mAP or zsl_all_mAP. At the threshold, P, R and F1 are per
         class (C) and overall (O), as those of `MultiLabelEvaluator`. At k they are overall, and the
-        k highest logits of an image (all, if there are fewer classes) are predicted: P is true
-        positives / predictions, R is true positives / positives.
+        k highest logits of an image (all, if there are fewer classes) are predicted.
         """
         every = _per_class_ap(self.predictions)
         unseen = every[self.unseen]

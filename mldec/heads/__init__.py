@@ -49,4 +49,3 @@ class Head(Protocol):
 
         A zero-shot head also takes word vectors [K, D_w].
         """
-        ...

@@ -7,15 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import (
-    MisfitError,
-    check_patches,
-    freeze,
-    norm_behind_pooling,
-    timm_tokens,
-    try_out,
-)
-from mldec.errors import ConfigError
+from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
+from mldec.errors import ConfigError, refusing
 from mldec.heads.ml_decoder import MLDecoder
 
 # Any: the models of timm and torchvision have no common interface that a type checker could know.
@@ -123,13 +116,13 @@ def attach(
     Raises:
         ConfigError: if the model has none of these forms; it is then as before.
     """
-    form = model._form if isinstance(model, Attached) else _form_of(model)
-    trial = _Tokens(model, form)
-    try:
+    kinds = ", ".join(kind.partition(".")[2] for kind in _TORCHVISION)
+    remedy = f"take a network of timm that gives one map or sequence, or of torchvision: {kinds}"
+    with refusing(f"attach: {type(model).__name__}", ConfigError, remedy=remedy):
+        form = model._form if isinstance(model, Attached) else _form_of(model)
+        trial = _Tokens(model, form)
         tokens, unused = try_out(trial, image_shape or _image_shape(model))
         check_patches(model, tokens)
-    except MisfitError as error:
-        raise _refusal(model, str(error)) from error
 
     # Everything that can go wrong is done before the model changes.
     decoder = head(tokens.shape[2], num_classes, **options)
@@ -175,18 +168,9 @@ def _form_of(model: Any) -> Form:
     # timm keeps these two in every image network; `features_only=True` makes something else.
     classifiers = getattr(model, "pretrained_cfg", {}).get("classifier")
     if not classifiers or not hasattr(model, "forward_features"):
-        raise _refusal(model, "it is none of these")
+        raise ValueError("it is none of these")
     paths = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
     return Form(paths, partial(timm_tokens, norm_path=norm_behind_pooling(model)))
-
-
-def _refusal(model: object, fault: str) -> ConfigError:
-    """Return the error for a model that no head can be attached to."""
-    kinds = ", ".join(kind.partition(".")[2] for kind in _TORCHVISION)
-    return ConfigError(
-        f"attach: {type(model).__name__}: {fault}; take a network of timm that gives one map or "
-        f"one token sequence, or of torchvision: {kinds}"
-    )
 
 
 def _image_shape(model: Any) -> tuple[int, ...]:

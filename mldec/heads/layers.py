@@ -113,18 +113,12 @@ def _weights(q: Tensor, k: Tensor) -> Tensor:
     return (q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
 
 
-class FeedForward(nn.Sequential):
-    """Two linear layers with ReLU, or GELU, and dropout between them: [.., D] -> [.., D]."""
-
-    def __init__(
-        self, embed_dim: int, mlp_dim: int, dropout: float, activation: type[nn.Module] = nn.ReLU
-    ) -> None:
-        super().__init__(
-            nn.Linear(embed_dim, mlp_dim),
-            activation(),
-            nn.Dropout(dropout),
-            nn.Linear(mlp_dim, embed_dim),
-        )
+def _feed_forward(
+    embed_dim: int, mlp_dim: int, dropout: float, activation: type[nn.Module] = nn.ReLU
+) -> nn.Sequential:
+    """Return two linear layers with dropout between them: [.., D] -> [.., D]."""
+    first, second = nn.Linear(embed_dim, mlp_dim), nn.Linear(mlp_dim, embed_dim)
+    return nn.Sequential(first, activation(), nn.Dropout(dropout), second)
 
 
 class EncoderLayer(nn.Module):
@@ -133,7 +127,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float) -> None:
         super().__init__()
         self.self_attn = Attention(embed_dim, num_heads, dropout)
-        self.mlp = FeedForward(embed_dim, mlp_dim, dropout)
+        self.mlp = _feed_forward(embed_dim, mlp_dim, dropout)
         self.norm1, self.norm2 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -174,7 +168,7 @@ class DecoderLayer(nn.Module):
             self.norm1 = nn.LayerNorm(embed_dim)
 
         self.cross_attn = Attention(embed_dim, num_heads, dropout, key_dim)
-        self.mlp = FeedForward(embed_dim, mlp_dim, dropout, activation)
+        self.mlp = _feed_forward(embed_dim, mlp_dim, dropout, activation)
         self.norm2, self.norm3 = nn.LayerNorm(embed_dim, eps), nn.LayerNorm(embed_dim, eps)
         self.dropout = nn.Dropout(dropout)
 

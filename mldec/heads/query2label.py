@@ -99,9 +99,6 @@ class Query2Label(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
         self.queries = nn.Parameter(torch.randn(num_classes, embed_dim))
 
-        # The positional encoding of the last image size.
-        self._kept_positions = torch.empty(0)
-
         # The bounds of nn.Linear, since the weights of a class are one row of D.
         bound = embed_dim**-0.5
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
@@ -123,7 +120,8 @@ class Query2Label(nn.Module):
         refuse_words(queries, self)
 
         memory = self.input_proj(tokens)
-        positions = self._positions(memory)
+        _, num_tokens, dim = memory.shape
+        positions = sine_positions(num_tokens, dim, device=memory.device).to(memory.dtype)
 
         for layer in self.encoder:
             memory = layer(memory, positions)
@@ -146,31 +144,12 @@ class Query2Label(nn.Module):
         logits = (self.norm(x) * self.fc_weight).sum(-1) + self.fc_bias
         return logits if weights is None else (logits, weights)
 
-    def _positions(self, memory: Tensor) -> Tensor:
-        """Return the positions of tokens [B, N, D] as [N, D], with their dtype and device."""
-        _, num_tokens, dim = memory.shape
-        # What is made while a network is traced belongs to the trace.
-        if torch.compiler.is_compiling() or type(memory) is not Tensor:
-            return sine_positions(num_tokens, dim, device=memory.device).to(memory.dtype)
 
-        # Kept: on a GPU, each forward pass would wait for a copy of them.
-        kept = self._kept_positions
-        if (kept.shape, kept.dtype, kept.device) != (memory.shape[1:], memory.dtype, memory.device):
-            kept = self._kept_positions = sine_positions(num_tokens, dim).to(memory)
-        return kept
-
-
-def sine_positions(
-    num_tokens: int,
-    dim: int,
-    *,
-    device: torch.device | None = None,
-    temperature: float = 10_000.0,
-) -> Tensor:
+def sine_positions(num_tokens: int, dim: int, *, device: torch.device) -> Tensor:
     """Return the normalised sine positions of DETR for a square map of N tokens, float32 [N, dim].
 
-    The first half of a position encodes y, the second x. The temperature is the ratio of the
-    longest to the shortest wavelength.
+    The first half of a position encodes y, the second x. The ratio of the longest to the shortest
+    wavelength is 10,000.
     """
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
@@ -184,7 +163,7 @@ def sine_positions(
     half = dim // 2
     coordinate = torch.arange(1, side + 1, device=device) / (side + 1e-6) * 2 * math.pi
     exponent = 2 * (torch.arange(half, device=device) // 2) / half
-    angle = coordinate[:, None] / temperature**exponent
+    angle = coordinate[:, None] / 10_000.0**exponent
     axis = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(1)
 
     # Both axes are alike because the map is square.

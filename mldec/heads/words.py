@@ -11,19 +11,15 @@ from mldec.heads.layers import DecoderLayer, as_tokens, at_least_one, check_word
 class WordGroupDecoder(nn.Module):
     """Decode any K classes from G = ceil(K / g) group queries that are made of their word vectors.
 
-    This is our reading of group decoding for zero-shot classes (paper section 2.4).
-
     With n_i the word vector of class i, the query of a group is the concatenation of A n_i over its
     g classes, with A a matrix [D / g, D_w]. The logit of class i is (B n_i) . x + b, where x is the
     decoded query of its group, B is a matrix [D, D_w] and b a number. No parameter belongs to a
     class: the group size is fixed, and the number of groups follows from the number of classes.
 
-    The public code has full decoding only (`MLDecoder` with word_dim), so there is nothing official
-    to compare this with. Our choices: word vectors are
-    scaled to length 1, a slot without a class holds zeros, the logits have a bias b, and classes
-    are grouped in their order in evaluation and at random, anew at every call, in training, because
-    other classes share a group later. The logit of a class therefore depends a little on the other
-    classes of its group, which is not so with full decoding.
+    This is our reading of paper section 2.4, which the public code lacks. Our choices: vectors have
+    length 1, a slot without a class holds zeros, the logits have a bias b, and classes are grouped
+    in their order in evaluation, at random in training. The logit of a class depends a little on
+    the other classes of its group, which is not so with full decoding.
 
     Args:
         in_features: width C of the tokens.

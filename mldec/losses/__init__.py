@@ -60,4 +60,3 @@ class Loss(Protocol):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits float32 [B, K] and targets [B, K] to the loss []."""
-        ...

@@ -8,13 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.losses.common import (
-    CountLabels,
-    check_class_count,
-    check_range,
-    positive_weight,
-    prepare,
-)
+from mldec.losses.common import CountLabels, check_range, positive_weight, prepare
 
 
 class AsymmetricLoss(nn.Module):
@@ -74,7 +68,6 @@ class AsymmetricLoss(nn.Module):
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits [B, K] and targets [B, K] from 0 to 1 to the loss [], float32."""
         logits, targets = prepare(logits, targets, soft=True)
-        check_class_count("pos_weight", self.pos_weight, logits)
 
         # The clip raises the probability of a negative, so that easy negatives reach 1 and loss 0.
         positive = logits.sigmoid()

@@ -99,6 +99,6 @@ def positive_weight(
 
 
 def check_class_count(name: str, values: Tensor | None, logits: Tensor) -> None:
-    """Raise a `ConfigError` unless there is one value per class, [K]; [] and None always fit."""
-    if values is not None and values.ndim and len(values) != logits.shape[-1]:
+    """Raise a `ConfigError` unless there is one value per class, [K], or None."""
+    if values is not None and len(values) != logits.shape[-1]:
         raise ConfigError(f"loss.{name} has {len(values)} values for {logits.shape[-1]} classes")

@@ -72,7 +72,6 @@ class BinaryCrossEntropy(nn.Module):
         """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32."""
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
-        check_class_count("pos_weight", self.pos_weight, logits)
 
         # Before thresholding and smoothing, which would turn -1 into a target like any other.
         annotated = targets >= 0
@@ -123,10 +122,4 @@ class CrossEntropy(nn.Module):
 
         near_1 = torch.isclose(total, torch.ones_like(total), atol=1e-3)
         logits = require(near_1[:, None], logits, fault)
-
-        smooth = targets * (1 - self.smoothing) + self.smoothing / logits.shape[-1]
-
-        # Bitwise equal to F.cross_entropy, except that a log-probability of -inf with weight 0
-        # counts as 0, where F.cross_entropy returns NaN.
-        losses = (smooth * logits.log_softmax(-1)).masked_fill(smooth == 0, 0)
-        return -losses.sum() / len(logits)
+        return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)

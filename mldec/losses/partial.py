@@ -1,7 +1,6 @@
 """The asymmetric loss for partly annotated data (arXiv 2110.10955), and the priors of its classes.
 
-A prior is the mean prediction of a model per class. Source: Alibaba-MIIL/PartialLabelingCSL, whose
-file has the columns `Classes,avg_pred`.
+A prior is the mean prediction of a model per class. Source: Alibaba-MIIL/PartialLabelingCSL.
 """
 
 import csv

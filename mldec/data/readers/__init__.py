@@ -16,59 +16,22 @@ when a split is first used, see `Source.load`; and a `ValueError` for an argumen
 """
 
 import sys
-from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mldec.data.readers.cars_cifar import cars, cifar100
-    from mldec.data.readers.coco import coco, coco_zsl
-    from mldec.data.readers.csv_table import csv_table
-    from mldec.data.readers.folders import folders
-    from mldec.data.readers.imagenet import imagenet
-    from mldec.data.readers.nuswide import nuswide81, nuswide_official, nuswide_zsl
-    from mldec.data.readers.openimages import openimages, openimages_miil
-    from mldec.data.readers.shards import shards
-    from mldec.data.readers.vg500 import vg500
-    from mldec.data.readers.voc import voc
-    from mldec.data.readers.yolo import yolo
+from mldec import lazily
 
-__all__ = [
-    "cars",
-    "cifar100",
-    "coco",
-    "coco_zsl",
-    "csv_table",
-    "folders",
-    "imagenet",
-    "nuswide81",
-    "nuswide_official",
-    "nuswide_zsl",
-    "openimages",
-    "openimages_miil",
-    "shards",
-    "vg500",
-    "voc",
-    "yolo",
-]
-
-# The other modules that hold a reader; a run imports that of its data set alone.
+# The module of each reader; a run imports that of its data set alone.
+_ALONE = ("csv_table", "folders", "imagenet", "shards", "vg500", "voc", "yolo")
 _MODULES = {
-    "cars": "cars_cifar",
-    "cifar100": "cars_cifar",
-    "coco_zsl": "coco",
-    "nuswide81": "nuswide",
-    "nuswide_official": "nuswide",
-    "nuswide_zsl": "nuswide",
-    "openimages_miil": "openimages",
+    **dict(zip(_ALONE, _ALONE, strict=True)),
+    **dict.fromkeys(("cars", "cifar100"), "cars_cifar"),
+    **dict.fromkeys(("coco", "coco_zsl"), "coco"),
+    **dict.fromkeys(("nuswide81", "nuswide_official", "nuswide_zsl"), "nuswide"),
+    **dict.fromkeys(("openimages", "openimages_miil"), "openimages"),
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import a reader when it is first asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, name)}"), name)
+__all__ = list(_MODULES)
+__getattr__ = lazily(__name__, _MODULES)
 
 
 class _Readers(ModuleType):

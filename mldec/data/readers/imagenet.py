@@ -5,7 +5,7 @@ torchvision, Keras and timm, so a missing class folder does not shift the other 
 devkit's ILSVRC2012_ID (1 to 1,000) has another order and is never used.
 """
 
-from dataclasses import replace
+import os
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
@@ -14,16 +14,7 @@ from pathlib import Path
 from mldec.data.cache import TableCache
 from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
 from mldec.data.settings import Source
-from mldec.data.table import (
-    Table,
-    TableBuilder,
-    are_indices,
-    check_names,
-    from_entries,
-    log_split,
-    told_apart,
-    unknown_class,
-)
+from mldec.data.table import Table, TableBuilder, check_names, log_split, told_apart, unknown_class
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
@@ -139,19 +130,13 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 def _with_real_labels(table: Table, file: Path) -> Table:
     """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159)."""
     real_labels = read_json(file, _SEE)
-    num_classes = len(table.classes)
-
-    entries = []
+    builder = TableBuilder(_SEE, classes=table.classes)
     with refusing(file, DataError, remedy=f"it is no list of class indices per image, {_SEE}"):
-        for name in table.files.tolist():
+        for name in map(os.fsdecode, table.files.tolist()):
             # In ILSVRC2012_val_00000293.JPEG; numbers count from 1.
-            number = int(name.rpartition(b"_")[2].partition(b".")[0])
-            labels = real_labels[number - 1]
-            if not number or not are_indices(labels, num_classes):
-                image = name.decode(errors="replace")
-                raise DataError(f"{file}: {image} has no list of classes in it; {_SEE}")
-            entries.append(dict.fromkeys(labels, 1))
+            number = int(name.rpartition("_")[2].partition(".")[0])
+            builder.add(name, dict.fromkeys(real_labels[number - 1], 1), f"{file}: {name}")
 
     # The authors found no valid class for some images and do not count them.
-    labels = from_entries(entries, num_classes=num_classes)
-    return replace(table, labels=labels).select(labels.counts_per_image() > 0)
+    real = builder.build(file)
+    return real.select(real.labels.counts_per_image() > 0)

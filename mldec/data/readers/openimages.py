@@ -1,8 +1,4 @@
-"""Open Images V6, with the human-verified labels: present, absent, unknown.
-
-The nine million training images have 57 million verified labels of 9,605 classes, half a gigabyte
-as arrays, which are read in pieces.
-"""
+"""Open Images V6: 57 million human-verified labels of 9,605 classes, which are read in pieces."""
 
 import logging
 import re
@@ -20,10 +16,10 @@ from mldec.data.settings import Source
 from mldec.data.table import (
     Labels,
     Table,
-    as_name,
     check_names,
     encode_paths,
     from_statements,
+    log_split,
     path_inside,
     shown,
     told_apart,
@@ -55,8 +51,8 @@ _CONFIDENCE = {"1": 1, "0": 0, "1.0": 1, "0.0": 0}
 def openimages(
     *,
     root: str,
-    train: str = "train",
-    val: str = "test",
+    train: Literal["train", "validation", "test"] = "train",
+    val: Literal["train", "validation", "test"] = "test",
     names: Literal["display", "mid"] = "display",
     prefix: int = 0,
     threshold: float = 0.5,
@@ -78,12 +74,6 @@ def openimages(
         prefix: length of the image folders' sub-folder names, which are the first characters of the
             image ids: 2 for train/0a/; 0 for no sub-folders.
     """
-    for key, split in (("train", train), ("val", val)):
-        if split not in LABELS:
-            raise ValueError(f"{key} is {split!r}: it must be one of {', '.join(LABELS)}")
-    if prefix < 0:
-        raise ValueError(f"prefix is {prefix}: it must be 0 (no sub-folders) or more")
-
     task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
     load = partial(_load_split, folder, names, prefix)
@@ -95,7 +85,8 @@ def _load_split(root: Path, names: str, prefix: int, split: str, cache: TableCac
     sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
     parse = partial(_parse, sources, names, prefix)
     table = cache.table(f"openimages {names} {prefix}", sources, parse)
-    return _logged(f"openimages {split}", in_folder(table, root / split, _SEE))
+    log_split("openimages", split, table)
+    return in_folder(table, root / split, _SEE)
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
@@ -106,29 +97,19 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
 
     # The files are sorted by image, but do not promise it: an image may have several runs of rows.
     ids, image_of_run = np.unique(run_ids, return_inverse=True)
-
-    # An id becomes a path, so it must not hold a separator or dots.
-    is_valid = np.char.isalnum(ids)
-    if not is_valid.all():
-        invalid = ids[~is_valid][0].decode()
-        raise DataError(f"{statements}: {invalid!r} is not an image id; {_SEE}")
-
     files = np.char.add(ids, b".jpg")
     if prefix:
         folders = np.char.add(ids.astype(f"S{prefix}"), b"/")
         files = np.char.add(folders, files)
 
-    # Without display names no message blames their file.
     display: dict[str, str] = {}
     if names == "display":
         header = ["LabelName", "DisplayName"]
         for _, (of_mids, texts) in csv_columns(descriptions, header, _SEE):
             display.update(zip(of_mids, texts, strict=True))
 
-    source_of_names = descriptions if display else trainable
-    shown_names = class_names(mids, display, source_of_names)
     labels = _labels(statements, image_of_run[runs], classes, values, (len(ids), len(mids)))
-    return Table(files, labels, shown_names)
+    return Table(files, labels, class_names(mids, display))
 
 
 def _read_statements(
@@ -180,10 +161,7 @@ def _look_up(
 def _labels(
     source: Path, images: np.ndarray, classes: np.ndarray, values: np.ndarray, size: tuple[int, int]
 ) -> Labels:
-    """Return the labels of M statements, and log what is odd; `size` is (N, K).
-
-    Statements about the class -1, which is outside the class list, are left out.
-    """
+    """Return the labels of M statements, but those of class -1; `size` is (N, K)."""
     known = classes >= 0
     if not known.all():
         dropped = f"{np.count_nonzero(~known):,} of {len(known):,} labels"
@@ -197,23 +175,10 @@ def _labels(
     return labels
 
 
-def class_names(mids: Sequence[str], display: Mapping[str, str], source: Path) -> tuple[str, ...]:
+def class_names(mids: Sequence[str], display: Mapping[str, str]) -> tuple[str, ...]:
     """Return a unique name per class: its display name, see `told_apart`, or else its MID."""
-    names = []
-    for mid in mids:
-        # Some names in the official files have stray quotes or blanks around them.
-        name = without_quotes(display.get(mid, "")) or mid
-        names.append(as_name(name, f"{source}: {mid!r}", _SEE))
-    return told_apart(names)
-
-
-def _logged(what: str, images: StoredImages) -> StoredImages:
-    """Log the numbers of images, classes and labels of a split, and return it."""
-    num_present = np.count_nonzero(images.labels.values == 1)
-    num_absent = len(images.labels.values) - num_present
-    counts = f"{len(images):,} images, {len(images.classes):,} classes"
-    log.info(f"{what}: {counts}, {num_present:,} present and {num_absent:,} absent")
-    return images
+    # Some names in the official files have stray quotes or blanks around them.
+    return told_apart([without_quotes(display.get(mid, "")) or mid for mid in mids])
 
 
 # A class id in single or double quotes, with optional white space around it.
@@ -260,7 +225,8 @@ def _load_miil_split(
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
     table = cache.table(f"openimages_miil {split!r}", sources, parse)
-    return _logged(f"openimages_miil {split}", in_folder(table, root, _SEE))
+    log_split("openimages_miil", split, table)
+    return in_folder(table, root, _SEE)
 
 
 def _parse_miil(
@@ -291,8 +257,7 @@ def _parse_miil(
             display = {mid: str(name) for mid, name in read_torch(display_file).items()}
 
     # The split is selected last: by default the classes are those of both splits.
-    shown_names = class_names(mids, display, display_file or class_file or data)
-    return Table(files, labels, shown_names).select(splits == split)
+    return Table(files, labels, class_names(mids, display)).select(splits == split)
 
 
 def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
@@ -342,9 +307,5 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
         files.append(encode_paths(paths))
         splits.append(np.array(split))
 
-    statements = (
-        np.array(images, np.int32),
-        np.array(classes, np.int32),
-        np.array(values, np.int8),
-    )
+    statements = (np.array(images), np.array(classes), np.array(values))
     return np.concatenate(files), np.concatenate(splits), *statements

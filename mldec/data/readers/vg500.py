@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mldec.data.cache import TableCache
 from mldec.data.settings import Source
-from mldec.data.table import Table, TableBuilder, are_indices, encode_paths, given_names, log_split
+from mldec.data.table import Table, TableBuilder, encode_paths, given_names, log_split
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError, refusing
@@ -42,8 +42,6 @@ def vg500(
             499": no list of names was published with the labels.
     """
     task = MultiLabel(threshold)
-    if num_classes < 1:
-        raise ValueError(f"num_classes is {num_classes}: it must be at least 1")
     folder = check_folder(root, "Visual Genome 500", _SEE)
 
     numbered = tuple(f"class {column}" for column in range(num_classes))
@@ -53,11 +51,8 @@ def vg500(
 
     def load(split: str, cache: TableCache) -> StoredImages:
         sources = [folder / split, folder / labels]
-
-        # Training compares its list with that of validation; an evaluation needs only its own.
-        if split == train and val != train:
-            sources.append(folder / val)
-        table = cache.table(f"vg500 {num_classes}", sources, partial(_parse, sources, num_classes))
+        parse = partial(_parse, sources[0], sources[1], num_classes)
+        table = cache.table(f"vg500 {num_classes}", sources, parse)
 
         # The names are not part of the cached table, so other names need no new one.
         table = replace(table, classes=names)
@@ -76,21 +71,11 @@ def vg500(
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
-def _parse(sources: list[Path], num_classes: int) -> Table:
-    """Return the images of a list; its sources are the list, the labels and other lists."""
-    image_list, label_file, *other_lists = sources
-    images = read_lines(image_list, _SEE)
-    for other in other_lists:
-        if shared := set(images).intersection(read_lines(other, _SEE)):
-            count = f"{len(shared):,} images, such as {min(shared)}"
-            raise DataError(f"{image_list} and {other} share {count}; {_SEE}")
-
+def _parse(image_list: Path, label_file: Path, num_classes: int) -> Table:
+    """Return the images of a list with their labels."""
     labels = read_json(label_file, _SEE)
     builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
     with refusing(label_file, DataError, remedy=f"it is no map of images to classes, {_SEE}"):
-        for number, name in enumerate(images, 1):
-            if not are_indices(labels[name], num_classes):
-                fault = f"has the labels {str(labels[name])[:60]}, not indices below {num_classes}"
-                raise DataError(f"{label_file}: {name} {fault}; {_SEE}")
+        for number, name in enumerate(read_lines(image_list, _SEE), 1):
             builder.add(name, dict.fromkeys(labels[name], 1), f"{image_list}, line {number}")
     return builder.build(image_list)

@@ -5,6 +5,7 @@ The paths are found as Ultralytics documents them, https://docs.ultralytics.com/
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,19 +65,12 @@ def yolo(
 
 def _read(source: Path) -> dict[str, Any]:
     """Return the content of the YAML file."""
-    with refusing(source, DataError, remedy=f"it is no YAML, {_SEE}"):
-        content = yaml.safe_load(read_text(source, _SEE))
-    if not isinstance(content, dict):
-        fault = f"its content is {shown(content)}, not a mapping of keys such as names and train"
-        raise DataError(f"{source}: {fault}; {_SEE}")
-    return content
+    with refusing(source, DataError, remedy=f"it is no YAML of keys such as train, {_SEE}"):
+        return dict(yaml.safe_load(read_text(source, _SEE)))
 
 
 def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
-    """Return the images of a split.
-
-    No cache: labels that are corrected in place change no folder, and 100,000 files take seconds.
-    """
+    """Return the images of a split, without a cache: corrected labels change no folder."""
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
     for path in _paths(content, split, source):
@@ -104,15 +98,11 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
     """Return the class names by index; they are a list, or a mapping of index to name."""
-    if isinstance(names, dict):
-        if set(names) != set(range(len(names))):
-            fault = f"names has the indices {shown(list(names))}, not 0 to {len(names) - 1}"
-            raise DataError(f"{source}: {fault}: number the classes without gaps; {_SEE}")
+    if isinstance(names, dict) and set(names) == set(range(len(names))):
         names = [names[index] for index in range(len(names))]
-
     if not isinstance(names, list) or not names:
-        fault = f"names is {shown(names)}, not a list of class names"
-        raise DataError(f"{source}: {fault} or a mapping of index to name: add it; {_SEE}")
+        fault = f"names is {shown(names)}, not a list of class names or a mapping of 0, 1, ... to"
+        raise DataError(f"{source}: {fault} names; {_SEE}")
     return check_names([as_name(name, source, _SEE) for name in names], source, _SEE)
 
 
@@ -157,10 +147,7 @@ def _label_file(image: Path) -> Path:
 
 
 def _labels(path: Path, num_classes: int) -> dict[int, int]:
-    """Return the classes in a label file, as labels for `TableBuilder.add`.
-
-    A line is the index of a class, alone or before the numbers of a box, a polygon or key points.
-    """
+    """Return the classes in a label file: the first number of each line is the index of one."""
     labels = {}
     for number, line in enumerate(read_text(path, _SEE).split("\n"), 1):
         fields = line.split()
@@ -168,12 +155,9 @@ def _labels(path: Path, num_classes: int) -> dict[int, int]:
             continue
 
         # Some programs write all numbers of a line as decimals: 2.000000.
-        try:
-            index = float(fields[0])
-        except ValueError:
-            index = -1
-        if not (0 <= index < num_classes and index == int(index)):
+        index = re.fullmatch(r"(\d+)(\.0*)?", fields[0])
+        if index is None or int(index[1]) >= num_classes:
             fault = f"the class {shown(fields[0])} is not an index below {num_classes}"
             raise DataError(f"{path}, line {number}: {fault}, the number of names; {_SEE}")
-        labels[int(index)] = 1
+        labels[int(index[1])] = 1
     return labels

@@ -94,14 +94,14 @@ def test_the_folder_of_the_cache(monkeypatch):
 
 def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch, caplog):
     path = tmp_path / "new" / "x.npz"
-    write_cached(path, "", {"numbers": np.arange(3)}, "")
+    write_cached(path, "", {"numbers": np.arange(3)})
 
     def full(file, **arrays):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("numpy.savez", full)
-    write_cached(path, "", {"numbers": np.arange(9)}, "it is read again")
+    write_cached(path, "", {"numbers": np.arange(9)})
     assert "No space left on device; free space" in caplog.text
     assert [file.name for file in path.parent.iterdir()] == ["x.npz"]
     with np.load(path) as stored:

@@ -131,7 +131,7 @@ def test_targets_are_what_was_placed():
     writings = dataset.draw.keywords["writings"]
     for index in range(60):
         image, target = fixed_sample(dataset, index)
-        generator = dataset.generator(index, SampleRandom(0))
+        generator = np.random.default_rng((0, index))
         scene, placed = compose(generator, writings, size=64, max_digits=4)
         assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(scene))
         shown = {int(writings.labels[row]) for row, _ in placed}

@@ -136,9 +136,8 @@ def one_line_about(path, content=None):
 
 def test_faults_of_a_file_are_named(tmp_path, monkeypatch):
     path = saved(picture(), tmp_path / "a.png")
-    assert "no such file" in one_line_about(tmp_path / "absent.jpg")
-    assert "no such file" in one_line_about(path / "b.jpg")
-    assert "a folder" in one_line_about(tmp_path)
+    assert "(No such file or directory)" in one_line_about(tmp_path / "absent.jpg")
+    assert "(Is a directory)" in one_line_about(tmp_path)
 
     # What is wrong with bytes does not depend on a file of their name.
     for name in ("a.png", "absent.jpg"):

@@ -12,10 +12,15 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from mldec.data.images import load_image
-from mldec.data.official_augment import PairAugment, cutout
+from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.randomness import SampleRandom
-from mldec.data.transforms import EvalTransform, TrainTransform, to_tensor
+from mldec.data.transforms import EvalTransform, TrainTransform, View, to_tensor
 from mldec.errors import ConfigError, DataError
+
+
+def training(**settings):
+    return TrainTransform(View(**settings))
+
 
 PLAIN = {"augment": "none", "cutout": 0}
 
@@ -38,7 +43,7 @@ def test_evaluation_equals_pillow_to_the_bit(size, interpolation):
     assert torch.equal(EvalTransform(image_size=64, interpolation=interpolation)(image), expected)
 
     # Training without augmentation is the same, and that of torchvision.
-    train = TrainTransform(image_size=64, interpolation=interpolation, **PLAIN)
+    train = training(image_size=64, interpolation=interpolation, **PLAIN)
     assert torch.equal(train(image, SampleRandom(0)), expected)
     assert torch.equal(to_tensor(v2.Resize((64, 64), how)(image)), expected)
 
@@ -65,15 +70,15 @@ def test_the_test_crop_is_timms(size, interpolation, crop):
 def test_the_order_is_resize_cutout_pair():
     image = picture(100, 60)
     for seed in range(20):
-        ours = TrainTransform(image_size=48)(image, SampleRandom(seed))
+        ours = training(image_size=48)(image, SampleRandom(seed))
         rng = random.Random(seed)
         small = image.resize((48, 48), Image.Resampling.BILINEAR)
-        assert torch.equal(ours, to_tensor(PairAugment()(cutout(small, 0.5, rng), rng)))
+        assert torch.equal(ours, to_tensor(augment_by_pair(cutout(small, 0.5, rng), rng)))
 
 
 def test_randaugment_is_torchvisions():
     image = picture(48, 48)
-    transform = TrainTransform(image_size=48, augment="randaugment", cutout=0)
+    transform = training(image_size=48, augment="randaugment", cutout=0)
     for seed in range(5):
         ours = transform(image, SampleRandom(seed))
         seed_everything(seed)
@@ -98,7 +103,7 @@ def test_rand_augment_is_that_of_timms_pipeline(text, interpolation):
         48, separate=True, hflip=0.0, use_prefetcher=True, **options
     )
     (timms,) = timms.transforms
-    transform = TrainTransform(image_size=48, augment=text, cutout=0, interpolation=interpolation)
+    transform = training(image_size=48, augment=text, cutout=0, interpolation=interpolation)
     changed = 0
     for seed in range(10):
         ours = transform(image, SampleRandom(seed))
@@ -113,14 +118,14 @@ def test_rand_augment_is_that_of_timms_pipeline(text, interpolation):
 
 @pytest.mark.parametrize("text", ["rand-m10-p1-inc1", "rand-m0-p1-inc0"])
 def test_the_strongest_posterize_does_not_end_the_run(text):
-    transform = TrainTransform(image_size=16, augment=text, cutout=0)
+    transform = training(image_size=16, augment=text, cutout=0)
     shapes = {transform(picture(16, 16), SampleRandom(seed)).shape for seed in range(100)}
     assert shapes == {(3, 16, 16)}
 
 
 def test_erasing_covers_a_rectangle_with_the_mean_colour():
     image = Image.new("RGB", (64, 64), (255, 255, 255))
-    transform = TrainTransform(image_size=64, erase=0.5, **PLAIN)
+    transform = training(image_size=64, erase=0.5, **PLAIN)
     colour = torch.tensor([124, 116, 104], dtype=torch.uint8)[:, None, None]
     shares = []
     for seed in range(300):
@@ -139,13 +144,13 @@ def test_erasing_covers_a_rectangle_with_the_mean_colour():
 def test_the_crop_is_torchvisions_and_its_interpolation_ours():
     image = picture(100, 60)
     for name in ("bilinear", "bicubic"):
-        ours = TrainTransform(image_size=32, crop=0.08, interpolation=name, **PLAIN)
+        ours = training(image_size=32, crop=0.08, interpolation=name, **PLAIN)
         how = Image.Resampling[name.upper()]
         seed_everything(5)
         theirs = v2.RandomResizedCrop((32, 32), scale=(0.08, 1), interpolation=how)(image)
         assert torch.equal(ours(image, SampleRandom(5)), to_tensor(theirs))
 
-    plain = TrainTransform(image_size=32, interpolation="random", **PLAIN)
+    plain = training(image_size=32, interpolation="random", **PLAIN)
     found = {plain(image, SampleRandom(seed)).numpy().tobytes() for seed in range(40)}
     assert found == {
         EvalTransform(image_size=32, interpolation=name)(image).numpy().tobytes()
@@ -155,7 +160,7 @@ def test_the_crop_is_torchvisions_and_its_interpolation_ours():
 
 def test_flip_mirrors_half_of_the_images():
     image = picture(32, 32)
-    transform = TrainTransform(image_size=32, flip=True, **PLAIN)
+    transform = training(image_size=32, flip=True, **PLAIN)
     results = [transform(image, SampleRandom(seed)) for seed in range(300)]
     flipped = sum(torch.equal(result, to_tensor(image).flip(2)) for result in results)
     assert flipped + sum(torch.equal(result, to_tensor(image)) for result in results) == 300
@@ -166,9 +171,9 @@ def test_the_argument_is_not_changed_and_transforms_travel_to_workers():
     image = picture(32, 32)  # of the final size, so that the resize has nothing to do
     before = np.array(image)
     for transform in (
-        TrainTransform(image_size=32),
-        TrainTransform(image_size=32, crop=0.5),
-        TrainTransform(image_size=32, augment="rand-m7-mstd0.5-inc1", erase=0.5),
+        training(image_size=32),
+        training(image_size=32, crop=0.5),
+        training(image_size=32, augment="rand-m7-mstd0.5-inc1", erase=0.5),
         EvalTransform(image_size=32),
     ):
         again = pickle.loads(pickle.dumps(transform))
@@ -183,7 +188,7 @@ def test_the_argument_is_not_changed_and_transforms_travel_to_workers():
 @pytest.mark.parametrize("resize", ["pillow", "tensor"])
 def test_the_form_of_an_image_changes_no_pixel(resize):
     evaluate = EvalTransform(image_size=48, crop=0.8, resize=resize)
-    train = TrainTransform(image_size=48, resize=resize, crop=0.5)
+    train = training(image_size=48, resize=resize, crop=0.5)
     for transform in (evaluate, train):
         results = [transform(image, SampleRandom(3)) for image in forms(picture(100, 60))]
         assert all(torch.equal(result, results[0]) for result in results)
@@ -194,7 +199,7 @@ def test_the_form_of_an_image_changes_no_pixel(resize):
 @pytest.mark.parametrize("size", [(500, 333), (40, 30), (3, 200)])
 def test_torch_resizes_like_pillow_within_two_levels(size, interpolation):
     evaluate = partial(EvalTransform, image_size=64, interpolation=interpolation)
-    train = partial(TrainTransform, image_size=64, flip=True, crop=0.5, augment="none")
+    train = partial(training, image_size=64, flip=True, crop=0.5, augment="none")
     for make in (evaluate, partial(evaluate, crop=0.875), train):
         for seed in range(5):
             pillows, torchs = (
@@ -223,7 +228,7 @@ def test_torch_resizes_like_pillow_within_two_levels(size, interpolation):
 )
 def test_wrong_values_are_refused(arguments, expected):
     with pytest.raises(ConfigError, match=expected):
-        TrainTransform(**{"image_size": 64, **arguments})
+        training(**{"image_size": 64, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -241,7 +246,7 @@ def test_a_thin_image_is_refused_before_it_fills_the_memory(tmp_path, size):
     expected = rf"^{path}: its {size[0]:,} x {size[1]:,} pixels need .* limit is 178,956,970; rest"
     with pytest.raises(DataError, match=expected):
         load_image(path, EvalTransform(image_size=224, crop=0.875))
-    cropped = partial(TrainTransform(image_size=32, crop=0.08), rng=SampleRandom(0))
+    cropped = partial(training(image_size=32, crop=0.08), rng=SampleRandom(0))
     assert load_image(path, cropped).shape == (3, 32, 32)
 
 

@@ -249,7 +249,7 @@ def test_descriptions_take_the_place_of_prompts(tmp_path, caplog):
         _, queries, origin = about.of_classes(tmp_path, ["dog", "ox"], [])
 
     # One by one: unit vectors of the sentences, their mean, and length 1 again.
-    each = [encoder.encode([text])[0] for text in sentences["ox"]]
+    each = encoder.encode_names(sentences["ox"], ("{}",))
     mean = sum(vector / vector.norm() for vector in each) / 2
     torch.testing.assert_close(queries[1], mean / mean.norm())
     plain = VectorSettings(**settings).of_classes(tmp_path, ["dog", "ox"], [])

@@ -113,7 +113,6 @@ def test_roles_are_indices_in_ascending_order():
         (["bee"], ["ant", "cat", "dogs", "bee"], "1 classes are both seen and unseen: bee"),
         (["bee", "eel"], None, "1 classes do not occur in the data: eel"),
         (["bee"], ["ant"], "2 classes of the data are neither seen nor unseen: cat, dogs"),
-        ([], None, "4 seen and 0 unseen classes; at least one of each is needed"),
     ],
 )
 def test_roles_that_cannot_be(unseen, seen, expected):

@@ -174,7 +174,6 @@ def test_without_unseen_classes_their_numbers_are_absent():
     [
         ({"unseen": []}, "images is 'unseen', and no class is unseen: choose all"),
         ({"unseen": [1], "threshold": 1.5}, r"data.threshold 1.5 is not in \(0, 1\)"),
-        ({"unseen": [1], "images": "some"}, "'some' is not known: choose unseen or all"),
     ],
 )
 def test_what_cannot_be(options, part):

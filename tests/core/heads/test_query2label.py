@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from random_weights import noise, randomise
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from mldec.errors import ConfigError
 from mldec.heads.query2label import Query2Label
@@ -102,24 +101,6 @@ def test_dropout_among_the_labels_is_drawn_for_each_image():
 
 
 # Positions
-
-
-def test_positions_are_made_once_for_each_map_and_number_format():
-    head = Query2Label(8, 3, embed_dim=8, num_heads=2, mlp_dim=16)
-    tokens = torch.randn(2, 16, 8)
-    head(tokens)
-    kept = head._kept_positions
-    head(tokens[:1])
-    assert head._kept_positions is kept
-
-    head(torch.randn(2, 9, 8))
-    assert head._kept_positions.shape == (9, 8)
-
-    # Tensors of a trace must not outlive it.
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        head(mode.from_tensor(tokens))
-    assert type(head._kept_positions) is torch.Tensor
-    assert "_kept_positions" not in head.state_dict()
 
 
 @pytest.mark.parametrize("count", [2, 50])

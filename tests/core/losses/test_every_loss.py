@@ -133,8 +133,6 @@ def test_a_wrong_setting_is_one_line_with_its_name_and_value(target, settings, f
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
-        (AsymmetricLoss(pos_weight="auto", label_counts=lambda: COUNTS), "pos_weight"),
-        (BinaryCrossEntropy(pos_weight="auto", label_counts=lambda: COUNTS), "pos_weight"),
         (BinaryCrossEntropy(class_weights=[1.0] * 4), "class_weights"),
         (PartialAsymmetricLoss(mode="selective", class_prior=[0.1] * 4), "class_prior"),
     ],

