@@ -41,7 +41,7 @@ from mldec.errors import CheckpointError, ConfigError, DataError, printable, ref
 from mldec.evaluate import meaning
 from mldec.report.training import folder_of_run
 from mldec.runtime.cli import add_weights_options, command, run_command
-from mldec.runtime.facts import count_parameters, multiply_accumulates
+from mldec.runtime.facts import count_parameters, work_per_image
 from mldec.runtime.results import check_folder, write_file
 from mldec.runtime.run_folder import LOG_FILE, read_facts
 from mldec.runtime.text import read_json
@@ -154,13 +154,9 @@ def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
 
 def cost_of(loaded: Loaded, path: Path) -> list[tuple[str, str]]:
     """Return the cost of an image, and of the training if its run lies around the file `path`."""
-    classes, size = loaded.classes, loaded.transform.image_size
-    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
-    try:
-        macs = f"{multiply_accumulates(loaded.model, size, queries) / 1e9:,.3f} billion per image"
-    except Exception:
-        # A part of the user's own may fail on tensors without values.
-        macs = UNKNOWN
+    size = loaded.transform.image_size
+    count = work_per_image(loaded.model, size, loaded.classes.queries)
+    macs = UNKNOWN if count is None else f"{count / 1e9:,.3f} billion per image"
 
     folder = folder_of_run(path)
     seconds = 0.0 if folder is None else read_progress(folder / LOG_FILE).seconds

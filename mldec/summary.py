@@ -7,8 +7,6 @@ metrics.jsonl tell of it. A run that cannot be read is left out with a line that
 """
 
 import argparse
-import csv
-import io
 import json
 import math
 import re
@@ -25,7 +23,7 @@ from mldec.config.compose import flat
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
 from mldec.runtime.cli import command, require, run_command
 from mldec.runtime.pages import SMALL, new_figure, save, set_title, shorten
-from mldec.runtime.results import STANDARD_OUTPUT, check_targets, write_result
+from mldec.runtime.results import STANDARD_OUTPUT, check_targets, csv_text, write_result
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.training.log import Evaluation, Progress, clock, read_progress
 
@@ -78,10 +76,10 @@ class Run:
         """Return what the run takes, by a key of `COSTS`; None if it is unknown."""
         return self.gmacs if kind == "gmacs" else self.progress.seconds / 3600
 
-    def curve(self) -> list[tuple[int, float]]:
-        """Return epoch and value of each evaluation that is a number."""
-        done = self.progress.evaluations
-        return [(one.epoch, one.value) for one in done if math.isfinite(one.value)]
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """The evaluations whose main value is a number."""
+        return [done for done in self.progress.evaluations if math.isfinite(done.value)]
 
 
 COLUMNS = [one.name for one in fields(Run)][: -len(("progress", "folder", "settings"))]
@@ -103,15 +101,12 @@ def read(folder: Path, name: str) -> Run:
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
     epoch, macs = max(done.epoch, facts.start_epoch), facts.multiply_accumulates
 
-    file = folder / "config.yaml"
-    with refusing(file):
-        settings = read_settings(folder) if file.exists() else {}
-        parts = []
-        for part in ("data", "head", "loss"):
-            parts.append(str(settings.get(f"{part}._target_", "-")).split(".")[-1])
-        data, head, loss = parts
-        root, fold = settings.get("data.root"), settings.get("data.fold")
-        lr = settings.get("optim.lr", "-")
+    settings = read_settings(folder) if (folder / "config.yaml").exists() else {}
+    data, head, loss = (
+        str(settings.get(f"{part}._target_", "-")).split(".")[-1]
+        for part in ("data", "head", "loss")
+    )
+    root = settings.get("data.root")
 
     # The mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
@@ -124,11 +119,11 @@ def read(folder: Path, name: str) -> Run:
         params_m=facts.parameters / 1e6,
         gmacs=None if macs is None else macs / 1e9,
         image_size=facts.image_size,
-        data=f"{data} {Path(root).name}" if root else data,
+        data=f"{data} {Path(str(root)).name}" if root else data,
         head=head,
         loss=loss,
-        lr=str(lr),
-        fold=fold,
+        lr=str(settings.get("optim.lr", "-")),
+        fold=settings.get("data.fold"),
         epochs=f"{epoch}/{facts.epochs}",
         state="finished" if facts.ended or epoch >= facts.epochs else "unfinished",
         time=clock(done.seconds),
@@ -173,12 +168,9 @@ def table(runs: Sequence[Run]) -> str:
     if cells["name"] == cells["run"]:
         del cells["name"]
 
-    shown = []
-    for name, texts in cells.items():
-        if name in ALWAYS or len({*texts}) > 1:
-            shown.append([name, *texts])
-    rows = list(zip(*shown, strict=True))
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    shown = [[name, *texts] for name, texts in cells.items() if name in ALWAYS or len({*texts}) > 1]
+    widths = [max(map(len, column)) for column in shown]
+    rows = zip(*shown, strict=True)
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
@@ -191,11 +183,8 @@ def _cell(value: Any) -> str:
 
 def to_csv(runs: Sequence[Run]) -> str:
     """Return the content of `--csv`: a heading, and one row per run."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows([[getattr(run, column) for column in COLUMNS] for run in runs])
-    return text.getvalue()
+    rows = ([getattr(run, column) for column in COLUMNS] for run in runs)
+    return csv_text([COLUMNS, *rows])
 
 
 def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
@@ -207,7 +196,7 @@ def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
     by_metric: dict[str, list[Run]] = {}
     messages = []
     for run in runs:
-        if run.metric is None or not run.curve():
+        if run.metric is None or not run.evaluations:
             messages.append(f"left out of the plot: {run.run} has no evaluation in metrics.jsonl")
             continue
         by_metric.setdefault(run.metric, []).append(run)
@@ -242,7 +231,7 @@ def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
 
     ends = []
     for number, run in enumerate(runs):
-        epochs, values = zip(*run.curve(), strict=True)
+        epochs, values = zip(*[(one.epoch, one.value) for one in run.evaluations], strict=True)
         axes.plot(
             epochs,
             values,
@@ -426,15 +415,11 @@ def value_at(run: Run, metric: str, at: str) -> float | None:
             found = json.loads(path.read_text(encoding="utf-8"))["per_class"][chosen[1]]["AP"]
         return found if found is None else float(found)
 
-    evaluations = [one for one in run.progress.evaluations if math.isfinite(one.value)]
+    evaluations = run.evaluations
     if not evaluations:
         return None
-
-    def score(evaluation: Evaluation) -> float:
-        return evaluation.value
-
-    evaluation = evaluations[-1] if at == "last" else max(evaluations, key=score)
-    return evaluation.metrics.get(metric)
+    best = max(evaluations, key=lambda evaluation: evaluation.value)
+    return (evaluations[-1] if at == "last" else best).metrics.get(metric)
 
 
 def as_markdown(made: Table) -> str:
@@ -465,9 +450,7 @@ def as_csv(made: Table) -> str:
     if made.differences is not None:
         heading += ["difference", "low", "high", "p", "verdict"]
 
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(heading)
+    rows = [heading]
     for group in made.groups:
         cells: list[Any] = [group.name, len(group.runs)]
         for values in made.values[group.name]:
@@ -475,8 +458,8 @@ def as_csv(made: Table) -> str:
             cells.append(statistics.stdev(values) if len(values) > 1 else None)
         if made.differences and (found := made.differences.get(group.name)):
             cells += [found.mean, *(found.interval or (None, None)), found.p, found.verdict]
-        writer.writerow(cells + [None] * (len(heading) - len(cells)))
-    return text.getvalue()
+        rows.append(cells + [None] * (len(heading) - len(cells)))
+    return csv_text(rows)
 
 
 FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}

@@ -25,7 +25,7 @@ import mldec
 from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
-from mldec.runtime.cli import VERSION, to_console
+from mldec.runtime.cli import VERSION, require, to_console
 from mldec.runtime.devices import Precision
 from mldec.runtime.run_folder import RUN_FILE, RunFacts, command_line
 
@@ -59,10 +59,8 @@ def run(config: Config, directory: Path) -> None:
 
     # 1. What is wrong with the settings is said before any file or device is touched.
     keep_freed_memory()
-    if config.log.trackers:
-        from mldec.training.trackers import require_trackers
-
-        require_trackers(config.log)
+    for tracker in config.log.trackers:
+        require(f"log.{tracker}=true", tracker, tracker)
     config = checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
@@ -167,7 +165,7 @@ def _train(
 def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
     """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
     from mldec.runtime import distributed
-    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights, untried
+    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
 
     config, commit = trainer.config, trainer.git or "none"
     log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
@@ -176,7 +174,7 @@ def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> No
 
     # They are about the run: once for all processes.
     slow = config.train.precision.warning(trainer.device)
-    for warning in (slow, few_per_batch_norm(trainer), untried(trainer)):
+    for warning in (slow, few_per_batch_norm(trainer)):
         if warning and distributed.is_main():
             log.warning(warning)
 

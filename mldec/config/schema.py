@@ -4,10 +4,9 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. Their s
 signature of the class or function that `_target_` names, and `build.check` checks them against it.
 """
 
-import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -18,24 +17,15 @@ from omegaconf import MISSING
 from mldec.errors import ConfigError
 from mldec.runtime.devices import Precision, check_device, processors
 
-# The limit of whole numbers in torch; a number with a decimal point may be larger.
-LARGEST_WHOLE = 2**63
-
 
 def matches(value: Any, hint: Any) -> bool:
     """Tell whether a value from YAML fits the annotation of an argument.
 
-    A whole number fits `float`; true and false fit only `bool`. Every number must be finite, also
-    inside lists and mappings.
+    A whole number fits `float`; true and false fit only `bool`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
-
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
     if hint is Any:
-        items = list(value.values()) if isinstance(value, Mapping) else value
-        return not isinstance(items, list | tuple) or all(matches(item, Any) for item in items)
-
+        return True
     if origin in (Union, types.UnionType):
         return any(matches(value, argument) for argument in arguments)
     if origin is Literal:
@@ -47,14 +37,12 @@ def matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is float:
-        return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_WHOLE)
+        return isinstance(value, int | float)
 
     kind = origin or hint
     if kind in (list, tuple, Sequence):
         items = arguments[0] if arguments else Any
         return isinstance(value, list | tuple) and all(matches(item, items) for item in value)
-    if kind in (dict, Mapping):
-        return isinstance(value, Mapping) and matches(value, Any)
     return isinstance(value, kind)
 
 
@@ -66,18 +54,12 @@ def describe(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
 
-    names = {
-        int: "a whole number",
-        float: "a number (if whole, below 2**63)",
-        bool: "true or false",
-        str: "text",
-        type(None): "null",
-    }
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint in names:
         return names[hint]
-    if (origin or hint) in (list, tuple, Sequence):
-        return "a list"
-    return "a mapping, its numbers finite"
+    if hint is type(None):
+        return "null"
+    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"
 
 
 MAX_WORKERS = 1024  # loader processes: more than any machine needs, and few enough to start

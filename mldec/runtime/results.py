@@ -3,11 +3,13 @@
 A target that cannot be written is refused before the work that would fill it.
 """
 
+import csv
+import io
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -201,6 +203,13 @@ def write_result(target: str, text: str) -> None:
     file = ResultFile(target)
     file.write(text)
     file.commit()
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
 
 
 def write_json(target: str, content: Any) -> None:

@@ -6,8 +6,6 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from mldec.errors import CheckpointError, DataError, RunInUseError, writing
+from mldec.errors import CheckpointError, DataError, RunInUseError, refusing, writing
 
 log = logging.getLogger("mldec")
 
@@ -25,6 +23,7 @@ CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluatio
 LOCK_FILE = "run.lock"
 PATIENCE = 210.0  # seconds that a process waits which torchrun has started anew
 PAUSE = 1.0  # seconds between two attempts
+NOT_OURS = "it is not what a run writes"
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -68,25 +67,16 @@ class RunFacts:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-@contextmanager
-def written_by_run(path: Path) -> Iterator[None]:
-    """Name a file of a run whose content is not what a run writes."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
-
-
 def read_facts(folder: Path) -> RunFacts | None:
     """Read run.json; None if there is none."""
     path = folder / RUN_FILE
-    with written_by_run(path):
+    with refusing(path, remedy=NOT_OURS):
         return RunFacts(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl, each a number or null by name; none without the file."""
-    with written_by_run(path):
+    with refusing(path, remedy=NOT_OURS):
         texts = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [dict(json.loads(text)) for text in texts]
 
@@ -116,9 +106,12 @@ class RunLock:
         try:
             self._lock.acquire(timeout=patience, poll_interval=PAUSE)
         except Timeout as error:
+            holder, owner = self._holder(), ""
+            if holder:
+                owner = " (process {process} on {host}, started {started})".format(**holder)
             elsewhere = "pass name=... for a new run" if self._of_run else "name another file"
             raise RunInUseError(
-                f"{self.path.parent}: another run is using this folder{_describe(self._holder())}; "
+                f"{self.path.parent}: another run is using this folder{owner}; "
                 f"wait for its end or stop it, or {elsewhere}"
             ) from error
         except PermissionError:
@@ -166,14 +159,6 @@ class RunLock:
         except (OSError, ValueError, RecursionError):
             return {}
         return values if isinstance(values, dict) else {}
-
-
-def _describe(holder: dict[str, object]) -> str:
-    if not holder:
-        return ""
-
-    host, process, started = (holder.get(key) for key in ("host", "process", "started"))
-    return f" (process {process} on {host}, started {started})"
 
 
 def _is_earlier_start(holder: dict[str, object]) -> bool:

@@ -17,11 +17,11 @@ import torch
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.errors import writing
+from mldec.errors import refusing, writing
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.results import replacing
-from mldec.runtime.run_folder import read_log, written_by_run
+from mldec.runtime.run_folder import NOT_OURS, read_log
 from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")
@@ -253,7 +253,7 @@ def read_progress(path: Path) -> Progress:
     """Read metrics.jsonl; a run without the file has no progress."""
     lines = read_log(path)
     progress, previous_time = Progress(), 0.0
-    with written_by_run(path):
+    with refusing(path, remedy=NOT_OURS):
         for line in lines:
             # Each process counts from its own start, so a resumed run begins at 0 again.
             time = line["time"]

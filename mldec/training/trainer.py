@@ -40,7 +40,7 @@ from mldec.runtime.facts import (
     explain_out_of_memory,
     git_commit,
     installed,
-    multiply_accumulates,
+    work_per_image,
 )
 from mldec.runtime.run_folder import RunFacts, command_line
 from mldec.runtime.signals import NothingCame, StopRequest
@@ -590,17 +590,6 @@ def few_per_batch_norm(trainer: Trainer) -> str | None:
     )
 
 
-def untried(trainer: Trainer) -> str | None:
-    """Return a warning if settings were not tried together yet."""
-    train = trainer.config.train
-    if train.compile and train.sync_batchnorm and distributed.world_size() > 1:
-        return (
-            "train.compile with train.sync_batchnorm on several processes was not tried yet: "
-            "if the run fails or is slow, pass train.compile=false"
-        )
-    return None
-
-
 def start_weights(config: Config, resumed: Path | None = None) -> str:
     """Name the weights that a run starts from, or began with and the checkpoint it resumes from."""
     pretrained = config.backbone.get("pretrained")
@@ -624,19 +613,9 @@ def start_weights(config: Config, resumed: Path | None = None) -> str:
 
 def run_facts(trainer: Trainer) -> RunFacts:
     """Return the content of run.json for a run that is about to start or to resume."""
-    config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
-    size = trainer.data.transform.image_size
-    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
-
-    # A part of the user's own may fail on tensors without values. The number is for the summary
-    # only, so no error in it ends a run.
-    products: int | None
-    try:
-        classifier = Classifier(model.backbone, model.head)
-        products = round(multiply_accumulates(classifier, size, queries))
-    except Exception:
-        products = None
-
+    config, model, size = trainer.config, trainer.learner.model, trainer.data.transform.image_size
+    classifier = Classifier(model.backbone, model.head)
+    products = work_per_image(classifier, size, trainer.data.val.classes.queries)
     trainable, total = count_parameters(model)
     return RunFacts(
         name=config.name,
@@ -647,7 +626,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
         image_size=size,
         parameters=trainable,
         all_parameters=total,
-        multiply_accumulates=products,
+        multiply_accumulates=None if products is None else round(products),
         start_epoch=trainer.epoch,
         best={} if trainer.best.metric is None else dataclasses.asdict(trainer.best),
         ended=trainer.ended,

@@ -221,8 +221,6 @@ def test_a_value_of_another_type_is_one_line(section, values, message):
         (True, int, False),
         (True, bool, True),
         (1, bool, False),
-        (10**400, float, False),
-        (2**63, float, False),
         (None, int | None, True),
         (None, Optional[str], True),  # noqa: UP045
         ("x", bool | str, True),
@@ -232,10 +230,10 @@ def test_a_value_of_another_type_is_one_line(section, values, message):
         ([1, 2], Sequence[float], True),
         ((1, 2), tuple[int, ...], True),
         ("ab", Sequence[str], False),  # a text is no list of letters
-        ([0.5, math.nan], list[float], False),
-        ({"a": [math.inf]}, dict[str, Any], False),
+        ([0.5, "x"], list[float], False),
+        ({"a": [1]}, dict[str, Any], True),
+        ([1], dict[str, Any], False),
         ({}, Mapping[str, float], True),
-        ([{"a": [math.nan]}], Any, False),
         (object(), Any, True),
         ("sum", Literal["sum", "mean"], True),
         ("max", Literal["sum", "mean"], False),
@@ -249,10 +247,10 @@ def test_values_are_held_to_the_annotation(value, hint, fits):
     ("hint", "said"),
     [
         (int | None, "a whole number or null"),
-        (Union[str, float, None], "text or a number (if whole, below 2**63) or null"),  # noqa: UP007
+        (Union[str, float, None], "text or a number or null"),  # noqa: UP007
         (Literal["sum", "mean"] | None, "one of sum, mean or null"),
         (tuple[float, float], "a list"),
-        (dict[str, Any], "a mapping, its numbers finite"),
+        (dict[str, Any], "a mapping"),
     ],
 )
 def test_an_annotation_is_described_as_in_yaml(hint, said):

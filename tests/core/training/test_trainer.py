@@ -33,7 +33,6 @@ from mldec.training.trainer import (
     images_per_batch_norm,
     run_facts,
     start_weights,
-    untried,
     update_best,
 )
 
@@ -391,9 +390,6 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
     assert "batches of 32 images, batch norms see 4 at a time" in describe_run(job, Precision.auto)
     assert "only 4 images" in str(few_per_batch_norm(job))
     job.config.train.sync_batchnorm = True
-    assert untried(job) is None
-    job.config.train.compile = "max-autotune"
-    assert "train.sync_batchnorm on several processes was not tried" in str(untried(job))
     assert images_per_batch_norm(job) == 16
     job.learner.frozen_norms = [norm]
     assert images_per_batch_norm(job) is None
