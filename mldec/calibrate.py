@@ -29,6 +29,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
 from mldec.checkpoint import Calibration, is_download, is_open_clip, load_model, to_store
+from mldec.checkpoint.state import in_order
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.table import fold_numbers, listed
@@ -55,6 +56,7 @@ from mldec.runtime.cli import (
     positive,
     precision_setting,
     run_command,
+    whole,
 )
 from mldec.runtime.results import check_targets, write_json, write_result
 
@@ -249,19 +251,17 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
 
 def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
     """Fit the calibrated scores, and leave the thresholds as they are."""
-    fitted = unscaled(logits.shape[1])
+    fitted, rows = unscaled(logits.shape[1]), every_nth(logits, images)
     if choice.shared:
-        rows = every_nth(logits, images)
-        chosen_logits, chosen_labels = logits[rows], labels[rows]
-        annotated = chosen_labels >= 0
-        slope, offset = platt(chosen_logits[annotated], chosen_labels[annotated] == 1)
+        annotated = labels[rows] >= 0
+        slope, offset = platt(logits[rows][annotated], labels[rows][annotated] == 1)
         fitted.slopes[:], fitted.offsets[:] = slope, offset
-    else:
-        rows = every_nth(logits, images)
-        common = common_slope(logits[rows].astype(np.float64), labels[rows])
-        # Until it is fitted, the slope of a class is 1.
-        for index, column in fitted.columns(logits, labels, images):
-            fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
+        return fitted
+
+    common = common_slope(logits[rows].astype(np.float64), labels[rows])
+    # Until it is fitted, the slope of a class is 1.
+    for index, column in fitted.columns(logits, labels, images):
+        fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
     return fitted
 
 
@@ -446,7 +446,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--scope",
         choices=("class", "global"),
-        help="a threshold per class (default), or one for all of them",
+        default="class",
+        help="a threshold per class (default), or one for all of them, as of zero-shot models",
     )
     arguments.add_argument(
         "--min-positives",
@@ -457,7 +458,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--folds",
-        type=positive,
+        type=partial(whole, smallest=2),
         default=FOLDS,
         metavar="N",
         help=f"of the images, to judge the thresholds; default: {FOLDS}",
@@ -473,15 +474,7 @@ def parser() -> argparse.ArgumentParser:
 def calibrate(args: argparse.Namespace) -> None:
     """Score, fit, store the copy, print, and write the files."""
     objective = parse_objective(args.objective)
-    if args.folds < 2:
-        raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
     check_targets(json=args.json, csv=args.csv, pt=args.out)
-
-    if args.thresholds is not None and (args.settings or args.json or args.csv):
-        raise ConfigError(
-            "--thresholds fits nothing: leave out the settings of data, --json and --csv"
-        )
-
     args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     out = target(args, loaded.path)
@@ -501,12 +494,8 @@ def calibrate(args: argparse.Namespace) -> None:
             f"would not hold there; pass data.image_size={stored}"
         )
     zero_shot = loaded.classes.queries is not None
-    if zero_shot and args.scope == "class":
-        raise ConfigError(
-            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
-            f"it has one threshold; leave it out"
-        )
-    scope = "global" if zero_shot else args.scope or "class"
+    # It scores any classes, and has one threshold for all of them.
+    scope = "global" if zero_shot else args.scope
     choice = Choice(objective, scope, args.min_positives, shared=zero_shot)
 
     scores = setup.scores()
@@ -559,17 +548,6 @@ def target(args: argparse.Namespace, path: Path) -> str:
     if os.path.realpath(out) == os.path.realpath(path):
         raise ConfigError(f"--out: {out} is the checkpoint itself; pass another name")
     return str(out)
-
-
-def in_order(
-    values: list[float], names: tuple[str, ...], trained: tuple[str, ...]
-) -> tuple[float, ...]:
-    """Bring one value per class of the data into the order of the checkpoint's classes."""
-    if len(values) < 2:
-        return tuple(values)
-
-    value_of = dict(zip(names, values, strict=True))
-    return tuple(value_of[name] for name in trained)
 
 
 def tell(

@@ -5,7 +5,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mldec.errors import CheckpointError, ConfigError, say
+from mldec.errors import CheckpointError, say
 from mldec.runtime.cli import (
     add_model_options,
     add_views_option,
@@ -113,15 +113,6 @@ def parser() -> argparse.ArgumentParser:
 def evaluate(args: argparse.Namespace) -> None:
     """Load, evaluate, print, and write the files."""
     check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
-    is_evaluation = args.json or args.csv or args.settings or args.class_list
-    if args.write_classes and is_evaluation:
-        raise ConfigError(
-            "--write-classes evaluates nothing: leave out the settings, --json, --csv and "
-            "--class-list"
-        )
-    for option, value in (("--vectors", args.vectors), ("--seen", args.seen)):
-        if value is not None and args.class_list is None:
-            raise ConfigError(f"{option} has no effect without --class-list: leave it out")
 
     from tqdm import tqdm
 

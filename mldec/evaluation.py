@@ -87,12 +87,6 @@ def open_for_evaluation(
     `class_list`. With `calibrated` the calibration of the checkpoint is used.
     """
     path = args.checkpoint
-    if args.class_names and loaded.classes.queries is not None:
-        raise ConfigError(
-            f"--class-names has no effect: {path} scores the classes of the data, by their word "
-            f"vectors; leave it out"
-        )
-
     config, parts = chosen_settings(loaded, args)
     device = distributed.pick_device(config.device)
     fit_to_device(config, args.settings, device)
@@ -232,10 +226,6 @@ def chosen_thresholds(
 ) -> list[float] | None:
     """Return the thresholds of --threshold or of the checkpoint; None for `data.threshold`."""
     if args.threshold is not None:
-        if loaded.classes.exclusive:
-            raise ConfigError(
-                "--threshold has no effect: an image of this data has one label; leave it out"
-            )
         return [args.threshold]
 
     calibration = loaded.calibration

@@ -36,7 +36,7 @@ from mldec.checkpoint import (
     sources,
     to_store,
 )
-from mldec.data.types import PREFIX, Classes
+from mldec.data.types import PREFIX
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.evaluate import meaning
 from mldec.report.training import folder_of_run
@@ -84,7 +84,7 @@ def without_folders(text: str) -> str:
 def published_config(value: Any) -> Any:
     """Return a tree of settings without the folders of absolute paths."""
     if isinstance(value, Mapping):
-        # Names of classes may begin as they like.
+        # Names of classes may begin as they like, such as /m/01g317.
         return {
             key: item if isinstance(item, list) and key == "classes" else published_config(item)
             for key, item in value.items()
@@ -206,7 +206,7 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
     return Measured(source=source, images=None, metrics=raw or by_prefix["val"])
 
 
-def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) -> Measured:
+def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
     """Read a file of `mldec.report --json` or `mldec.evaluate --json` for the published weights."""
     content = read_json(path, _SEE)
     with refusing(path, DataError, remedy=_SEE):
@@ -227,9 +227,6 @@ def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) ->
             f"--results {path}: it is of the {content.get('weights')} weights, and the {weights} "
             f"ones are published; choose with --weights"
         )
-    # A zero-shot model is evaluated on any classes.
-    if classes.queries is None and set(measured.per_class) != set(classes.names):
-        raise DataError(f"--results {path}: it is of other classes; evaluate this checkpoint")
     if content.get("checkpoint") != checkpoint:
         log.warning(
             f"--results {path} is of {content.get('checkpoint')}, and {checkpoint} is published: "
@@ -368,7 +365,7 @@ def publish(args: argparse.Namespace) -> None:
     checkpoint = shareable(loaded)
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:
-        measured = read_results(Path(args.results), loaded.classes, loaded.weights, args.checkpoint)
+        measured = read_results(Path(args.results), loaded.weights, args.checkpoint)
     known = Known(
         repository=args.repository,
         checkpoint=checkpoint,

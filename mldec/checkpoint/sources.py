@@ -7,6 +7,7 @@ HF_HUB_OFFLINE. Two files of a repository are read, by their fixed names.
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import BinaryIO, NamedTuple
 import huggingface_hub
 from filelock import FileLock
 from huggingface_hub import HfApi, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub.utils import disable_progress_bars
 
 from mldec.checkpoint import published
 from mldec.data.cache import cache_folder
@@ -256,12 +257,7 @@ def published_file(address: str) -> Path:
 
 def check_repository(repository: str) -> None:
     """Raise a `CheckpointError` unless a name is one of a repository, owner/name."""
-    try:
-        validate_repo_id(repository)
-        is_one = "/" in repository
-    except HFValidationError:
-        is_one = False
-    if not is_one:
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
         raise CheckpointError(f"{repository}: {repository!r} is no repository; write owner/name")
 
 

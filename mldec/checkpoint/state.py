@@ -56,11 +56,17 @@ class Calibration:
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
         """Return the thresholds in the order of `names`, which the checkpoint has as `trained`."""
-        if len(self.thresholds) < 2:
-            return list(self.thresholds)
+        return list(in_order(self.thresholds, trained, names))
 
-        threshold_of = dict(zip(trained, self.thresholds, strict=True))
-        return [threshold_of[name] for name in names]
+
+def in_order(
+    values: Sequence[float], names: Sequence[str], wanted: Sequence[str]
+) -> tuple[float, ...]:
+    """Bring values, one per class unless there are fewer than two, into the order of `wanted`."""
+    if len(values) < 2:
+        return tuple(values)
+    value_of = dict(zip(names, values, strict=True))
+    return tuple(value_of[name] for name in wanted)
 
 
 class Calibrated(nn.Module):
@@ -188,8 +194,7 @@ def _check_format(state: dict[str, Any]) -> None:
     """Check that this version of mldec wrote such a file."""
     if "format" not in state:
         raise DataError("it holds weights but no training state; pass it as init=")
-    # The type comes first: comparing a tensor yields a tensor, which may have no truth value.
-    if type(state["format"]) is not int or state["format"] != FORMAT:
+    if state["format"] != FORMAT:
         raise DataError(
             f"it has format {str(state['format'])[:40]}, this mldec reads {FORMAT}; use another "
             f"version of mldec"
@@ -204,9 +209,7 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
     if queries is not None and len(queries) != len(names):
         raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
     if origin is not None:
-        templates = tuple(map(str, origin["templates"]))
-        texts = (str(origin["source"]), str(origin["sha256"]))
-        origin = VectorOrigin(*texts, templates, origin.get("descriptions"))
+        origin = VectorOrigin(**{**origin, "templates": tuple(origin["templates"])})
 
     # Word queries may be saved in half precision; the model computes in float32.
     queries = None if queries is None else queries.float()

@@ -240,12 +240,6 @@ class Train:
                 "train.batch_size=auto chooses how the batch is divided: leave train.accumulate "
                 "and train.batch_per_gpu out"
             )
-        if self.patience is not None and self.eval_every >= last:
-            raise ConfigError(
-                f"train.patience is {self.patience}: with train.eval_every {self.eval_every} there "
-                f"is no evaluation before the last epoch ({last}); lower that, "
-                f"or pass train.patience=null"
-            )
         if self.cache_features and "backbone" not in self.freeze:
             raise ConfigError(
                 "train.cache_features is for a frozen backbone: pass train.freeze=[backbone], "
@@ -439,10 +433,6 @@ class Init:
     classes: ByName | None = None
     # A class list (docs/zero_shot.md): the names in a line are of the same class.
     synonyms: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.synonyms is not None and self.classes is None:
-            raise ConfigError("init.synonyms is for init.classes=by_name: pass both, or neither")
 
 
 @dataclass(kw_only=True)

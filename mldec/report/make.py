@@ -80,12 +80,6 @@ def prepare_other(args: argparse.Namespace, setup: EvaluationSetup) -> Evaluatio
         split = replace(split, classes=replace(split.classes, queries=None, origin=None))
     data = replace(setup.data, load_val=lambda: split)
     loaded, data = with_same_classes(loaded, data, path)
-    if loaded.classes.exclusive != setup.loaded.classes.exclusive:
-        raise ConfigError(
-            f"--compare {path}: one of the models is for one label per image, the other for "
-            f"several; choose two of a kind"
-        )
-
     network = scorer(loaded, data, path)
     thresholds = chosen_thresholds(data, loaded, its_args)
     return replace(

@@ -167,8 +167,10 @@ class Trainer:
         self.batches.epoch, self.batches.start = self.epoch, self.position
         description = f"epoch {self.epoch + 1}/{train.last_epoch}"
         self.meter.restart()
+        batches = self._batches()
+        steps = iter(lambda: list(islice(batches, train.accumulate)), [])
         for micro_batches in runlog.progress(
-            self._micro_batches_of_steps(), total=total, done=self.position, description=description
+            steps, total=total, done=self.position, description=description
         ):
             self.meter.loaded()
 
@@ -191,12 +193,6 @@ class Trainer:
                 self._stop(f"after step {self.learner.step}", together=True)
             if self.files.is_due(self.learner.step):
                 self.save()
-
-    def _micro_batches_of_steps(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each optimiser step of an epoch."""
-        batches = self._batches()
-        while micro_batches := list(islice(batches, self.config.train.accumulate)):
-            yield micro_batches
 
     def _batches(self) -> Iterator[Batch]:
         """Load the micro-batches of an epoch; while it waits, the state can be saved."""
@@ -235,16 +231,12 @@ class Trainer:
         while len(self.outcomes) > kept:
             outcome = self.outcomes.pop(0)
             if outcome.bad_images:
-                self._name_left_out(outcome)
+                self.bad_images += outcome.bad_images
+                for messages in distributed.gather(outcome.messages):
+                    self._warn(*(f"left out: {message}" for message in messages))
             if outcome.stopping:
                 stopping, kept = True, 0
         return stopping
-
-    def _name_left_out(self, outcome: Outcome) -> None:
-        """Count and name the images that a step left out, on any process."""
-        self.bad_images += outcome.bad_images
-        for messages in distributed.gather(outcome.messages):
-            self._warn(*(f"left out: {message}" for message in messages))
 
     def _read(self) -> None:
         """Read the numbers of the steps since the last reading from the device."""
@@ -255,13 +247,10 @@ class Trainer:
 
     def _handle_fault(self, numbers: Numbers) -> None:
         """End the run for a step that changed no weights, or name it, as the config says."""
-        dataset = self.data.train.dataset
-        names = ", ".join(dataset.name(index) for index in numbers.indices)
+        names = ", ".join(map(self.data.train.dataset.name, numbers.indices))
+        newest = "no checkpoint was written yet"
         if self.files.last.exists():
             newest = f"the last good checkpoint is {self.files.last}"
-        else:
-            newest = "no checkpoint was written yet"
-
         moment = f"{numbers.fault} in step {numbers.step} (epoch {self.epoch + 1})"
         fix = f"{newest}; lower optim.lr, or look at these images and their labels: {names}"
         if self.config.train.nonfinite is NonFinite.stop:
@@ -270,10 +259,7 @@ class Trainer:
 
     def _warn(self, *messages: str) -> None:
         """Log messages that every process has, on the main process only."""
-        if not distributed.is_main():
-            return
-
-        for message in messages:
+        for message in messages if distributed.is_main() else ():
             log.warning(message)
 
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
@@ -535,7 +521,6 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     precision = learner.precision.value
     if learner.precision is not wanted:
         precision += f" (train.precision={wanted.value})"
-
     batch = f"batches of {config.train.batch_size:,} images"
     if config.train.batch_per_gpu is not None:
         batch += (

@@ -77,7 +77,6 @@ def test_ranges(section, name, good, bad):
 @pytest.mark.parametrize(
     ("section", "settings", "message"),
     [
-        (Train, {"epochs": 2, "patience": 1, "eval_every": 4}, "no evaluation before the last ep"),
         (Train, {"cache_features": True}, "is for a frozen backbone: pass train.freeze=.backbone."),
         (Schedule, {"min_lr": 1e-6}, "min_lr has no effect with schedule.name=onecycle: leave it"),
         (Schedule, {"name": ScheduleName.cosine, "pct_start": 0.3}, "pct_start has no effect"),
@@ -165,7 +164,6 @@ def test_init_is_a_path_or_has_settings_of_its_own():
         (["init.classes=by_name"], "nothing is chosen for init.path"),
         (["init=a", "init.classes=all"], "init.classes: Invalid value 'all', expected one of [by_"),
         (["init=a", "init.clases=by_name"], "init.clases: "),
-        (["init=a", "init.synonyms=s.txt"], "init.synonyms is for init.classes=by_name"),
     ],
 )
 def test_a_wrong_setting_of_init_is_one_line(words, message):

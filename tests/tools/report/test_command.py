@@ -243,12 +243,6 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
     err = cli.fault("report", digits_run, *WORDS, "--compare", squares, "--out", "r.html")
     one_line(err, f"{squares} has other classes than the data, 3 and 10")
 
-    words = ["+experiment=digits_single", *QUICK[1:], "train.epochs=1"]
-    assert cli("train", *words)[0] == 0
-    words = [*WORDS, "--compare", "outputs/digits_single", "--out", "r.html"]
-    err = cli.fault("report", digits_run, *words)
-    one_line(err, "one of the models is for one label per image")
-
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
