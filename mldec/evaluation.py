@@ -367,20 +367,12 @@ def evaluate_all(
     logit_threshold: float | Tensor | None = None,
     observe: Callable[[Batch, Tensor], None] | None = None,
 ) -> list[Results]:
-    """Load each validation image once for all models, and compute the metrics of each.
+    """Load each validation image once for all models; return their results, alike on all processes.
 
-    Args:
-        models: as for `score`; they are in evaluation mode meanwhile.
-        data: its evaluator determines the metrics.
-        config: for the batch size, workers, precision and `train.channels_last`.
-        device: of the models.
-        progress: wraps the batches, such as `tqdm`.
-        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings.
-        observe: also called with each batch of this process and the logits of the first model,
-            float32 [b, K].
-
-    Returns:
-        The results per model, the same on every process.
+    The models, as of `score`, are in evaluation mode meanwhile; `progress` wraps the batches, as
+    `tqdm` does. The `logit_threshold` is one for all classes or float64 [K], instead of that of the
+    data's settings. `observe` is also called with each batch of this process and the logits of the
+    first model, float32 [b, K].
     """
     evaluators = [evaluator_of(data, logit_threshold) for _ in models]
 

@@ -19,8 +19,8 @@ from mldec.runtime.text import read_text
 log = logging.getLogger("mldec")
 
 # Mean cosine between two vectors of a name: near 0 if their sources were trained apart, well above
-# one half between the prompts of one text encoder, and close to 1 after rounding.
-_SAME_KIND, _EQUAL = 0.5, 0.995
+# one half between the prompts of one text encoder.
+_SAME_KIND = 0.5
 COMPARED = 16  # classes, where their vectors have to be made or read for it
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
@@ -145,11 +145,6 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
             f"{path} was trained with other word vectors: those of {len(shared)} classes that both "
             f"know, such as {trained.names[shared[0]]!r}, have a mean cosine of {cosine:.2f}; "
             f"choose the vectors of its training{origin}"
-        )
-    if cosine < _EQUAL:
-        log.warning(
-            f"{path}: its word vectors differ a little from those of its training, with a mean "
-            f"cosine of {cosine:.3f} over {len(shared)} classes"
         )
 
 

@@ -231,13 +231,6 @@ def check_start(config: Config) -> Config:
     init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
     starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
     """
-    for setting, path in (("init", config.start.path), ("resume", config.resume)):
-        if path is not None and path.startswith(PREFIX):
-            raise ConfigError(
-                f"{setting}={path}: a model of open_clip is for use without training; to train its "
-                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
-                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
-            )
     if config.start.path != "timm":
         return config
 

@@ -140,21 +140,6 @@ def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     )
 
 
-def synchronised_batch_norm(model: nn.Module) -> nn.Module:
-    """Return the model with batch norms that take mean and variance over all processes."""
-    from timm.layers import convert_sync_batchnorm  # slow to import, and for several GPUs only
-
-    return convert_sync_batchnorm(model)
-
-
-def average_batch_norm(model: nn.Module) -> None:
-    """Average the running mean and variance of each batch norm over the processes."""
-    if dist.is_initialized():
-        from timm.utils import distribute_bn  # slow to import, and for several processes only
-
-        distribute_bn(model, world_size(), reduce=True)
-
-
 def copy_buffers(model: nn.Module) -> None:
     """Copy the buffers of the main process, such as batch-norm statistics, to all others."""
     if dist.is_initialized():

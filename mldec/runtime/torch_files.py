@@ -22,7 +22,6 @@ from mldec.runtime.results import replacing, write_file
 
 SUFFIX = ".safetensors"
 MAPPED = 2**30  # bytes from which on a file is mapped into memory, not read
-RECORD_LENGTH = 2**16  # characters of a checksum file that are read; one of ours has two lines
 
 
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
@@ -195,8 +194,7 @@ def known_hashes(path: Path) -> list[str]:
     record = hash_record(path)
     if not record.is_file():
         return []
-    with record.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(RECORD_LENGTH)
+    text = record.read_text(encoding="utf-8", errors="replace")
     return [match.lower() for match in re.findall(r"\b[0-9a-fA-F]{64}\b", text)]
 
 

@@ -17,7 +17,7 @@ from mldec.data.cache import cache_folder
 from mldec.data.loader import end_workers, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
-from mldec.errors import ConfigError, DataError, Stopped
+from mldec.errors import ConfigError, DataError, Stopped, refusing
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import autocast
@@ -34,23 +34,16 @@ class StoredTokens(StoredImages):
     """Images whose tokens are stored: a file float32 [T, C] per image that can be read."""
 
     files: Sequence[Path] = ()
-    width: int = 0  # C
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the tokens float32 [T, C] and the target int8 [K] of an image."""
-        target, file = self.labels.row(index), self.files[index]
-        try:
-            tokens = np.load(file)
-            if tokens.dtype != np.float32 or tokens.shape[1:] != (self.width,):
-                raise ValueError(f"{tokens.dtype} {tokens.shape}")
-            return torch.from_numpy(tokens), target
-        except FileNotFoundError:
+        file = self.files[index]
+        if not file.exists():
             # Reading the image once more tells what is wrong with it.
             super().load(index, rng)
-            fault = "is gone"
-        except (OSError, ValueError, EOFError, AttributeError):
-            fault = "is damaged: delete it"
-        raise DataError(f"{file} {fault}; pass resume=auto to compute these tokens again")
+        with refusing(file, DataError, remedy="delete it, and pass resume=auto"):
+            tokens = torch.from_numpy(np.load(file))
+        return tokens, self.labels.row(index)
 
 
 def with_tokens(
@@ -96,12 +89,8 @@ def with_tokens(
             to_do = replace(data, load_val=lambda: Split(missing, split.classes))
             absent_files = [files[index] for index in absent]
             _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
-        with_tokens = StoredTokens(
-            *(images.storage, images.labels, images.classes, images.transform),
-            files=files,
-            width=int(backbone.num_features),  # type: ignore[arg-type]
-        )
-        return Split(with_tokens, split.classes)
+        stored = images.storage, images.labels, images.classes, images.transform
+        return Split(StoredTokens(*stored, files=files), split.classes)
 
     return replace(
         data,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
@@ -90,7 +91,7 @@ class Learner:
                     f"train.sync_batchnorm of several processes needs CUDA, the device is "
                     f"{device}: pass train.sync_batchnorm=false"
                 )
-            model = distributed.synchronised_batch_norm(model)  # type: ignore[assignment]
+            model = convert_sync_batchnorm(model)
         model.to(memory_format=self.memory_format)
 
         self.config, self.device, self.steps = config, device, steps

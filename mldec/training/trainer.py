@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.utils import distribute_bn
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -183,8 +184,9 @@ class Trainer:
 
             # Before anything is saved: each step begins with the statistics of the main process, so
             # that a checkpoint of the mean is all that a resumed run needs.
-            if train.average_batchnorm and self.position == total:
-                distributed.average_batch_norm(self.learner.model)
+            world_size = distributed.world_size()
+            if train.average_batchnorm and self.position == total and world_size > 1:
+                distribute_bn(self.learner.model, world_size, reduce=True)
 
             if reporting:
                 self._report(runlog, description, lr)

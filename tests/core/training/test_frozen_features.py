@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from pictures import picture, saved
@@ -148,17 +147,12 @@ def test_lost_tokens_are_named():
     dataset = cached(Counting()).train.dataset
     file = dataset.files[3]
 
-    def refused(fault):
-        with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
-            fixed_sample(dataset, 3)
-
     file.write_bytes(file.read_bytes()[:-1])
-    refused("is damaged")
-    for array in (np.zeros((4, 5), np.float32), np.zeros(6, np.float32), np.zeros((4, 6))):
-        np.save(file, array)
-        refused("is damaged")
+    with pytest.raises(DataError, match=f"{file} cannot be used .*, and pass resume=auto"):
+        fixed_sample(dataset, 3)
     file.unlink()
-    refused("is gone")
+    with pytest.raises(DataError, match=f"{file} cannot be used .*No such file.*resume=auto"):
+        fixed_sample(dataset, 3)
 
 
 def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos):
