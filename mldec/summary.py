@@ -11,7 +11,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -272,14 +272,6 @@ def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> No
 # Tables over seeds
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed only."""
-
-    name: str
-    runs: dict[int, Run]  # by seed
-
-
 class Difference(NamedTuple):
     """By how much paired values are higher than others; None where two pairs do not differ."""
 
@@ -287,6 +279,24 @@ class Difference(NamedTuple):
     interval: tuple[float, float] | None  # of the mean, at 95 %
     p: float | None  # of no difference, in a paired t-test with two sides
     verdict: str  # better, worse, as good, or open
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seed only: a row of a table over seeds."""
+
+    name: str
+    runs: dict[int, Run]  # by seed
+    values: list[list[float]] = field(default_factory=list)  # of each metric, of each seed
+    difference: Difference | None = None  # of the first metric, from the group of --against
+
+
+class Table(NamedTuple):
+    """A table over seeds."""
+
+    metrics: list[str]
+    groups: list[Group]
+    is_compared: bool  # whether the groups have differences, but for one
 
 
 LEVEL = 0.05  # of the tests
@@ -347,62 +357,6 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-class Table(NamedTuple):
-    """A table over seeds: for each group and metric the values by seed; `differences` by group."""
-
-    metrics: list[str]
-    groups: list[Group]
-    values: dict[str, list[list[float]]]  # name of the group -> of each metric, of each seed
-    differences: dict[str, Difference] | None  # of the first metric, but for the group compared to
-
-    def best(self, column: int) -> float:
-        """Return the highest mean of a metric."""
-        means = [statistics.fmean(row[column]) for row in self.values.values() if row[column]]
-        return max(means, default=math.nan)
-
-
-def tabulate(
-    groups: Sequence[Group],
-    metrics: Sequence[str],
-    value: Callable[[Run, str], float | None],
-    *,
-    against: str | None,
-    margin: float,
-) -> Table:
-    """Make the table; `against` is the name of the group that the others are compared with."""
-    values: dict[str, list[list[float]]] = {}
-    for group in groups:
-        found = [[value(run, metric) for run in group.runs.values()] for metric in metrics]
-        values[group.name] = [[one for one in row if one is not None] for row in found]
-    if against is None:
-        return Table(list(metrics), list(groups), values, None)
-
-    base = next((group for group in groups if group.name == against), None)
-    if base is None:
-        names = ", ".join(group.name for group in groups)
-        raise DataError(f"--against {against}: there is no such group; choose one of {names}")
-
-    differences = {}
-    for group in groups:
-        common = sorted(base.runs.keys() & group.runs.keys())
-        pairs = [
-            (value(group.runs[s], metrics[0]), value(base.runs[s], metrics[0])) for s in common
-        ]
-        known = [(one, other) for one, other in pairs if one is not None and other is not None]
-        if not known:
-            raise DataError(
-                f"--against {against}: {group.name} has no seed in common with it "
-                f"({_seeds(group)} and {_seeds(base)}); train both with the same seeds"
-            )
-        if group is not base:
-            differences[group.name] = paired(*zip(*known, strict=True), margin=margin)
-    return Table(list(metrics), list(groups), values, differences)
-
-
-def _seeds(group: Group) -> str:
-    return ", ".join(map(str, sorted(group.runs)))
-
-
 def value_at(run: Run, metric: str, at: str) -> float | None:
     """Return a metric of a run in percent: of its best or its last evaluation, or of a class.
 
@@ -447,16 +401,16 @@ def as_csv(made: Table) -> str:
     heading = ["group", "seeds"]
     for metric in made.metrics:
         heading += [metric, f"{metric} deviation"]
-    if made.differences is not None:
+    if made.is_compared:
         heading += ["difference", "low", "high", "p", "verdict"]
 
     rows = [heading]
     for group in made.groups:
         cells: list[Any] = [group.name, len(group.runs)]
-        for values in made.values[group.name]:
+        for values in group.values:
             cells.append(statistics.fmean(values) if values else None)
             cells.append(statistics.stdev(values) if len(values) > 1 else None)
-        if made.differences and (found := made.differences.get(group.name)):
+        if found := group.difference:
             cells += [found.mean, *(found.interval or (None, None)), found.p, found.verdict]
         rows.append(cells + [None] * (len(heading) - len(cells)))
     return csv_text(rows)
@@ -468,25 +422,27 @@ FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}
 def _text_rows(made: Table, *, bold: str, sign: str, escape: str, special: str) -> list[list[str]]:
     """Return the heading, and the cells of each group; names are escaped."""
     heading = ["", "seeds", *made.metrics]
-    if made.differences is not None:
+    if made.is_compared:
         heading += [f"difference in {made.metrics[0]}", "95 % interval", "p", "verdict"]
+    means = [[statistics.fmean(values or [math.nan]) for values in g.values] for g in made.groups]
+    best = np.nanmax(means, axis=0)
 
     rows = [[re.sub(special, escape, cell) for cell in heading]]
     for group in made.groups:
         cells = [re.sub(special, escape, printable(group.name)), str(len(group.runs))]
-        for column, values in enumerate(made.values[group.name]):
+        for column, values in enumerate(group.values):
             text = "-"
             if values:
                 mean = statistics.fmean(values)
                 text = f"{mean:.2f}"
                 if len(values) > 1:
                     text += f" {sign} {statistics.stdev(values):.2f}"
-                if mean == made.best(column):
+                if mean == best[column]:
                     text = bold.format(text)
             cells.append(text)
 
-        if made.differences is not None:
-            cells += _difference_cells(made.differences.get(group.name))
+        if made.is_compared:
+            cells += _difference_cells(group.difference)
         rows.append(cells)
     return rows
 
@@ -590,19 +546,46 @@ def table_of_runs(runs: Sequence[Run], args: argparse.Namespace) -> Table:
     if first is None or not used:
         raise DataError("--table: no run is finished: nothing to compare")
 
-    def value(run: Run, metric: str) -> float | None:
-        return value_at(run, metric, args.at)
-
     # A metric that was asked for must be there; of the usual ones, those that are there are shown.
     metrics = [first]
     for metric in USUAL if args.metrics is None else args.metrics.split(","):
-        is_there = any(value(run, metric) is not None for run in used)
+        is_there = any(value_at(run, metric, args.at) is not None for run in used)
         if args.metrics is not None and not is_there:
             raise DataError(f"--metrics {metric}: no run has it; see val/... in metrics.jsonl")
         if is_there and metric not in metrics:
             metrics.append(metric)
+
     groups = group_by_seed(used)
-    return tabulate(groups, metrics, value, against=args.against, margin=args.margin)
+    for group in groups:
+        for metric in metrics:
+            values = [value_at(run, metric, args.at) for run in group.runs.values()]
+            group.values.append([value for value in values if value is not None])
+    if args.against is not None:
+        compare_groups(groups, first, args)
+    return Table(metrics, groups, args.against is not None)
+
+
+def compare_groups(groups: Sequence[Group], metric: str, args: argparse.Namespace) -> None:
+    """Compare the groups with the one of --against, for the seeds that they share."""
+    base = next((group for group in groups if group.name == args.against), None)
+    if base is None:
+        names = ", ".join(group.name for group in groups)
+        raise DataError(f"--against {args.against}: there is no such group; choose one of {names}")
+
+    for group in groups:
+        pairs = []
+        for seed in sorted(base.runs.keys() & group.runs.keys()):
+            value, other = (value_at(one.runs[seed], metric, args.at) for one in (group, base))
+            if value is not None and other is not None:
+                pairs.append((value, other))
+        if not pairs:
+            seeds = (", ".join(map(str, sorted(one.runs))) for one in (group, base))
+            raise DataError(
+                f"--against {args.against}: {group.name} has no seed in common with it "
+                f"({' and '.join(seeds)}); train both with the same seeds"
+            )
+        if group is not base:
+            group.difference = paired(*zip(*pairs, strict=True), margin=args.margin)
 
 
 def main() -> None:

@@ -99,7 +99,9 @@ def _train(
     from mldec.training.memory import divide_batch
     from mldec.training.trainer import Trainer
 
-    saved = distributed.on_main(partial(find_start, config, directory))
+    # The newest version of the checkpoint that is not damaged.
+    last = distributed.on_main(partial(resume_point, config, directory))
+    saved = distributed.on_main(partial(checkpoint.load_newest, last)) if last else None
     path, saved_checkpoint = saved or (None, None)
     wanted = config.train.precision
     precision = used_precision(wanted, saved_checkpoint, device)
@@ -191,14 +193,6 @@ def used_precision(
         if wanted.may_mean(before):
             wanted = before
     return wanted.on(device)
-
-
-def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":
-    """Read the newest version of the checkpoint to resume from that is not damaged, if any."""
-    from mldec import checkpoint
-
-    last = resume_point(config, directory)
-    return checkpoint.load_newest(last) if last else None
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:

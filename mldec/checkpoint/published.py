@@ -8,7 +8,6 @@ A folder, or a repository on the Hugging Face Hub, holds two files:
 `mldec.publish` writes it. There is no training state: a run can start from it, but not go on.
 """
 
-import hashlib
 import json
 import math
 from dataclasses import asdict, replace
@@ -111,8 +110,8 @@ def read(path: Path) -> dict[str, Any]:
         }
         best = {**best, "weights": weights}
 
-    with refusing(path), path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    with refusing(path):
+        actual = sha256_of(path)
         # The library checks that the tensors fill the file without gaps and overlaps.
         tensors = load_file(path) if actual == expected else {}
     if actual != expected:

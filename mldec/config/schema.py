@@ -465,11 +465,6 @@ class Config:
         """What a new run starts from; its path is None if that is nothing."""
         return self.init if isinstance(self.init, Init) else Init(path=self.init)
 
-    @property
-    def accepts_changed_data(self) -> bool:
-        """Whether the training data of a resumed run may differ from that of its checkpoint."""
-        return self.data.get("changed") == "allow"
-
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):
             raise ConfigError(

@@ -8,8 +8,7 @@ import re
 import shutil
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,26 +69,6 @@ def duplicate(source: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(source, temporary)
         _rename(temporary, target, known_hashes(source))
-
-
-class Writer:
-    """Run jobs that write files in a background thread, one at a time and in order."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Start a job once the one before it is done, and raise the error of that one."""
-        self.wait()
-        self._pending = self._thread.submit(job)
-
-    def wait(self) -> None:
-        """Wait for the pending job, and raise its error."""
-        # Forget the job first, so that its error is raised only once.
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
 
 
 def snapshot(value: Any) -> Any:

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,11 +50,9 @@ class RunLog:
     def _open(self, directory: Path, step: int, lines: int, tracked: Config | None) -> int:
         """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
-        # Opened once here, so that a folder that cannot be written ends the run before it starts.
-        with writing(text, of_run=True), text.open("a" if step else "w", encoding="utf-8"):
-            pass
-
-        self._handler = TextFile(text)
+        with writing(text, of_run=True):
+            mode = "a" if step else "w"
+            self._handler = TextFile(text, mode, encoding="utf-8", errors="backslashreplace")
         self._handler.setFormatter(
             logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S")
         )
@@ -80,11 +79,8 @@ class RunLog:
             **finite,
         }
 
-        with writing(self._jsonl, of_run=True):
-            # If the folder was deleted meanwhile, the run goes on.
-            self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-            with self._jsonl.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        with writing(self._jsonl, of_run=True), self._jsonl.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
         self.details(step, Details(scalars=values))
 
     def details(self, step: int, details: Details | None) -> None:
@@ -124,22 +120,18 @@ class RunLog:
             monitor.close()
         if self._handler is not None:
             log.removeHandler(self._handler)
-            self._handler.close()
+            # What a full disk did not take was reported already.
+            with suppress(OSError):
+                self._handler.close()
 
 
-class TextFile(logging.Handler):
-    """Append messages to a file; a full disk ends the run, unlike with logging.FileHandler."""
+class TextFile(logging.FileHandler):
+    """Write messages to a file; a full disk ends the run, unlike with logging.FileHandler."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a message as one line."""
-        with writing(self.path, of_run=True):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(self.format(record) + "\n")
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raise the error of a write, as a `DataError` that names the file."""
+        with writing(self.baseFilename, of_run=True):
+            raise
 
 
 class Meter:

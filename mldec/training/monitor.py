@@ -237,8 +237,6 @@ class TensorBoard:
     def add(self, step: int, details: Details) -> None:
         """Write what is known after a step."""
         with writing(self.folder, of_run=True):
-            # If the folder was deleted meanwhile, the run goes on.
-            self.folder.mkdir(parents=True, exist_ok=True)
             for tag, value in details.scalars.items():
                 self._writer.add_scalar(tag, value, step)
             for tag, curve in details.curves.items():

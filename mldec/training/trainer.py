@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -433,7 +434,7 @@ class Trainer:
                 f"{self.batches.steps}: use the same training images, "
                 f"and a number of processes that divides their last batch as before"
             )
-        allowed = self.config.accepts_changed_data
+        allowed = self.config.data.get("changed") == "allow"
         if warning := check_same(saved.fingerprint, self.fingerprint, path, allow=allowed):
             self._warn(warning)
 
@@ -444,7 +445,8 @@ class CheckpointFiles:
     def __init__(self, folder: Path, train: Train) -> None:
         self.last, self.best = folder / "last.pt", folder / "best.pt"
         self._train = train
-        self._writer = torch_files.Writer()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
         self._saved_at = time.monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -468,11 +470,15 @@ class CheckpointFiles:
             if best:
                 torch_files.duplicate(self.last, self.best)
 
-        self._writer.submit(write)
+        self.wait()
+        self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
         """Wait until the last save is on the disk, or raise the error in it."""
-        self._writer.wait()
+        # Forget it first, so that its error is raised only once.
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def restore_best(self, path: Path) -> None:
         """Give the name best.pt to a checkpoint of this folder that holds the best result.

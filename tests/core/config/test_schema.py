@@ -182,8 +182,6 @@ def test_batches_epochs_and_workers_follow_from_the_settings(monkeypatch):
         assert Train(epochs=6, min_steps=steps).lasting(10).epochs == epochs
     assert Train(epochs=80).last_epoch == 80
     assert Train(epochs=80, stop_epoch=41).last_epoch == 41
-    for changed, accepted in (({}, False), ({"changed": "allow"}, True)):
-        assert Config(name="x", **{**PARTS, "data": changed}).accepts_changed_data is accepted
 
     for count, expected in ((2, 2), (64, 16)):
         monkeypatch.setattr(schema, "processors", lambda count=count: count)
