@@ -5,9 +5,7 @@ and a model is built of that.
 """
 
 import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +31,6 @@ from mldec.runtime.torch_files import SUFFIX, read_torch, versions
 log = logging.getLogger("mldec")
 
 MOST_VERSIONS = 100  # versions of a checkpoint that are looked for: more than a run keeps
-_LOADING = threading.RLock()
 # Endings of the names of buffers that a file of others may lack: we count and compute them
 # ourselves, and timm knows the normalisation of the input from the name of the network.
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")
@@ -99,7 +96,8 @@ def load_model(
         device = distributed.pick_device(device)
     names = None if class_names is None else read_class_names(Path(class_names))
 
-    with _standard_torch():
+    # The defaults and random numbers of the caller stay as they are.
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         file, checkpoint, of_run = _read_any(str(path), image_size, names)
         with refusing(file):
             if names is not None:
@@ -322,12 +320,10 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     return report
 
 
-def saved_config(
-    checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = (), *, kinds: Sequence[str] = PARTS
-) -> Config:
-    """Return the config of a checkpoint, with every argument of the parts of these kinds."""
+def saved_config(checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = ()) -> Config:
+    """Return the config of a checkpoint, with every argument of its parts."""
     with refusing(path):
-        return _parts_of(checkpoint, plugins, kinds)[0]
+        return _parts_of(checkpoint, plugins, PARTS)[0]
 
 
 def _parts_of(
@@ -355,22 +351,8 @@ def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
     if unseen is not None:
         new_name = dict(zip(checkpoint.classes.names, names, strict=True))
         unseen = tuple(new_name[name] for name in unseen)
-
     classes = replace(checkpoint.classes, names=tuple(names))
     return replace(checkpoint, classes=classes, unseen=unseen)
-
-
-@contextmanager
-def _standard_torch() -> Iterator[None]:
-    """Build on the CPU in float32, one thread at a time; restore the random state."""
-    with _LOADING, torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        dtype = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
 
 
 class Match(NamedTuple):

@@ -234,7 +234,6 @@ class Train:
         if self.compile == "default":
             self.compile = True
 
-        # What would silently do nothing.
         if self.fit_memory and (self.batch_per_gpu is not None or self.accumulate != 1):
             raise ConfigError(
                 "train.batch_size=auto chooses how the batch is divided: leave train.accumulate "
@@ -349,14 +348,6 @@ class Optim:
         require("layer_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
 
 
-# Which settings have an effect with each schedule.
-_USED = {
-    ScheduleName.onecycle: ("pct_start",),
-    ScheduleName.cosine: ("warmup_epochs", "min_lr"),
-    ScheduleName.cosine_epochs: ("warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"),
-}
-
-
 @dataclass(kw_only=True)
 class Schedule:
     """OneCycle as in the official code (Adam's beta1 cycles too), or warm-up and cosine."""
@@ -376,14 +367,6 @@ class Schedule:
     def __post_init__(self) -> None:
         require = partial(_require, self, within="schedule.")
         rates = "warmup_epochs min_lr warmup_lr cooldown_epochs"
-
-        # A setting of another schedule: its user expects it to do something.
-        for name in ("pct_start", *rates.split()):
-            if getattr(self, name) is not None and name not in _USED[self.name]:
-                raise ConfigError(
-                    f"schedule.{name} has no effect with schedule.name={self.name.value}: "
-                    f"leave it out"
-                )
         require(rates, "0 or more", lambda value: value >= 0)
         require("pct_start", "between 0 and 1", lambda value: 0 < value < 1)
 

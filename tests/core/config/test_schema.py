@@ -23,7 +23,6 @@ from mldec.config.schema import (
     MixLabels,
     Optim,
     Schedule,
-    ScheduleName,
     Train,
     describe,
     matches,
@@ -78,9 +77,6 @@ def test_ranges(section, name, good, bad):
     ("section", "settings", "message"),
     [
         (Train, {"cache_features": True}, "is for a frozen backbone: pass train.freeze=.backbone."),
-        (Schedule, {"min_lr": 1e-6}, "min_lr has no effect with schedule.name=onecycle: leave it"),
-        (Schedule, {"name": ScheduleName.cosine, "pct_start": 0.3}, "pct_start has no effect"),
-        (Schedule, {"name": ScheduleName.cosine, "warmup_lr": 0.1}, "warmup_lr has no effect"),
         (Config, {"name": "a/b"}, "^name 'a/b' cannot be the name of a folder"),
         (Config, {"name": ".."}, "^name '..' cannot be the name of a folder"),
         (Config, {"device": "tpu"}, "^device 'tpu' is unknown"),
