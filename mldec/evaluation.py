@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mldec.checkpoint import Calibrated, Loaded, check_queries, scoring
+from mldec.checkpoint import Calibrated, Calibration, Loaded, check_queries, scoring
 from mldec.config import build
 from mldec.config.compose import override
 from mldec.config.schema import Config
@@ -233,21 +233,21 @@ def chosen_thresholds(
     if calibration is None or not calibration.thresholds or is_chosen:
         return None
 
-    path = args.checkpoint
+    origin = thresholds_origin(calibration, data)
+    log.info(f"precision, recall and F1 are at the thresholds of {args.checkpoint} {origin}")
+    return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
+
+
+def thresholds_origin(calibration: Calibration, data: DataModule) -> str:
+    """Say what chose the thresholds of a checkpoint, and on which images they were fitted."""
     if calibration.file is not None:
-        log.info(f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}")
-    elif calibration.fingerprint == fingerprint(data.val):
-        log.warning(
-            f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}, "
-            f"which were fitted on these images: they are too good; "
+        return calibration.reason
+    if calibration.fingerprint == fingerprint(data.val):
+        return (
+            f"{calibration.reason}, which were fitted on these images: they are too good; "
             f"python -m mldec.calibrate prints those of images outside the fit"
         )
-    else:
-        log.info(
-            f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}, "
-            f"fitted on {calibration.images:,} other images"
-        )
-    return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
+    return f"{calibration.reason}, fitted on {calibration.images:,} other images"
 
 
 # -------------------------------------------------------------------------- the images, the numbers

@@ -62,9 +62,6 @@ def ours(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Way:
     }
 
 
-# The official way
-
-
 def official(size: int) -> Way:
     """Return the official transform, made of Pillow and torchvision: float32 [3, S, S].
 
@@ -118,9 +115,6 @@ PILLOWS: dict[str, Operation] = {
     "shear_y": partial(_sheared, place=3),
     "sharpness": _sharpened,
 }
-
-
-# The job
 
 
 def data(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Load a model: one of our checkpoints, a file of the paper's authors, or a model of open_clip.
-
-Evaluation, prediction and notebooks all enter here. Whatever a file is, it becomes a `Checkpoint`,
-and a model is built of that.
-"""
+"""Load a model: one of our checkpoints, a file of the paper's authors, or a model of open_clip."""
 
 import logging
 from collections.abc import Mapping, Sequence

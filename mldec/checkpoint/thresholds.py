@@ -1,5 +1,7 @@
 """Thresholds that a user gives in a file, in the place of calibrated ones."""
 
+import csv
+import io
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +13,7 @@ from mldec.checkpoint.state import Calibration
 from mldec.data.table import unknown_class
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
-from mldec.runtime.text import csv_rows, read_lines
+from mldec.runtime.text import read_lines, read_text
 
 _SEE = "see docs/running.md, section Thresholds of a file"
 COLUMNS = ("class", "threshold")  # of a CSV file, as mldec.calibrate --csv calls them
@@ -77,26 +79,21 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     """Return the thresholds of some classes, from a CSV file with the columns of `COLUMNS`."""
-    header: list[str] = []
+    rows = csv.DictReader(io.StringIO(read_text(path, _SEE, newline=""), newline=""))
+    header = rows.fieldnames or []
+    if not set(COLUMNS) <= set(header):
+        raise DataError(
+            f"--thresholds {path}: its first row is {','.join(header)[:80]!r}, without the "
+            f"columns class and threshold; {_SEE}"
+        )
+
     given: dict[str, float] = {}
     known = set(classes.names)
-    for row, fields in csv_rows(path, _SEE):
-        if not header:
-            header = fields
-            if not set(COLUMNS) <= set(header):
-                raise DataError(
-                    f"--thresholds {path}: its first row is {','.join(header)[:80]!r}, without the "
-                    f"columns class and threshold; {_SEE}"
-                )
-            continue
-
-        cells = dict(zip(header, fields, strict=False))
-        name = cells.get("class", "")
+    for cells in rows:
+        row, name = rows.line_num, cells["class"]
         if name not in known:
             raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}", _SEE)
-        if name in given:
-            raise DataError(f"--thresholds {path}, row {row}: {name!r} is there twice; {_SEE}")
-        given[name] = _number(cells.get("threshold", ""), path, row)
+        given[name] = _number(cells["threshold"] or "", path, row)
     return given
 
 

@@ -316,10 +316,12 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
     # An imported name is not a definition: `mldec.heads.gap.nn` leads elsewhere.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
-    if not is_defined_there or not _is_part(kind, located):
-        expected = "module class"
-        if kind == "data":
-            expected = "function that returns a Source or a DataModule"
+    is_part = inspect.isclass(located) and issubclass(located, nn.Module)
+    expected = "module class"
+    if kind == "data":
+        is_part = inspect.isfunction(located) and get_type_hints(located).get("return") in DATA
+        expected = "function that returns a Source or a DataModule"
+    if not is_defined_there or not is_part:
         raise ConfigError(
             f"{kind}._target_ '{target}' is refused: it is not a {expected} defined there"
         )
@@ -377,10 +379,3 @@ def _inside(module_name: str, home: str) -> bool:
 def _is_reader(target: Callable[..., Any]) -> bool:
     """Tell whether a function returns a source, for which the shared settings hold."""
     return inspect.isfunction(target) and get_type_hints(target).get("return") is Source
-
-
-def _is_part(kind: str, located: Any) -> bool:
-    """Tell whether an object can build a part: a function for data, else a module class."""
-    if kind == "data":
-        return inspect.isfunction(located) and get_type_hints(located).get("return") in DATA
-    return inspect.isclass(located) and issubclass(located, nn.Module)

@@ -1,7 +1,4 @@
-"""Turn YAML, the command line or the config in a checkpoint into a `Config`.
-
-The rest of the program sees the `Config` only, not OmegaConf's nodes.
-"""
+"""Turn YAML, the command line or the config in a checkpoint into a `Config`."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,6 @@ import mldec
 from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
 from mldec.config.compose import to_yaml
-from mldec.data.fingerprint import fingerprint
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import (
     EvaluationSetup,
@@ -24,6 +23,7 @@ from mldec.evaluation import (
     open_for_evaluation,
     same_scores,
     scorer,
+    thresholds_origin,
     with_same_classes,
 )
 from mldec.evaluation import report as report_dict
@@ -55,9 +55,6 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.json, to_dict(content, setup.path, setup.loaded.weights) | views)
     size, seconds = Path(args.out).stat().st_size / 1e6, time.monotonic() - started
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
-
-
-# ------------------------------------------------------------------------- the checkpoint, the data
 
 
 def prepare(args: argparse.Namespace) -> EvaluationSetup:
@@ -105,17 +102,8 @@ def threshold_notes(setup: EvaluationSetup) -> list[str]:
     calibration, names = loaded.calibration, (loaded.classes.names, classes.names)
     if calibration is None or thresholds != calibration.thresholds_of(*names):
         return [f"The threshold is {thresholds[0]:g}, as the command line says."]
-    sentence = f"The thresholds are those of the checkpoint, {calibration.reason}."
-    if calibration.file is not None or calibration.fingerprint != fingerprint(setup.data.val):
-        return [sentence]
-    return [
-        sentence,
-        "They were fitted on these very images, so that precision, recall and F1 are too good; "
-        "mldec.calibrate prints those of images outside the fit.",
-    ]
-
-
-# ------------------------------------------------------------------------------------- the contents
+    origin = thresholds_origin(calibration, setup.data)
+    return [f"Precision, recall and F1 are at the thresholds of the checkpoint {origin}."]
 
 
 def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
@@ -243,9 +231,6 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
     bounds = {name: [interval.low, interval.high] for name, interval in content.metrics.items()}
     intervals = {name: both for name, both in bounds.items() if np.isfinite(both[0])}
     return {**report_dict(results, weights, path, table.names), "intervals": intervals}
-
-
-# ---------------------------------------------------------------------------------------- the words
 
 
 def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict[str, str]:

@@ -127,9 +127,6 @@ def _read(name: str) -> str:
     return resources.files("mldec.report").joinpath(name).read_text(encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------ numbers
-
-
 def _number(value: float, name: str, sign: str = "") -> str:
     """Return a metric as text: a count without decimals, a percentage with two."""
     if not math.isfinite(value):
@@ -171,9 +168,6 @@ def _png(heat: np.ndarray) -> str:
     pixels[..., :3] = ORANGE
     pixels[..., 3] = HEAT_OPACITY * heat
     return data_url(Image.fromarray(pixels, "RGBA"), "PNG", optimize=True)
-
-
-# ------------------------------------------------------------------------------------------- charts
 
 
 def _figures(content: Content, names: list[str]) -> dict[str, go.Figure]:

@@ -19,8 +19,6 @@ from mldec.runtime.devices import check_device
 T = TypeVar("T")
 log = logging.getLogger("mldec")
 
-# The environment variables that torchrun sets, and that describe the group of processes.
-GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # How long a process waits for the others before it gives up: longer than what one of them does
 # alone, such as a download. Without it, NCCL would take the half hour of gloo.
 TIMEOUT = timedelta(minutes=20)
@@ -90,12 +88,6 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
         return
 
-    missing = [name for name in GROUP if not os.environ.get(name)]
-    if missing:
-        raise ConfigError(
-            f"RANK is set, {', '.join(missing)} not: start several processes with torchrun, "
-            f"which sets {', '.join(GROUP)}, or unset RANK to train with one"
-        )
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)

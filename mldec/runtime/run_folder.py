@@ -102,7 +102,10 @@ class RunLock:
         with writing(self.path.parent, of_run=self._of_run):
             self.path.parent.mkdir(parents=True, exist_ok=True)
 
-        patience = PATIENCE if _is_earlier_start(self._holder()) else 0.0
+        # Whether the lock is of the processes that this torchrun ended before it restarted us.
+        is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        same_job = self._holder().get("job") == os.environ.get("TORCHELASTIC_RUN_ID")
+        patience = PATIENCE if is_restart and same_job else 0.0
         try:
             self._lock.acquire(timeout=patience, poll_interval=PAUSE)
         except Timeout as error:
@@ -159,9 +162,3 @@ class RunLock:
         except (OSError, ValueError, RecursionError):
             return {}
         return values if isinstance(values, dict) else {}
-
-
-def _is_earlier_start(holder: dict[str, object]) -> bool:
-    """Tell whether a lock is of the processes that this torchrun ended before it restarted us."""
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return restarted and holder.get("job") == os.environ.get("TORCHELASTIC_RUN_ID")

@@ -1,7 +1,4 @@
-"""The log of a run: console, train.log, metrics.jsonl, TensorBoard and trackers; who reads it.
-
-It is written on the main rank only.
-"""
+"""The log of a run, on the main rank: train.log, metrics.jsonl, TensorBoard; and who reads it."""
 
 import json
 import logging

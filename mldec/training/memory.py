@@ -1,8 +1,4 @@
-"""What fits in memory: `train.batch_size=auto` keeps the batch of a recipe, and divides it.
-
-A way to divide it is measured, not estimated: what a network keeps for the backward pass depends on
-its operations and their number formats, and one micro-batch takes a second.
-"""
+"""What fits in memory: `train.batch_size=auto` keeps the batch of a recipe, and divides it."""
 
 import copy
 import gc

@@ -1,7 +1,4 @@
-"""What a run shows while it trains: pictures and curves in TensorBoard.
-
-They come from the logits of the evaluation that runs anyway; no image is read or scored again.
-"""
+"""What a run shows while it trains: pictures and curves in TensorBoard."""
 
 import logging
 import threading

@@ -1,7 +1,4 @@
-"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop.
-
-Below it stand its checkpoint files, and what the log and run.json say of a run.
-"""
+"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop."""
 
 import dataclasses
 import logging

@@ -141,7 +141,6 @@ def test_other_counts_of_descriptions_and_older_names_are_read(tmp_path):
         ("t.txt", "nan\n1\n1\n1", "row 1: 'nan' is no number from 0 to 1"),
         ("t.csv", "name,value\ndog,1", "its first row is 'name,value', without the columns"),
         ("t.csv", "class,threshold\ndgo,1", "'dgo' is not in the list of 4 classes; did you mean"),
-        ("t.csv", "class,threshold\ndog,1\ndog,1", "row 3: 'dog' is there twice"),
         ("t.csv", "class,threshold\ndog\n", "row 2: '' is no number"),
         ("t.csv", "class,threshold\ndog,1", "3 of 4 classes have no threshold, the first is"),
     ],

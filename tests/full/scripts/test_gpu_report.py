@@ -161,7 +161,7 @@ def test_parts_run_on_a_cpu(tmp_path, command, parts):
     assert list(report["parts"]) == parts
     for part in report["parts"].values():
         assert any(isinstance(value, float) for value in part["figures"].values())
-    assert {"commit", "driver", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()
+    assert {"commit", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()
     assert done.stdout.splitlines()[-1] == f"written: {out}"
 
 

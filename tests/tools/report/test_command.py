@@ -110,7 +110,7 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
         assert gap.value == pytest.approx(content.metrics[name].value - other.value)
         assert np.isnan(gap.low) or gap.low <= gap.high
     notes = " ".join(content.notes)
-    assert "fitted on these very images" in notes
+    assert "which were fitted on these images" in notes
     assert "on images outside the fit their calibration error is" in notes
     assert "Train anew: " not in Path("r.html").read_text()
     assert not any("mldec.calibrate" in str(step.command) for step in content.steps)
