@@ -80,9 +80,6 @@ OBJECTIVE = re.compile(rf"f1|(precision|recall):{NUMBER}|cost:{NUMBER},{NUMBER}"
 Column = tuple[np.ndarray, np.ndarray]
 
 
-# -------------------------------------------------------------------------------- one threshold
-
-
 @dataclass(frozen=True)
 class Objective:
     """What a threshold is chosen for; of equally good ones the highest is."""
@@ -176,9 +173,6 @@ def fit_threshold(objective: Objective, columns: Callable[[], Iterable[Column]])
     return Threshold(float(min(value, HIGHEST)), is_reached, precision)
 
 
-# ---------------------------------------------------------------------------------- all classes
-
-
 @dataclass(frozen=True)
 class Choice:
     """What the user chooses."""
@@ -270,8 +264,7 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
     positives = (labels[images] == 1).sum(0)
     if not positives.sum():
         raise DataError(
-            "no label is positive among the validation images that thresholds are fitted on: use "
-            "more of them"
+            "no label is positive among the images that thresholds are fitted on: use more of them"
         )
 
     # Thresholds are of calibrated scores, which come first.
@@ -342,9 +335,6 @@ def cross_fitted(
     for fold in np.unique(folds):
         tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)
     return tally
-
-
-# ------------------------------------------------------------------------------------ the outcome
 
 
 @dataclass(frozen=True)
@@ -430,9 +420,6 @@ def with_one_label(scores: Scores, folds: np.ndarray) -> Outcome:
         outside[folds == fold] = fitted_to(folds != fold)
     judged = metrics(outside), metrics(fitted * ones), metrics(ones)
     return Outcome(*judged, {}, [1 / fitted], [0.0], [])
-
-
-# ------------------------------------------------------------------------------------ the command
 
 
 def parser() -> argparse.ArgumentParser:

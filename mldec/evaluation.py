@@ -33,9 +33,6 @@ from mldec.runtime.results import csv_text
 log = logging.getLogger("mldec")
 
 
-# ------------------------------------------------------------------------- the checkpoint, the data
-
-
 @dataclass(frozen=True)
 class EvaluationSetup:
     """A checkpoint, and the data that it is asked about."""
@@ -250,9 +247,6 @@ def thresholds_origin(calibration: Calibration, data: DataModule) -> str:
     return f"{calibration.reason}, fitted on {calibration.images:,} other images"
 
 
-# -------------------------------------------------------------------------- the images, the numbers
-
-
 @dataclass(frozen=True)
 class Results:
     """The results of an evaluation."""
@@ -439,9 +433,6 @@ def memory_advice(config: Config, device: torch.device) -> str:
         f"for the same batch in smaller pieces pass {smaller}; "
         f"{half}train.eval_batch_size and data.image_size help too"
     )
-
-
-# ------------------------------------------------------------------------------- results as a text
 
 
 def left_out(results: Results) -> list[str]:

@@ -65,9 +65,6 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")
 _TIMM = ("mldec.backbones.TimmBackbone", f"{TimmBackbone.__module__}.{TimmBackbone.__qualname__}")
 
 
-# ------------------------------------------------------------------- what is published of settings
-
-
 def without_folders(text: str) -> str:
     """Replace the folders of an absolute path by `...`: they tell of a machine and a user."""
     # A list of paths is one word of a command.
@@ -107,9 +104,6 @@ def shareable(loaded: Loaded) -> Checkpoint:
     config = {**published_config(checkpoint.config), "plugins": []}
     classes = replace(checkpoint.classes, origin=origin)
     return replace(checkpoint, config=config, calibration=calibration, classes=classes)
-
-
-# --------------------------------------------------------------- what is known of a checkpoint
 
 
 class Start(NamedTuple):
@@ -229,8 +223,7 @@ def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
         )
     if content.get("checkpoint") != checkpoint:
         log.warning(
-            f"--results {path} is of {content.get('checkpoint')}, and {checkpoint} is published: "
-            f"check that they are the same model"
+            f"--results {path} is of {content.get('checkpoint')}, and {checkpoint} is published"
         )
     return measured
 
@@ -238,9 +231,6 @@ def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
 def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the numbers of an object in JSON; null is an undefined one."""
     return {name: None if value is None else float(value) for name, value in values.items()}
-
-
-# ----------------------------------------------------------------------------------------- the card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,26 +330,20 @@ def interval(low: float | None, high: float | None) -> str:
     return UNDEFINED if low is None else f"{number(low)} to {number(high)}"
 
 
-# -------------------------------------------------------------------------------------- the command
-
-
 def publish(args: argparse.Namespace) -> None:
     """Load a checkpoint, gather what is known of it, write the files, and upload them."""
     # Everything that can be refused at once comes before the model.
     sources.check_repository(args.repository)
     if is_open_clip(args.checkpoint):
         raise CheckpointError(
-            f"{args.checkpoint} is a model of others, to which nothing was added: name it where "
-            f"it is used, or publish the copy that mldec.calibrate makes"
+            f"{args.checkpoint} is a model of others: publish the copy that mldec.calibrate makes"
         )
     if args.dry_run is None:
         sources.require_token()
     else:
         check_folder("--dry-run", args.dry_run)
         if Path(args.dry_run).exists() and any(Path(args.dry_run).iterdir()):
-            raise ConfigError(
-                f"--dry-run {args.dry_run}: it holds files; name a new folder, or empty it"
-            )
+            raise ConfigError(f"--dry-run {args.dry_run}: it holds files; name a new folder")
 
     loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
     checkpoint = shareable(loaded)

@@ -93,9 +93,7 @@ def read(folder: Path, name: str) -> Run:
     done = read_progress(folder / LOG_FILE)
     facts = read_facts(folder)
     if facts is None:
-        raise CheckpointError(
-            f"{folder / RUN_FILE} is missing: resume the run once, which writes it"
-        )
+        raise CheckpointError(f"{folder / RUN_FILE} is missing: resume the run, which writes it")
 
     # A run that resumed from another folder's checkpoint has no log of the epochs before.
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
@@ -269,9 +267,6 @@ def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> No
     set_title(axes, f"best {metric} against its cost")
 
 
-# Tables over seeds
-
-
 class Difference(NamedTuple):
     """By how much paired values are higher than others; None where two pairs do not differ."""
 
@@ -341,8 +336,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         seed = run.settings.get("seed", 0)
         if seed in seeds:
             raise DataError(
-                f"{run.run} and {seeds[seed].run} have the same settings and the same seed: move "
-                f"one of them out of the folder"
+                f"{run.run} and {seeds[seed].run} have the same settings and seed: move one away"
             )
         seeds[seed] = run
 

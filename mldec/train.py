@@ -252,9 +252,7 @@ def app(node: DictConfig) -> None:
         hydra_config = HydraConfig.get()
         under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
-            raise ConfigError(
-                "a sweep (-m) cannot run under torchrun: start one torchrun for each value"
-            )
+            raise ConfigError("a sweep (-m) cannot run under torchrun: start one for each value")
 
         run(parse(node), Path(hydra_config.runtime.output_dir))
 

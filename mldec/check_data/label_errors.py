@@ -96,8 +96,7 @@ def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
     split = data.val if args.split == "val" else data.train
     if split.classes.exclusive:
         raise ConfigError(
-            "--checkpoint: wrong labels are looked for where an image may have several, "
-            "this data has one label per image; leave it out"
+            "--checkpoint: wrong labels are looked for where images have several; leave it out"
         )
     warn_of_training(args.checkpoint, loaded, data, args.split)
 
@@ -121,9 +120,8 @@ def warn_of_training(path: str, loaded: Loaded, data: DataModule, split: str) ->
         log.warning(f"{path} was trained on other data ({changed}): {doubt}")
     elif split == "train":
         log.warning(
-            f"{path} was trained on these images, and their wrong labels too: more of them are "
-            f"found with models trained with data.fold=1/N to N/N, each judging the fold that it "
-            f"left out"
+            f"{path} was trained on these images, and their wrong labels too: more are found with "
+            f"models trained with data.fold=1/N to N/N, each judging the fold that it left out"
         )
 
 

@@ -190,8 +190,7 @@ def _other_classes(trained: Classes, current: Classes, path: str | Path) -> Chec
     index, (there, here) = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
     return CheckpointError(
         f"{path} has other classes than the data, {len(trained)} and {len(current)}: number "
-        f"{index} is {there!r} there and {here!r} here; choose data with its classes, or give it "
-        f"the data's names with --class-names FILE"
+        f"{index} is {there!r} there and {here!r} here; choose its classes, or pass --class-names"
     )
 
 

@@ -230,13 +230,11 @@ def check_start(config: Config) -> Config:
 
     if config.backbone.get("pretrained") is not True:
         raise ConfigError(
-            "init=timm takes the weights that timm has for the backbone: pass "
-            "backbone.pretrained=true with backbone.name=... of timm, or leave init out"
+            "init=timm takes the weights that timm has: pass backbone.pretrained=true with its name"
         )
     log.warning(
-        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}, whose "
-        f"pretraining its name says, and the head from random weights; files of the authors "
-        f"were trained further, on Open Images, so expect less than their figures"
+        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}; files of the "
+        f"authors were trained further, on Open Images, so expect less than their figures"
     )
     return replace(config, init=None)
 
@@ -274,8 +272,7 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     own = getattr(model.head, "class_tensors", ())
     if not own:
         raise ConfigError(
-            f"init.classes=by_name: nothing in the head {type(model.head).__name__} belongs to a "
-            f"class; leave it out"
+            f"init.classes=by_name: {type(model.head).__name__} has nothing per class: leave it out"
         )
     known = checkpoint.classes.names
     sources = same_names(names, known, synonyms)
@@ -416,9 +413,8 @@ def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) ->
     ]
     if unfilled or not match.fitting:
         raise CheckpointError(
-            f"init={path} is of another backbone: {len(unfilled)} of the model's tensors are "
-            f"absent or of another shape ({', '.join(sorted(unfilled)[:3])}); "
-            f"choose its backbone=NAME"
+            f"init={path} is of another backbone: {len(unfilled)} tensors are absent or of another "
+            f"shape ({', '.join(sorted(unfilled)[:3])}); choose its backbone=NAME"
         )
 
     model.load_state_dict({name: tensors[name] for name in match.fitting}, strict=False)

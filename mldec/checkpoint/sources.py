@@ -265,8 +265,7 @@ def require_token() -> None:
     """Raise a `ConfigError` if there is no token for uploads."""
     if huggingface_hub.get_token() is None:
         raise ConfigError(
-            "there is no token for the hub: log in with hf auth login, or set HF_TOKEN, to a token "
-            "with write access; or write the files with --dry-run FOLDER"
+            "there is no token for the hub: run hf auth login, set HF_TOKEN, or pass --dry-run"
         )
 
 
@@ -281,8 +280,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         # What was uploaded to a public repository cannot be called back.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:
             raise CheckpointError(
-                f"--private: {repository} exists and is public; choose another name, or make it "
-                f"private in its settings"
+                f"--private: {repository} exists and is public; choose another name"
             )
 
         # The bars of uploads would fill a log; those of downloads do not.

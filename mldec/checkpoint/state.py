@@ -196,8 +196,7 @@ def _check_format(state: dict[str, Any]) -> None:
         raise DataError("it holds weights but no training state; pass it as init=")
     if state["format"] != FORMAT:
         raise DataError(
-            f"it has format {str(state['format'])[:40]}, this mldec reads {FORMAT}; use another "
-            f"version of mldec"
+            f"it has format {state['format']}, this mldec reads {FORMAT}; use another version of it"
         )
     # OmegaConf would resolve an interpolation, which can read the environment of the user.
     if "${" in repr(state["config"]):

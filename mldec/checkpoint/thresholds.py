@@ -70,8 +70,7 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
     lines = read_lines(path, _SEE)
     if len(lines) != len(classes):
         raise ConfigError(
-            f"--thresholds {path}: it has {len(lines):,} lines for {len(classes):,} classes; write "
-            f"one number per line, in the checkpoint's order, or a .csv file by name"
+            f"--thresholds {path}: it has {len(lines):,} lines for {len(classes):,} classes; {_SEE}"
         )
     numbered = enumerate(zip(classes.names, lines, strict=True), 1)
     return {name: _number(text, path, row) for row, (name, text) in numbered}

@@ -232,8 +232,7 @@ def start_at_frequency(head: nn.Module, labels: Labels) -> None:
     start_at: Callable[[torch.Tensor], None] | None = getattr(head, "start_at", None)
     if start_at is None:
         raise ConfigError(
-            f"train.start_at_frequency: {type(head).__name__} has no bias per class that it could "
-            f"start; pass train.start_at_frequency=false"
+            f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
         )
     positives, negatives = labels.all_counts(1) + 1, labels.all_counts(0) + 1
     start_at(torch.from_numpy(positives / negatives).log().float())
@@ -254,15 +253,13 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         if train.exclusive:
             fix = "loss=cross_entropy, asl_single_label or bce"
         raise ConfigError(
-            f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: "
-            f"choose {fix}"
+            f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: pass {fix}"
         )
 
     mix = config.mix
     if mix.on and mix.labels is MixLabels.union and train.exclusive:
         raise ConfigError(
-            "mix.labels=union gives an image the labels of two, the data has one label per image: "
-            "leave it out"
+            "mix.labels=union gives an image two labels, in this data it has one: leave it out"
         )
     if mix.soft and not getattr(loss, "soft", False):
         fix = "loss=bce or asl"
@@ -282,8 +279,7 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         if not train.exclusive:
             reason = f"{loss_name} has a value per class ({', '.join(per_class)})"
         raise ConfigError(
-            f"train.random_queries adds queries that are no class, and {reason}: "
-            f"leave one of them out"
+            f"train.random_queries adds queries that are no class, and {reason}: leave one out"
         )
 
     # Raises for settings that do not fit the classes, such as top-5 of three.

@@ -125,10 +125,8 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
 
         missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
         if missing:
-            raise ConfigError(
-                f"nothing is chosen for {', '.join(missing)}: "
-                f"pass {missing[0]}=NAME, or an experiment"
-            )
+            names = ", ".join(missing)
+            raise ConfigError(f"nothing is chosen for {names}: pass {missing[0]}=NAME")
 
         # This builds the dataclasses, whose `__post_init__` checks the ranges.
         config = OmegaConf.to_object(merged)

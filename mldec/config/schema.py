@@ -240,10 +240,7 @@ class Train:
                 "and train.batch_per_gpu out"
             )
         if self.cache_features and "backbone" not in self.freeze:
-            raise ConfigError(
-                "train.cache_features is for a frozen backbone: pass train.freeze=[backbone], "
-                "or leave train.cache_features out"
-            )
+            raise ConfigError("train.cache_features needs train.freeze=[backbone]: pass it too")
 
     @property
     def loader_workers(self) -> int:
@@ -458,9 +455,6 @@ class Config:
             raise ConfigError(f"init is {self.init}: it must be the path of a checkpoint, or null")
 
         if self.train.cache_features and self.mix.soft:
-            raise ConfigError(
-                "mix changes the images from epoch to epoch, which train.cache_features excludes: "
-                "leave one out"
-            )
+            raise ConfigError("mix changes images, train.cache_features must not: leave one out")
         rule = f"from 0 to {MAX_SEED}"
         _require(self, "seed", rule, lambda seed: 0 <= seed <= MAX_SEED, within="")

@@ -206,9 +206,7 @@ def require(what: str, extra: str, *packages: str) -> None:
     """Refuse what needs packages of one of our extras, if they are missing, before its work."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"{what} needs {package}, not installed here; run pip install -e '.[{extra}]'"
-            )
+            raise ConfigError(f"{what} needs {package}: run pip install -e '.[{extra}]'")
 
 
 def whole(text: str, *, smallest: int = 0) -> int:

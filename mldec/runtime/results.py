@@ -42,9 +42,7 @@ def check_targets(*targets: str | None, **with_ending: str | None) -> None:
 
     # Compare the real paths: one of them may be a link to the other.
     if len({os.path.realpath(target) for target in chosen}) < len(chosen):
-        raise ConfigError(
-            f"cannot write two results to {chosen[0]}: choose another name for one of them"
-        )
+        raise ConfigError(f"cannot write two results to {chosen[0]}: choose another name for one")
 
 
 def _check_file(path: Path) -> None:

@@ -122,8 +122,7 @@ class RunLock:
                 raise
         except (OSError, NotImplementedError) as error:
             log.warning(
-                f"{self.path.parent}: this file system has no locks ({error}): nothing keeps a "
-                f"second run from writing here"
+                f"{self.path.parent}: this file system has no locks ({error}): start no second run"
             )
             return
 

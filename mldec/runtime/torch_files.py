@@ -93,8 +93,8 @@ def read_torch(path: Path) -> Any:
         raise CheckpointError(f"no file at {path}: check the path")
     if path.suffix == ".pt2":
         raise CheckpointError(
-            f"{path}: no command opens a .pt2 file, because loading one can run code that it "
-            f"holds; pass the checkpoint, or to predict, demo and benchmark an .onnx file of it"
+            f"{path}: no command opens a .pt2 file, which can run code; pass the checkpoint, or to "
+            f"predict, demo and benchmark an .onnx file of it"
         )
 
     # torch warns about the way a file was pickled, which its reader cannot change.

@@ -61,10 +61,7 @@ def with_tokens(
     that nothing there is ever out of date.
     """
     if distributed.world_size() > 1:
-        raise ConfigError(
-            "train.cache_features is for one process: start the run without torchrun, "
-            "or leave train.cache_features out"
-        )
+        raise ConfigError("train.cache_features is for one process: start the run without torchrun")
     network = _network_key(backbone, data, config, device)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 
@@ -72,8 +69,7 @@ def with_tokens(
         dataset = split.dataset
         if not isinstance(dataset, StoredImages):
             raise ConfigError(
-                "train.cache_features is for images that are stored as files, and this data set "
-                "generates them: leave train.cache_features out"
+                "train.cache_features is for images in files, which this data has not: leave it out"
             )
         images = replace(dataset, transform=data.transform)
         files = _files(dataset, folder, title)

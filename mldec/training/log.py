@@ -195,10 +195,8 @@ def cut_back(path: Path, lines: int) -> int:
     # What follows the last newline was cut off while it was written.
     remaining = [line + b"\n" for line in content.split(b"\n")[:-1][:lines]]
     if len(remaining) < lines:
-        log.warning(
-            f"{path}: {lines - len(remaining)} of the {lines} lines that the run had written are "
-            f"missing; its curves have a gap, and training is not affected"
-        )
+        missing = lines - len(remaining)
+        log.warning(f"{path}: {missing} of the {lines} lines that the run had written are missing")
     with replacing(path, durable=True, of_run=True) as file:
         file.writelines(remaining)
     return len(remaining)

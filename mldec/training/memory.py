@@ -89,8 +89,7 @@ def divide_batch(
         if first is None:
             raise ConfigError(
                 f"train.batch_size=auto: a training step of one image does not fit in the "
-                f"{free / 2**30:.1f} GiB that are free on {device}; lower data.image_size, pass "
-                f"train.precision=bf16, or choose a smaller network"
+                f"{free / 2**30:.1f} GiB that are free on {device}; lower data.image_size"
             )
         way = first
         reason = f"chosen for {free / 2**30:.1f} GiB that are free on {device}"

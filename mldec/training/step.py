@@ -87,10 +87,7 @@ class Learner:
         # One process has all images, whatever its device.
         if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
-                raise ConfigError(
-                    f"train.sync_batchnorm of several processes needs CUDA, the device is "
-                    f"{device}: pass train.sync_batchnorm=false"
-                )
+                raise ConfigError(f"train.sync_batchnorm needs CUDA, not {device}: leave it out")
             model = convert_sync_batchnorm(model)
         model.to(memory_format=self.memory_format)
 

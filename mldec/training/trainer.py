@@ -199,9 +199,7 @@ class Trainer:
         try:
             for batch in self.stop.bounded(unwrap(self.loader)):
                 if not len(batch.images):
-                    raise DataError(
-                        f"no image of a micro-batch can be read; the first: {batch.bad[0]}"
-                    )
+                    raise DataError(f"no image of a micro-batch can be read: {batch.bad[0]}")
                 yield batch
         except NothingCame:
             self.save()
@@ -428,8 +426,7 @@ class Trainer:
         if saved.steps_per_epoch != self.batches.steps:
             raise CheckpointError(
                 f"{path} has {saved.steps_per_epoch} steps per epoch, this run "
-                f"{self.batches.steps}: use the same training images, "
-                f"and a number of processes that divides their last batch as before"
+                f"{self.batches.steps}: use the same training images and processes"
             )
         allowed = self.config.data.get("changed") == "allow"
         if warning := check_same(saved.fingerprint, self.fingerprint, path, allow=allowed):

@@ -245,7 +245,7 @@ def test_init_by_name_carries_classes_over(tmp_path):
         ([], ("cat", "dog"), r"has no class of the data, but zero, one, two; name those"),
         (["head.mlp_dim=16"], ("two",), r"has another head: 3 of its tensors .* choose its head"),
         (["head=gap"], ("two",), "has another head"),
-        (["head.word_dim=5"], ("two",), "nothing in the head MLDecoder belongs to a class"),
+        (["head.word_dim=5"], ("two",), "MLDecoder has nothing per class"),
     ],
 )
 def test_init_by_name_says_what_it_cannot_do(tmp_path, words, names, fault):

@@ -135,7 +135,7 @@ def test_other_counts_of_descriptions_and_older_names_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "fault"),
     [
-        ("t.txt", "0.5\n0.5", "it has 2 lines for 4 classes; write one number per line"),
+        ("t.txt", "0.5\n0.5", "it has 2 lines for 4 classes; see docs/running.md"),
         ("t.txt", "0.5\nhalf\n1\n1", "row 2: 'half' is no number from 0 to 1"),
         ("t.txt", "0.5\n1.01\n1\n1", "row 2: '1.01' is no number from 0 to 1"),
         ("t.txt", "nan\n1\n1\n1", "row 1: 'nan' is no number from 0 to 1"),

@@ -197,7 +197,7 @@ UNFIT = [
     (
         "digits_zsl",
         "train.random_queries=1 loss=asl loss.pos_weight=auto",
-        "no class, and AsymmetricLoss has a value per class (pos_weight): leave one of them out",
+        "no class, and AsymmetricLoss has a value per class (pos_weight): leave one out",
     ),
     (
         "digits_zsl",

@@ -76,7 +76,7 @@ def test_ranges(section, name, good, bad):
 @pytest.mark.parametrize(
     ("section", "settings", "message"),
     [
-        (Train, {"cache_features": True}, "is for a frozen backbone: pass train.freeze=.backbone."),
+        (Train, {"cache_features": True}, "cache_features needs train.freeze=.backbone.: pass it"),
         (Config, {"name": "a/b"}, "^name 'a/b' cannot be the name of a folder"),
         (Config, {"name": ".."}, "^name '..' cannot be the name of a folder"),
         (Config, {"device": "tpu"}, "^device 'tpu' is unknown"),

@@ -198,13 +198,12 @@ def test_what_cannot_be_cached_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["train.freeze=[]"], "train.cache_features is for a frozen backbone: pass train.freeze="),
-        (["mix.smoothing=0.1", "loss=bce"], "mix changes the images from epoch to epoch"),
+        (["train.freeze=[]"], "train.cache_features needs train.freeze="),
+        (["mix.smoothing=0.1", "loss=bce"], "mix changes images"),
         (
             ["data.augment=official", "data.flip=true"],
-            "data.augment=official data.flip=True: train.cache_features computes the tokens of "
-            "each image once, and this would change the images from epoch to epoch; pass "
-            "data.augment=none data.flip=False",
+            "data.augment=official data.flip=True: train.cache_features needs the same images in "
+            "every epoch; pass data.augment=none data.flip=False",
         ),
     ],
 )

@@ -407,10 +407,10 @@ def test_a_name_stands_for_itself_and_for_what_is_inside():
         ({"freeze": ["backbone.network.layr1"]}, "did you mean 'backbone.network.layer1'"),
         ({"freeze": ["layer1"]}, "'layer1' is neither a parameter .* 'backbone.network.layer1'"),
         ({"freeze": ["head.pool_wieght"]}, "did you mean 'head.pool_weight'"),
-        ({"freeze": ["backbone", "head"]}, "leaves no parameter to train"),
+        ({"freeze": ["backbone", "head"]}, "leaves nothing to train"),
         (
             {"freeze": ["head"], "freeze_batchnorm": FreezeBatchNorm.frozen},
-            "there is no batch norm in a frozen part; leave it out",
+            "no batch norm is in a frozen part; leave it out",
         ),
     ],
 )
