@@ -431,10 +431,7 @@ def parser() -> argparse.ArgumentParser:
         "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
     )
     arguments.add_argument(
-        "--scope",
-        choices=("class", "global"),
-        default="class",
-        help="a threshold per class (default), or one for all of them, as of zero-shot models",
+        "--scope", choices=("class", "global"), default="class", help="thresholds; default: class"
     )
     arguments.add_argument(
         "--min-positives",

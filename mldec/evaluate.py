@@ -65,9 +65,7 @@ AMONG = {
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.evaluate`."""
     arguments = command(
-        "evaluate",
-        "Evaluate a checkpoint on the validation data of its config; "
-        "settings are changed with key=value.",
+        "evaluate", "Evaluate a checkpoint on the data of its config; key=value changes settings."
     )
     add_model_options(arguments)
     add_views_option(arguments)
@@ -91,14 +89,12 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--vectors",
         metavar="FILE",
-        help="word vectors of the names in --class-list, or clip:MODEL:WEIGHTS; default: those of "
-        "the data and of the checkpoint",
+        help="word vectors of the names in --class-list, or clip:MODEL:WEIGHTS",
     )
     arguments.add_argument(
         "--seen",
         metavar="FILE",
-        help="with --class-list: names of the classes that the model was trained on, one per line; "
-        "default: as the checkpoint says",
+        help="with --class-list: the classes of the training; default: as the checkpoint says",
     )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")

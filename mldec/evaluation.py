@@ -423,15 +423,10 @@ def memory_advice(config: Config, device: torch.device) -> str:
         smaller += f" train.batch_per_gpu={max(1, train.batch_per_gpu // 2)}"
     elif device.type == "cuda":
         smaller += " or train.batch_size=auto"
-
-    # Half precision is advised on CUDA only: on a CPU it is slow.
-    on_cuda = device.type == "cuda" and train.precision is Precision.fp32
-    half = "train.precision=bf16, " if on_cuda else ""
     return (
         f"out of memory on {device}: {micro_batch} training images at a time on each process, "
-        f"{train.eval_batch_size} in evaluation, at {image_size} pixels; "
-        f"for the same batch in smaller pieces pass {smaller}; "
-        f"{half}train.eval_batch_size and data.image_size help too"
+        f"{train.eval_batch_size} in evaluation, at {image_size} pixels; for the same batch in "
+        f"smaller pieces pass {smaller}; train.eval_batch_size and data.image_size help too"
     )
 
 

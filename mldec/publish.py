@@ -409,9 +409,7 @@ def parser() -> argparse.ArgumentParser:
         "--data-name", metavar="TEXT", help="of the data set, for the card; default: its reader"
     )
     arguments.add_argument(
-        "--license",
-        metavar="ID",
-        help="of the model, as the Hub writes it, such as apache-2.0; default: not stated",
+        "--license", metavar="ID", help="of the model, as the Hub writes it, such as apache-2.0"
     )
     return arguments
 

@@ -464,17 +464,10 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
     arguments.add_argument("--csv", metavar="FILE", help="write the table there too")
     arguments.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="draw learning curves, and the metric against its cost: .png, .svg or .pdf "
-        "(needs matplotlib)",
+        "--plot", metavar="FILE", help="draw curves, and the metric against its cost: .png or .svg"
     )
     arguments.add_argument(
-        "--cost",
-        choices=COSTS,
-        default="hours",
-        help="of the plot: hours of training (the default), or gmacs, billions of "
-        "multiply-accumulates per image",
+        "--cost", choices=COSTS, default="hours", help="of the plot; default: hours of training"
     )
     arguments.add_argument(
         "--table",
@@ -494,10 +487,7 @@ def parser() -> argparse.ArgumentParser:
         "--against", metavar="GROUP", help="of --table: compare the other groups with this one"
     )
     arguments.add_argument(
-        "--margin",
-        type=float,
-        default=0.5,
-        help='of --against: points of the metric within which a group is "as good"; default: 0.5',
+        "--margin", type=float, default=0.5, help='of --against, for "as good"; default: 0.5 points'
     )
     arguments.add_argument(
         "--diff", nargs=2, metavar="RUN", help="print the settings that differ, and nothing else"

@@ -19,8 +19,7 @@ from mldec.errors import DataError, say
 from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
 from mldec.runtime.results import check_folder, check_targets, write_json
 
-# Rows of --errors: more than a person looks at.
-ROWS = 10_000
+ROWS = 10_000  # of --errors: more than a person looks at
 
 
 def number_or_all(word: str) -> int | None:
@@ -49,22 +48,14 @@ def parser() -> argparse.ArgumentParser:
 
     errors = arguments.add_argument_group("wrong labels")
     errors.add_argument(
-        "--checkpoint",
-        metavar="FILE",
-        help="of a run on this data, whose settings key=value change",
+        "--checkpoint", metavar="FILE", help="of a run on this data; key=value changes its settings"
     )
     errors.add_argument(
-        "--split",
-        choices=("val", "train"),
-        default="val",
-        help="that the model judges; default: val",
+        "--split", choices=("val", "train"), default="val", help="to judge; default: val"
     )
     errors.add_argument("--errors", metavar="FILE", help="write the ranked pairs as CSV")
     errors.add_argument(
-        "--rows",
-        type=number_or_all,
-        default=ROWS,
-        help=f"pairs in that file: all or N; default: {ROWS:,}",
+        "--rows", type=number_or_all, default=ROWS, help=f"all pairs, or N; default: {ROWS:,}"
     )
     add_weights_options(errors)
     # What a checkpoint can be evaluated with, and is not judged with.

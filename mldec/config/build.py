@@ -262,11 +262,7 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
             "mix.labels=union gives an image two labels, in this data it has one: leave it out"
         )
     if mix.soft and not getattr(loss, "soft", False):
-        fix = "loss=bce or asl"
-        if train.exclusive:
-            fix = "loss=bce or cross_entropy"
-        elif not mix.smoothing:
-            fix = f"mix.labels=union, or {fix}"
+        fix = "loss=bce or cross_entropy" if train.exclusive else "loss=bce or asl"
         raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose {fix}")
 
     # Random queries belong to no class, and each is a positive. A buffer of one number is for all

@@ -57,14 +57,6 @@ class Numbers(NamedTuple):
     indices: list[int]  # in the dataset, of the images that this process had in the step
 
 
-class _OnDevice(NamedTuple):
-    """The numbers of a step as long as only the device knows them."""
-
-    step: int
-    values: Tensor  # loss and norm of the gradients, [2]
-    indices: list[Tensor]
-
-
 class Learner:
     """A model in training, on its device, for all optimiser steps of a run.
 
@@ -124,7 +116,9 @@ class Learner:
         )
 
         self.step = 0  # finished steps
-        self.unread: list[_OnDevice] = []
+        # Of steps whose numbers only the device knows: the step, its loss and the norm of its
+        # gradients [2], and the indices of this process's images.
+        self.unread: list[tuple[int, Tensor, list[Tensor]]] = []
         # Whether training may go on: false on the device from the first step on whose fault ends
         # the run. The host learns of it when it next reads the numbers.
         self.sound = torch.ones((), dtype=torch.bool, device=device)
@@ -230,7 +224,7 @@ class Learner:
         # 5. What is to be known of the step: later from the device, now from the other hosts.
         values = torch.stack([loss, norm.to(loss.dtype)])
         indices = [batch.indices for batch in micro_batches]
-        self.unread.append(_OnDevice(self.step, values, indices))
+        self.unread.append((self.step, values, indices))
         messages = [message for batch in micro_batches for message in batch.bad]
         return Outcome(stop=bool(stop), messages=messages)
 
@@ -239,17 +233,16 @@ class Learner:
         if not self.unread:
             return []
 
-        values = torch.stack([record.values for record in self.unread]).tolist()
+        values = torch.stack([of_step for _, of_step, _ in self.unread]).tolist()
         numbers = []
-        for record, (loss, norm) in zip(self.unread, values, strict=True):
+        for (step, _, indices), (loss, norm) in zip(self.unread, values, strict=True):
             self.skipped += not math.isfinite(loss + norm)
             fault = None
             if not math.isfinite(loss):
                 fault = f"the loss is {loss}"
             elif not math.isfinite(norm) and not self.scaler.is_enabled():
                 fault = f"the gradients are not finite (the loss is {loss:.4g})"
-            indices = torch.cat(record.indices).tolist()
-            numbers.append(Numbers(record.step, loss, fault, indices))
+            numbers.append(Numbers(step, loss, fault, torch.cat(indices).tolist()))
         self.unread.clear()
         return numbers
 

@@ -177,7 +177,7 @@ UNFIT = [
         "mix.mixup=0.1 mix.labels=union",
         "mix.labels=union gives an image the labels",
     ),
-    ("digits", "mix.mixup=0.1 loss=partial", "wants 0 and 1: choose mix.labels=union, or loss=bce"),
+    ("digits", "mix.mixup=0.1 loss=partial", "wants 0 and 1: choose loss=bce or asl"),
     (
         "digits",
         "mix.mixup=0.1 mix.labels=union mix.smoothing=0.1 loss=two_way",

@@ -217,7 +217,6 @@ def test_advice_keeps_the_size_of_the_batch(config, monkeypatch):
     )
     on_cuda = memory_advice(override(config, ["train.precision=fp32"]), torch.device("cuda:1"))
     assert "pass train.accumulate=8 or train.batch_size=auto; " in on_cuda
-    assert "train.precision=bf16, train.eval_batch_size" in on_cuda
     per_gpu = override(config, ["train.batch_per_gpu=16"])
     assert "pass train.accumulate=8 train.batch_per_gpu=8; " in memory_advice(per_gpu, CPU)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
