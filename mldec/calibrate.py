@@ -233,7 +233,6 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
     targets = present / present.sum(1, keepdims=True)
 
     def derivative(log_temperature: float) -> float:
-        """Return the derivative of the loss with respect to 1 / T."""
         scores = softmax(logits * np.exp(-log_temperature), axis=1)
         return float(np.sum((scores - targets) * logits))
 

@@ -382,7 +382,6 @@ def publish(args: argparse.Namespace) -> None:
 
 
 def _write(folder: Path, known: Known) -> None:
-    """Write the files of a repository to a folder, which is created."""
     published.write(folder, known.checkpoint)
     write_file(folder / sources.CARD, card(known).encode())
 

@@ -230,7 +230,6 @@ def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Imag
 
 
 def _small(image: Image.Image) -> str:
-    """Return a small copy of a picture as an address."""
     small = image.copy()
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     return data_url(small, quality=QUALITY)

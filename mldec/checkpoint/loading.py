@@ -150,7 +150,6 @@ def load_model(
 
 
 def _calibration(checkpoint: Checkpoint, chosen: str, file: Path) -> Calibration | None:
-    """Return the calibration of the chosen weights, if there is one."""
     calibration = checkpoint.calibration
     if calibration is None or calibration.weights == chosen:
         return calibration
@@ -339,7 +338,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """Return a checkpoint whose classes have other names, in the same order."""
     unseen = checkpoint.unseen
     if unseen is not None:
         new_name = dict(zip(checkpoint.classes.names, names, strict=True))

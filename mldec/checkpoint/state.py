@@ -191,7 +191,6 @@ class Checkpoint:
 
 
 def _check_format(state: dict[str, Any]) -> None:
-    """Check that this version of mldec wrote such a file."""
     if "format" not in state:
         raise DataError("it holds weights but no training state; pass it as init=")
     if state["format"] != FORMAT:

@@ -89,7 +89,6 @@ class Part:
         return self._translated(kind, {name: self.arguments[name] for name in names})
 
     def _translated(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call, and add the name of the part to a `ValueError`."""
         try:
             return call(**arguments)
         except UserError:
@@ -340,7 +339,6 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of the parameters of a function or a class."""
     return get_type_hints(target.__init__ if inspect.isclass(target) else target)
 
 
@@ -364,7 +362,6 @@ def _fields(group: type[Any], defaults: Any = None) -> dict[str, Argument]:
 
 
 def _inside(module_name: str, home: str) -> bool:
-    """Tell whether a module is a package or one of its submodules."""
     return module_name == home or module_name.startswith(home + ".")
 
 

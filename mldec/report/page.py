@@ -123,7 +123,6 @@ def page(content: Content) -> str:
 
 
 def _read(name: str) -> str:
-    """Return a text file that lies beside this module."""
     return resources.files("mldec.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -236,7 +235,6 @@ def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
 
 
 def _curves(curves: dict[str, Points], unit: str) -> go.Figure:
-    """Draw learning curves."""
     traces = []
     # There are at most two: average and raw weights, or training and validation.
     for (name, points), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -117,36 +118,31 @@ def _compute(
     was_training = backbone.training
     backbone.eval()
 
-    with tqdm(
-        total=len(files), desc=f"{title} tokens", leave=False, disable=not on_terminal()
-    ) as bar:
-        done = 0
-        for batch in unwrap(loader):
-            if stop:
-                end_workers()
-                raise Stopped(
-                    f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} "
-                    f"{title} images; the same command goes on",
-                    stop.status,
-                )
-            if len(batch.images):
-                with torch.no_grad(), autocast(device, train.precision):
-                    tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu()
-                for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
-                    with replacing(files[index]) as file:
-                        np.save(file, array)
-
-            done += len(batch.images) + len(batch.bad)
-            bar.update(done - bar.n)
+    done = 0
+    bar = partial(tqdm, desc=f"{title} tokens", leave=False, disable=not on_terminal())
+    for batch in bar(unwrap(loader), total=len(loader)):
+        if stop:
+            end_workers()
+            raise Stopped(
+                f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} {title} "
+                f"images; the same command goes on",
+                stop.status,
+            )
+        done += len(batch.images) + len(batch.bad)
+        if len(batch.images):
+            with torch.no_grad(), autocast(device, train.precision):
+                tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu()
+            for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
+                with replacing(files[index]) as file:
+                    np.save(file, array)
     backbone.train(was_training)
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
     """Return the path of the tokens of each image, by a hash of the image file."""
     files = []
-    for index in tqdm(
-        range(len(dataset)), desc=f"{title} files", leave=False, disable=not on_terminal()
-    ):
+    bar = partial(tqdm, desc=f"{title} files", leave=False, disable=not on_terminal())
+    for index in bar(range(len(dataset))):
         try:
             content = dataset.storage.content(index)
         except DataError as error:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from mldec.config.schema import Config
@@ -91,12 +91,8 @@ class Observer:
         for row, index in enumerate(batch.indices.tolist()):
             if index in self.chosen and batch.images.dtype is torch.uint8:
                 image = Image.fromarray(batch.images[row].permute(1, 2, 0).numpy())
-                # Images that are smaller keep their sharp pixels.
-                scale = SIDE / max(image.size)
-                size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-                method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
                 lines = self._verdicts(batch.targets[row].cpu(), logits[row].cpu())
-                self.shown[index] = image.resize(size, method), lines
+                self.shown[index] = ImageOps.contain(image, (SIDE, SIDE)), lines
 
         self.constant.update(logits, batch.targets)
 
