@@ -97,7 +97,7 @@ def _train(
     from mldec.runtime.torch_files import write_text
     from mldec.training.log import RunLog
     from mldec.training.memory import divide_batch
-    from mldec.training.trainer import Trainer
+    from mldec.training.trainer import Trainer, describe_run, few_per_batch_norm, start_weights
 
     # The newest version of the checkpoint that is not damaged.
     last = distributed.on_main(partial(resume_point, config, directory))
@@ -144,7 +144,15 @@ def _train(
 
     step, tracked = trainer.learner.step, trainer.config
     with closing(RunLog(directory, step=step, lines=lines, tracked=tracked)) as run_log:
-        _describe(trainer, wanted, path)
+        # What is run, on what, from which weights, and warnings: once for all processes.
+        commit = f"(mldec {mldec.__version__}, commit {trainer.git or 'none'})"
+        log.info(printable(f"{command_line()} {commit}"))
+        log.info(describe_run(trainer, wanted))
+        log.info(start_weights(trainer.config, path))
+        slow = trainer.config.train.precision.warning(device)
+        for warning in (slow, few_per_batch_norm(trainer)):
+            if warning and distributed.is_main():
+                log.warning(warning)
         trainer.fit(run_log)
 
         log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
@@ -162,23 +170,6 @@ def _train(
             priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(loss, priors, data.train.classes.names)
-
-
-def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
-    """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
-    from mldec.runtime import distributed
-    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
-
-    config, commit = trainer.config, trainer.git or "none"
-    log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-    log.info(describe_run(trainer, wanted))
-    log.info(start_weights(config, resumed))
-
-    # They are about the run: once for all processes.
-    slow = config.train.precision.warning(trainer.device)
-    for warning in (slow, few_per_batch_norm(trainer)):
-        if warning and distributed.is_main():
-            log.warning(warning)
 
 
 def used_precision(

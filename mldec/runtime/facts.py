@@ -101,15 +101,19 @@ def git_commit() -> str | None:
     # about it: git must track this very file.
     commands = (
         ["ls-files", "--error-unmatch", mldec.__file__],
-        ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+dirty"],
+        ["rev-parse", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no"],
     )
     try:
-        done = [
-            subprocess.run([*git, *words], capture_output=True, text=True) for words in commands
-        ]
+        tracked, commit, changes = (
+            subprocess.run([*git, *command], capture_output=True, text=True) for command in commands
+        )
     except OSError:
         return None
-    return None if any(one.returncode for one in done) else done[1].stdout.strip()
+    if tracked.returncode or commit.returncode:
+        return None
+    mark = "+dirty" if changes.stdout else ""
+    return commit.stdout.strip() + mark
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -65,9 +65,8 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
     They compute the same as Query2Label's FrozenBatchNorm2d, with the names of batch norms.
     """
     parameters = dict(model.named_parameters())
-    known: set[str] = set()
-    for name in parameters:
-        known.update(_beginnings(name))
+    with_parameters = {name for name, part in model.named_modules() if [*part.parameters()]}
+    known = {*parameters, *with_parameters} - {""}
     for name in train.freeze:
         if name not in known:
             # A likely mistake: layer1 for backbone.network.layer1.
@@ -103,14 +102,7 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
 
 def _is_named(name: str, names: Sequence[str]) -> bool:
     """Tell whether a parameter or a module is one of the names, or inside one."""
-    return not set(names).isdisjoint(_beginnings(name))
-
-
-def _beginnings(name: str) -> Iterator[str]:
-    """Yield the name up to each dot, and the whole name: a, a.b, a.b.c."""
-    words = name.split(".")
-    for length in range(1, len(words) + 1):
-        yield ".".join(words[:length])
+    return any(f"{name}.".startswith(f"{beginning}.") for beginning in names)
 
 
 def parameter_groups(
