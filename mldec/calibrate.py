@@ -545,7 +545,7 @@ def tell(
     results = Results(
         outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
     )
-    for line in left_out(results):
+    for line in left_out(scores.bad, calibration.images):
         log.warning(line)
     say(
         f"{args.checkpoint} ({calibration.weights} weights) on {calibration.images:,} images: "

@@ -166,7 +166,7 @@ def tell(
     """Print the results of K classes, and write the files that the command line names."""
     from mldec.evaluation import left_out, report, to_csv
 
-    for line in left_out(results):
+    for line in left_out(results.bad, results.images):
         log.warning(line)
     say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
     say(*table(results.metrics))

@@ -430,15 +430,15 @@ def memory_advice(config: Config, device: torch.device) -> str:
     )
 
 
-def left_out(results: Results) -> list[str]:
-    """Return at most one line, which names images that could not be read."""
-    if not results.bad:
+def left_out(bad: Sequence[str], images: int) -> list[str]:
+    """Return at most one line, which names images that could not be read; the others count."""
+    if not bad:
         return []
 
-    names = "; ".join(results.bad[:10])
-    if len(results.bad) > 10:
+    names = "; ".join(bad[:10])
+    if len(bad) > 10:
         names += "; ..."
-    return [f"{len(results.bad)} validation images are left out, {results.images:,} count: {names}"]
+    return [f"{len(bad)} images are left out, {images:,} count: {names}"]
 
 
 def same_scores(names: Sequence[str]) -> list[str]:

@@ -324,7 +324,7 @@ class Trainer:
         )
         results = dict(zip(models, of_models, strict=True))
         main, *others = of_models
-        self._warn(*left_out(main))
+        self._warn(*left_out(main.bad, main.images))
         self.constant = observer.constant_classes()
 
         # The first metric is the one that the best checkpoint follows.

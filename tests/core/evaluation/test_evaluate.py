@@ -184,12 +184,10 @@ def test_the_precision_is_that_of_the_config(config, precision, dtype):
 
 
 def test_images_that_were_left_out_are_one_line():
-    def lines(bad):
-        return left_out(Results({}, {}, 1200, bad, None))
-
-    assert lines([]) == []
-    assert lines(["a", "b"]) == ["2 validation images are left out, 1,200 count: a; b"]
-    assert lines([f"image {n}" for n in range(11)])[0].endswith("image 8; image 9; ...")
+    assert left_out([], 7) == []
+    assert left_out(["a", "b"], 1200) == ["2 images are left out, 1,200 count: a; b"]
+    many = [f"image {n}" for n in range(11)]
+    assert left_out(many, 7)[0].endswith("image 8; image 9; ...")
 
 
 def test_classes_with_one_score_for_all_images_are_named(config):
