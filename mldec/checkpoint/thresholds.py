@@ -26,11 +26,8 @@ def with_thresholds(
 
     The file has a number per line, in the order of the classes, or is a .csv file by their names;
     classes that this does not name keep the threshold of the calibration. A class is present if its
-    score is above its threshold, as in the code of RAM for an image; a threshold of 1 is never
-    reached.
-
-    Raises:
-        UserError: if it is not for these classes, or a threshold is no number from 0 to 1.
+    score is above its threshold, as in the code of RAM for an image; 1 is never reached. It is a
+    `UserError` if the file is not for these classes, or a threshold is no number from 0 to 1.
     """
     if classes.exclusive or classes.queries is not None:
         kind = "an image has one label" if classes.exclusive else "it scores any classes by vectors"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import hydra
 from hydra import initialize_config_dir
@@ -139,9 +139,7 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the config as plain dictionaries, lists and scalars, for YAML and checkpoints."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return cast(Any, OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
 
 def to_yaml(config: Config) -> str:
@@ -182,10 +180,8 @@ def _not_understood(word: str) -> ConfigError:
 def option(part: str, name: str) -> dict[str, Any]:
     """Return the config node in an option file, such as data=coco; interpolations are kept."""
     check_option(part, name)
-
-    node = OmegaConf.to_container(OmegaConf.load(Path(config_dir(), part, f"{name}.yaml")))
-    assert isinstance(node, dict)
-    return {str(key): value for key, value in node.items()}
+    file = Path(config_dir(), part, f"{name}.yaml")
+    return cast(Any, OmegaConf.to_container(OmegaConf.load(file)))
 
 
 def check_option(part: str, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from mldec.errors import CheckpointError, DataError, RunInUseError, refusing, writing
+from mldec.errors import CheckpointError, RunInUseError, refusing, writing
 
 log = logging.getLogger("mldec")
 
@@ -127,18 +127,14 @@ class RunLock:
             return
 
         self._owner = os.getpid()
-        try:
-            record = {
-                "host": socket.gethostname(),
-                "process": os.getpid(),
-                "started": datetime.now().astimezone().isoformat(" ", "seconds"),
-                "job": os.environ.get("TORCHELASTIC_RUN_ID"),
-            }
-            with writing(self.path, of_run=self._of_run):
-                self.path.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        except DataError:
-            self.release()
-            raise
+        record = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+            "job": os.environ.get("TORCHELASTIC_RUN_ID"),
+        }
+        with writing(self.path, of_run=self._of_run):
+            self.path.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
     def release(self) -> None:
         """Free the folder, if this process holds it."""
