@@ -28,7 +28,8 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.checkpoint import Calibration, is_download, is_open_clip, load_model, to_store
+from mldec.checkpoint import Calibration, load_model, to_store
+from mldec.checkpoint.sources import is_download, is_open_clip
 from mldec.checkpoint.state import in_order
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint

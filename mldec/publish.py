@@ -30,7 +30,6 @@ from mldec.backbones import TimmBackbone
 from mldec.checkpoint import (
     Checkpoint,
     Loaded,
-    is_open_clip,
     load_model,
     published,
     sources,
@@ -334,7 +333,7 @@ def publish(args: argparse.Namespace) -> None:
     """Load a checkpoint, gather what is known of it, write the files, and upload them."""
     # Everything that can be refused at once comes before the model.
     sources.check_repository(args.repository)
-    if is_open_clip(args.checkpoint):
+    if sources.is_open_clip(args.checkpoint):
         raise CheckpointError(
             f"{args.checkpoint} is a model of others: publish the copy that mldec.calibrate makes"
         )

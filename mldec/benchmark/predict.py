@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from mldec.checkpoint import load_model, local
+from mldec.checkpoint import load_model
+from mldec.checkpoint.sources import local
 from mldec.errors import DataError
 from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor, Rule
 from mldec.predict.engine import Engine, ExportedEngine, OnnxFile, TorchEngine, is_exported

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import huggingface_hub
 from filelock import FileLock
@@ -34,7 +34,6 @@ from mldec.errors import (
     writing,
 )
 from mldec.runtime.cli import on_terminal
-from mldec.runtime.results import replacing
 from mldec.runtime.run_folder import find_checkpoint
 from mldec.runtime.torch_files import sha256_of, write_hashes
 
@@ -183,56 +182,44 @@ def _fetched(url: str, path: Path, *, sha256: str | None = None, advice: str = "
 
 
 def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) -> None:
-    """Download a file from the first of the addresses that has it, and write its hash beside it."""
+    """Download a file from the first of the addresses that has it, and write its hash beside it.
+
+    A file of a known hash that was interrupted goes on where it ended.
+    """
     # The bar would fill a log.
     if not on_terminal():
         disable_progress_bars()
 
-    faults = []
+    part, faults = path.with_name(path.name + ".part"), []
     for url in urls:
         try:
-            if sha256 is not None:
-                _resumed(url, path, sha256)
-                return
-            with replacing(path, durable=True) as file:
-                _get(url, file, path.name)
-                with Path(file.name).open("rb") as start:
-                    if start.read(1) in (b"", b"<"):
-                        raise CheckpointError("the answer is empty or an HTML page, not a file")
-                # The hash goes first: without one it would pass for a file put there by hand.
-                write_hashes(path, [sha256_of(Path(file.name))])
+            if not part.is_file() or sha256_of(part) != sha256:
+                with part.open("ab" if sha256 else "wb") as file:
+                    http_get(url, file, resume_size=file.tell(), displayed_filename=path.name)
+
+            actual = sha256_of(part)
+            if sha256 not in (None, actual):
+                raise CheckpointError(f"its sha256 is {actual}, not the published one")
+            with part.open("rb") as start:
+                is_file = start.read(1) not in (b"", b"<")
+            if not is_file:
+                raise CheckpointError("the answer is empty or an HTML page, not a file")
+            # The hash goes first: without one it would pass for a file put there by hand.
+            write_hashes(path, [actual])
+            part.replace(path)
             return
         except CheckpointError as error:
+            part.unlink()
             faults.append(f"{url} ({error})")
+        except Exception as error:
+            # The client raises its own classes, those of its HTTP library, and OSError.
+            if sha256 is None:
+                part.unlink(missing_ok=True)
+            faults.append(f"{url} ({brief(error)})")
     raise CheckpointError(
         f"cannot download {' or '.join(faults)}; {advice}put it at {path}, or name a mirror by "
         f"MLDEC_ZOO_URL"
     )
-
-
-def _resumed(url: str, path: Path, sha256: str) -> None:
-    """Download a file whose hash is known; what was interrupted goes on where it ended."""
-    part = path.with_name(path.name + ".part")
-    if not part.is_file() or sha256_of(part) != sha256:
-        with part.open("ab") as file:
-            _get(url, file, path.name, resume_size=file.tell())
-
-    actual = sha256_of(part)
-    if actual != sha256:
-        part.unlink()
-        raise CheckpointError(f"its sha256 is {actual}, not the published one")
-    write_hashes(path, [sha256])
-    part.replace(path)
-
-
-def _get(url: str, file: BinaryIO, name: str, resume_size: int = 0) -> None:
-    """Write what an address answers to a file; whatever goes wrong is a `CheckpointError`."""
-    try:
-        http_get(url, file, resume_size=resume_size, displayed_filename=name)
-        file.flush()
-    except Exception as error:
-        # The client raises its own classes, those of its HTTP library, and OSError.
-        raise CheckpointError(brief(error)) from error
 
 
 def published_file(address: str) -> Path:
