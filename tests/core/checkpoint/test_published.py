@@ -114,7 +114,7 @@ LACKING = object()
         ("sha256", LACKING, "cannot be used"),
         ("sha256", {WEIGHTS: "0" * 64}, "is damaged: its sha256"),
         ("checkpoint", [], "cannot be used"),
-        ("checkpoint/format", None, "use another version of mldec"),
+        ("checkpoint/format", None, "use another version of it"),
         ("checkpoint/config/head", {"_target_": "os.system"}, "'os.system' is refused"),
         ("checkpoint/config/head/embed_dim", 10**7, "does not fit the model"),
     ],
