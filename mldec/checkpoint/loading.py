@@ -45,13 +45,10 @@ class Loaded:
     metrics: dict[str, float]  # of the run's last evaluation; empty for a file of others
     weights: str  # "ema" or "raw"
     path: Path  # of the file of weights
-    # Of the training data; None for a file of others.
-    fingerprint: Fingerprint | None = None
-    # Of these weights; None unless `mldec.calibrate` wrote the file.
-    calibration: Calibration | None = None
+    fingerprint: Fingerprint | None = None  # of the training data; None for a file of others
+    calibration: Calibration | None = None  # of these weights, if `mldec.calibrate` wrote the file
     of_run: bool = False  # whether the file is one of ours, and not one of others
-    # Names of the classes that training did not have; None if the file does not say.
-    unseen: tuple[str, ...] | None = None
+    unseen: tuple[str, ...] | None = None  # classes that training did not have; None: unknown
 
 
 def load_model(

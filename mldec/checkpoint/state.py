@@ -27,8 +27,7 @@ class Calibration:
     """
 
     weights: str  # "ema" or "raw": the set of weights that was calibrated
-    # That chose the thresholds, such as "f1"; None without thresholds, or with those of a file.
-    objective: str | None
+    objective: str | None  # such as "f1"; None without thresholds, or with those of a file
     scope: str | None  # "class" or "global"; None without thresholds
     # From 0 to 1: K in the order of the classes, one for all, or none if an image has one label.
     thresholds: tuple[float, ...]
@@ -38,8 +37,7 @@ class Calibration:
     data: dict[str, Any]  # the node of their data set
     fingerprint: Fingerprint | None  # of these images and their labels; None without
     date: str  # in ISO 8601
-    # Of images outside the fit, in percent; None in a copy that was made before it was measured.
-    error: float | None = None
+    error: float | None = None  # of images outside the fit, in percent; None if not measured
     constant: tuple[str, ...] = ()  # classes whose logits were the same for nearly all images
     file: str | None = None  # name of the file that gave the thresholds, see `with_thresholds`
 
@@ -135,8 +133,7 @@ class Checkpoint:
     versions: dict[str, str] = field(default_factory=dict)
     git: str | None = None  # commit of mldec
     calibration: Calibration | None = None  # None unless `mldec.calibrate` wrote the file
-    # Names of the classes that training did not have, as zero-shot data does; None if not known.
-    unseen: tuple[str, ...] | None = None
+    unseen: tuple[str, ...] | None = None  # classes that training did not have; None: unknown
 
     def to_state(self) -> dict[str, Any]:
         """Return the content as plain containers and tensors, for `torch.save`."""

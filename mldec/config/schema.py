@@ -146,24 +146,17 @@ class Train:
     """The training loop. The batch size is global: processes and micro-batches divide it."""
 
     epochs: int = 40  # that the schedule is planned for
-    # The run has at least so many optimiser steps: `epochs` is raised to what they take, so that
-    # few images are seen more often. null: no more than `epochs`.
-    min_steps: int | None = None
-    # The run ends after this epoch, in the middle of its schedule; null: after all of `epochs`.
-    stop_epoch: int | None = None
-    # The run ends after this many evaluations in succession without a better value of the metric
-    # that best.pt follows; null: never.
+    min_steps: int | None = None  # `epochs` is raised to what so many optimiser steps take
+    stop_epoch: int | None = None  # after which the run ends, in the middle of its schedule
+    # Evaluations in succession without a better value of the first metric, after which it ends.
     patience: int | None = None
     batch_size: int = 56
-    # Images of a micro-batch on each process. If set, it replaces `batch_size`, which becomes
-    # batch_per_gpu x processes x accumulate.
+    # Images of a micro-batch on each process: batch_size is then this x processes x accumulate.
     batch_per_gpu: int | None = None
     accumulate: int = 1  # micro-batches per optimiser step
-    # Choose `accumulate` and backbone.checkpointing so that the batch fits in the memory of a GPU;
-    # train.batch_size=auto on a command line means this. A run records what it chose.
+    # train.batch_size=auto: choose `accumulate` and backbone.checkpointing by a GPU's memory.
     fit_memory: bool = False
-    # Repeated augmentation: each image appears `repeats` times per batch, and an epoch covers
-    # 1/`repeats` of the images.
+    # Repeated augmentation: versions of an image per batch; an epoch covers 1/repeats of them.
     repeats: int = 1
     eval_batch_size: int = 64  # images per batch on each process
     # Loader processes per rank; null: one per processor that the rank may use, at most 16.
@@ -173,23 +166,18 @@ class Train:
     precision: Precision = Precision.auto
     # Round the factors of float32 products on CUDA to TF32, in matrix products and convolutions.
     tf32: bool = False
-    # Names of parameters, or beginnings of names up to a dot, that do not train:
-    # [backbone.network.conv1, backbone.network.layer1]. They do not decay either.
+    # Names of parameters, or their beginnings up to a dot, that neither train nor decay.
     freeze: list[str] = field(default_factory=list)
-    # Batch norms that stay in evaluation mode in training, and whose scale and shift do not train,
-    # as with Query2Label's FrozenBatchNorm2d; null: none.
+    # Batch norms that stay in evaluation mode, and do not train, as Query2Label's; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
-    # The bias of each class starts where its score, a sigmoid, is its frequency among the training
-    # labels, instead of at 1/2. The first steps then need not move all classes there.
+    # The bias of each class starts where its score is its frequency among the training labels.
     start_at_frequency: bool = False
-    # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
-    # train the head on them. The images cannot be augmented then. The tokens are files in
-    # data.cache_dir, which later runs use too, whatever their head.
+    # Compute the tokens of a frozen backbone once, and train the head on them, without augmentation.
+    # They are files in data.cache_dir, which later runs use too, whatever their head.
     cache_features: bool = False
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
     ema_decay: float | None = 0.9997  # null: no moving average of the weights
-    # The moving average starts as a copy of the weights at the beginning of this epoch, the first
-    # of which is 1. Before it, only the weights themselves are evaluated.
+    # The moving average starts as a copy of the weights at the beginning of this epoch, from 1 on.
     ema_start_epoch: int = 1
     channels_last: bool = False
     # The mode of torch.compile, see `Compile`; true: its default, false: not compiled.
@@ -198,12 +186,10 @@ class Train:
     # Noise on the word queries in training, as a fraction of their spread; see step.augment.
     query_noise: float = 0.0
     random_queries: int = 0  # added to the word queries in training, each with a positive target
-    # Batch-norm statistics over the images of all processes, not of each by itself. Several
-    # processes need CUDA for it; it changes nothing for one.
+    # Batch-norm statistics over the images of all processes, which need CUDA for it.
     sync_batchnorm: bool = False
-    # Average the batch norms' running statistics over the processes at the end of each epoch, as
-    # timm's --dist-bn reduce. Otherwise those of the main process are evaluated, as those of the
-    # moving average of the weights always are.
+    # Average running statistics over the processes at the end of each epoch, as timm's --dist-bn
+    # reduce. Otherwise those of the main process are evaluated, as always of the moving average.
     average_batchnorm: bool = False
     nonfinite: NonFinite = NonFinite.stop
     save_every_steps: int | None = None  # besides the end of each epoch; null: never
@@ -327,8 +313,7 @@ class Optim:
 
     name: str = "adam"
     lr: float = 1e-4  # the highest rate of the schedule
-    # With adam it is L2 regularisation, with adamw decoupled.
-    weight_decay: float = 1e-4
+    weight_decay: float = 1e-4  # with adam it is L2 regularisation, with adamw decoupled
     decay: Decay = Decay.weights  # what decays; all: biases and norms too, as in Query2Label
     backbone_lr: float | None = None  # the highest rate of the backbone's parameters; null: lr
     # From the head towards the image, the rate of each layer of the backbone is that of the layer
@@ -350,14 +335,10 @@ class Schedule:
     """OneCycle as in the official code (Adam's beta1 cycles too), or warm-up and cosine."""
 
     name: ScheduleName = ScheduleName.onecycle
-    # onecycle: fraction of the steps in which the rate rises; null: 0.2
-    pct_start: float | None = None
-    # cosine, cosine_epochs: epochs of linear warm-up; null: 0
-    warmup_epochs: float | None = None
-    # cosine, cosine_epochs: the rate at the end; null: 0
-    min_lr: float | None = None
-    # cosine_epochs: the rate of the first epoch; null: 1e-5, as in timm
-    warmup_lr: float | None = None
+    pct_start: float | None = None  # onecycle: fraction of the steps of the rise; null: 0.2
+    warmup_epochs: float | None = None  # cosine, cosine_epochs: linear warm-up; null: 0
+    min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
+    warmup_lr: float | None = None  # cosine_epochs: the first rate; null: 1e-5, as in timm
     # cosine_epochs: number of the last epochs, at min_lr, at most half of train.epochs; null: 0
     cooldown_epochs: int | None = None
 
