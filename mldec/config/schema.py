@@ -172,7 +172,7 @@ class Train:
     freeze_batchnorm: FreezeBatchNorm | None = None
     # The bias of each class starts where its score is its frequency among the training labels.
     start_at_frequency: bool = False
-    # Compute the tokens of a frozen backbone once, and train the head on them, without augmentation.
+    # Compute the tokens of a frozen backbone once, and train the head on them, without augmenting.
     # They are files in data.cache_dir, which later runs use too, whatever their head.
     cache_features: bool = False
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
