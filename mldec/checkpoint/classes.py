@@ -91,8 +91,7 @@ class Reordered(nn.Module):
 def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Path) -> nn.Module:
     """Return a checkpoint's model, with its logits in the order of the data's classes.
 
-    A zero-shot model follows the order of the word vectors that it is given: nothing changes. The
-    path is that of the checkpoint, for messages.
+    A zero-shot model follows the order of the word vectors that it is given: nothing changes.
     """
     check_queries(trained, current, path)
     if trained.queries is not None or trained.names == current.names:

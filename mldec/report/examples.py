@@ -48,10 +48,7 @@ class Suspect:
 
 
 def classes_with_images(precision: np.ndarray, most: int = MOST_CLASSES) -> np.ndarray:
-    """Choose the classes whose images are shown, ascending, by their average precision [K].
-
-    Of many classes they are at equal distances in the order of the average precision.
-    """
+    """Choose the classes whose images are shown, ascending: at equal distances in order of AP."""
     if len(precision) <= most:
         return np.arange(len(precision))
 

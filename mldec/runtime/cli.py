@@ -20,10 +20,7 @@ log = logging.getLogger("mldec")
 
 
 def to_console() -> None:
-    """Send the messages of the package to standard output, above a progress bar.
-
-    The main rank prints information and warnings, the others warnings only.
-    """
+    """Send messages to standard output, above a progress bar; those of other ranks if they warn."""
     # As torchrun says it: asking torch would import it.
     is_main = os.environ.get("RANK", "0") == "0"
     log.setLevel(logging.INFO if is_main else logging.WARNING)
@@ -89,10 +86,7 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
-    """Add the checkpoint, and the options that change how it is used.
-
-    With `exported` the command takes ONNX files of `mldec.export` as well.
-    """
+    """Add the checkpoint, which may be an `exported` file, and the options of how it is used."""
     files = ""
     if exported:
         files = "; or an .onnx file of mldec.export (a .pt2 file is refused: it can run code)"

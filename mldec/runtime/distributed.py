@@ -93,8 +93,7 @@ def processes(device: torch.device) -> Iterator[None]:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
     on_cuda = device.type == "cuda"
     dist.init_process_group(
-        # Evaluation exchanges scores between processes in main memory, gradients travel between
-        # GPUs.
+        # Evaluation exchanges scores in main memory, gradients travel between GPUs.
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
         store=dist.PrefixStore(f"restart {restart}", store),
         rank=number,

@@ -37,8 +37,7 @@ def multiply_accumulates(
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        # Fake tensors claim to be on the CPU: the heads switch autocast off, which does not accept
-        # the device "meta".
+        # Fake tensors claim to be on the CPU: the heads switch autocast off, which has no "meta".
         with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
             named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
             state = {

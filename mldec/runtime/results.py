@@ -1,7 +1,4 @@
-"""Write result files, completely or not at all.
-
-A target that cannot be written is refused before the work that would fill it.
-"""
+"""Write result files, completely or not at all."""
 
 import csv
 import io

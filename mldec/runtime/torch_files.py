@@ -39,8 +39,7 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
         file.flush()
         os.fsync(file.fileno())
 
-        # Rename from the oldest to the newest, so that no version is overwritten before it has
-        # moved.
+        # From the oldest to the newest: no version is overwritten before it has moved.
         paths = versions(path, keep)
         for older, newer in reversed(list(zip(paths[1:], paths, strict=False))):
             if newer.exists():
@@ -83,10 +82,9 @@ def snapshot(value: Any) -> Any:
 
 
 def read_torch(path: Path) -> Any:
-    """Read a file of torch.save without running anything in it.
+    """Read a file of torch.save without running anything in it, and compare its checksum, if any.
 
-    If there is a checksum beside the file, it is compared. Whatever cannot be read is a
-    `CheckpointError` that names the file.
+    Whatever cannot be read is a `CheckpointError` that names the file.
     """
     # A pipe is no file either: reading it would block.
     if not path.is_file():
@@ -196,8 +194,7 @@ def sha256_of(path: Path) -> str:
 
 def _rename(source: Path, target: Path, hashes: list[str]) -> None:
     """Rename a complete file and update the checksum file of its new name, if its hash is known."""
-    # Until the rename has reached the disk, the checksum file must match both the old and the new
-    # file.
+    # Until the rename has reached the disk, the checksum file must match both files.
     if hashes:
         old_hashes = [known for known in known_hashes(target) if known not in hashes]
         write_hashes(target, [*hashes, *old_hashes])

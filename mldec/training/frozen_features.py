@@ -57,9 +57,8 @@ def with_tokens(
 ) -> DataModule:
     """Return a data set with the tokens of a frozen backbone in place of the images.
 
-    They are computed when a split is first used, as in validation, and kept in the cache folder.
-    The name of a file is a hash of the image file, and that of its folder one of the network, so
-    that nothing there is ever out of date.
+    They are computed when a split is first used, as in validation, and kept in the cache folder, by
+    hashes of the image file and of the network.
     """
     if distributed.world_size() > 1:
         raise ConfigError("train.cache_features is for one process: start the run without torchrun")

@@ -28,10 +28,7 @@ from mldec.training.optim import (
 
 
 class Outcome:
-    """What the hosts know of a step, without a word of their devices; the same on every process.
-
-    The hosts exchange it while the next step runs; who looks at it before waits for them.
-    """
+    """What the hosts know of a step, the same on all of them, exchanged while the next one runs."""
 
     def __init__(self, *, stop: bool, messages: list[str]) -> None:
         self.messages = messages  # one per image that this process left out

@@ -35,10 +35,7 @@ def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
 
 
 class Tracker:
-    """Send the numbers of a run to wandb or trackio, whose interface is the same, until that fails.
-
-    A resumed run finds its record by `run_id`.
-    """
+    """Send a run's numbers to wandb or trackio until that fails; `run_id` finds a record again."""
 
     def __init__(self, name: str, config: Config, directory: Path, run_id: str) -> None:
         self.name = name
