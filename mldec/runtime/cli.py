@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import logging
-import math
 import os
 import platform
 import sys
@@ -225,12 +224,7 @@ def image_side(text: str) -> int:
 
 def fraction(text: str) -> float:
     """Read a number from 0 to 1."""
-    # What is no number becomes NaN, which is outside the range too.
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-
+    value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
     return value

@@ -562,18 +562,14 @@ def images_per_batch_norm(trainer: Trainer) -> int | None:
 
 def few_per_batch_norm(trainer: Trainer) -> str | None:
     """Return a warning if the statistics of batch norms come from few images."""
-    images, train = images_per_batch_norm(trainer), trainer.config.train
+    images = images_per_batch_norm(trainer)
     if images is None or images >= ENOUGH_FOR_BATCH_NORM:
         return None
 
-    advice = "raise train.batch_size, lower train.accumulate,"
-    if train.batch_per_gpu is not None:
-        advice = "raise train.batch_per_gpu,"
-    if not train.sync_batchnorm:
-        advice += " on several GPUs pass train.sync_batchnorm=true,"
     return (
         f"each batch norm sees only {images} images at a time, and results may suffer below "
-        f"{ENOUGH_FOR_BATCH_NORM}: {advice} or choose a network without batch norm"
+        f"{ENOUGH_FOR_BATCH_NORM}: raise the batch, lower train.accumulate, pass "
+        f"train.sync_batchnorm=true on several GPUs, or choose a network without batch norm"
     )
 
 
