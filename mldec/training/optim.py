@@ -69,7 +69,10 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
     known = {*parameters, *with_parameters} - {""}
     for name in train.freeze:
         if name not in known:
-            [near] = get_close_matches(name, sorted(known), n=1, cutoff=0)
+            # A likely mistake: layer1 for backbone.network.layer1.
+            inside = [candidate for candidate in known if candidate.endswith(f".{name}")]
+            near = min(inside, key=lambda candidate: (len(candidate), candidate), default=None)
+            near = near or get_close_matches(name, sorted(known), n=1, cutoff=0)[0]
             raise ConfigError(
                 f"train.freeze: '{name}' is neither a parameter nor a module with parameters; "
                 f"did you mean '{near}'?"
