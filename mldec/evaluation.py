@@ -68,10 +68,9 @@ class EvaluationSetup:
         constant = ConstantScores(len(classes))
         # Scores of CLIP are compared with those of other classes, and may all be near 1.
         if not classes.exclusive and not self.ranks_only:
-            for start in range(0, len(scores.logits), 1024):
-                rows = slice(start, start + 1024)
-                logits, labels = scores.logits[rows], scores.labels[rows]
-                constant.update(torch.from_numpy(logits), torch.from_numpy(labels))
+            logits, labels = torch.from_numpy(scores.logits), torch.from_numpy(scores.labels)
+            for block in zip(logits.split(1024), labels.split(1024), strict=True):
+                constant.update(*block)
         return tuple(classes.names[index] for index in constant.classes())
 
 

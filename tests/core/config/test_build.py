@@ -175,7 +175,7 @@ UNFIT = [
     (
         "digits_single",
         "mix.mixup=0.1 mix.labels=union",
-        "mix.labels=union gives an image the labels",
+        "mix.labels=union gives an image two labels",
     ),
     ("digits", "mix.mixup=0.1 loss=partial", "wants 0 and 1: choose loss=bce or asl"),
     (

@@ -185,7 +185,7 @@ def test_after_a_stop_the_work_goes_on():
 def test_what_cannot_be_cached_is_refused(monkeypatch):
     config = compose(["+experiment=digits"])
     parts = build.check(config)
-    with pytest.raises(ConfigError, match="images that are stored as files"):
+    with pytest.raises(ConfigError, match="is for images in files"):
         with_tokens(
             build.data(parts), Counting(), config, device=CPU, stop=StopRequest()
         ).load_train()
