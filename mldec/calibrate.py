@@ -431,7 +431,7 @@ def parser() -> argparse.ArgumentParser:
         "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
     )
     arguments.add_argument(
-        "--scope", choices=("class", "global"), default="class", help="of a threshold; default: class"
+        "--scope", choices=("class", "global"), default="class", help="of a threshold (class)"
     )
     arguments.add_argument(
         "--min-positives",
