@@ -28,7 +28,9 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.checkpoint import Calibration, is_download, is_open_clip, load_model, to_store
+from mldec.checkpoint import Calibration, load_model, to_store
+from mldec.checkpoint.sources import is_download, is_open_clip
+from mldec.checkpoint.state import in_order
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.table import fold_numbers, listed
@@ -55,6 +57,7 @@ from mldec.runtime.cli import (
     positive,
     precision_setting,
     run_command,
+    whole,
 )
 from mldec.runtime.results import check_targets, write_json, write_result
 
@@ -76,9 +79,6 @@ OBJECTIVE = re.compile(rf"f1|(precision|recall):{NUMBER}|cost:{NUMBER},{NUMBER}"
 
 # Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
-
-
-# -------------------------------------------------------------------------------- one threshold
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,6 @@ def fit_threshold(objective: Objective, columns: Callable[[], Iterable[Column]])
     return Threshold(float(min(value, HIGHEST)), is_reached, precision)
 
 
-# ---------------------------------------------------------------------------------- all classes
-
-
 @dataclass(frozen=True)
 class Choice:
     """What the user chooses."""
@@ -237,7 +234,6 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
     targets = present / present.sum(1, keepdims=True)
 
     def derivative(log_temperature: float) -> float:
-        """Return the derivative of the loss with respect to 1 / T."""
         scores = softmax(logits * np.exp(-log_temperature), axis=1)
         return float(np.sum((scores - targets) * logits))
 
@@ -249,19 +245,17 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
 
 def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
     """Fit the calibrated scores, and leave the thresholds as they are."""
-    fitted = unscaled(logits.shape[1])
+    fitted, rows = unscaled(logits.shape[1]), every_nth(logits, images)
     if choice.shared:
-        rows = every_nth(logits, images)
-        chosen_logits, chosen_labels = logits[rows], labels[rows]
-        annotated = chosen_labels >= 0
-        slope, offset = platt(chosen_logits[annotated], chosen_labels[annotated] == 1)
+        annotated = labels[rows] >= 0
+        slope, offset = platt(logits[rows][annotated], labels[rows][annotated] == 1)
         fitted.slopes[:], fitted.offsets[:] = slope, offset
-    else:
-        rows = every_nth(logits, images)
-        common = common_slope(logits[rows].astype(np.float64), labels[rows])
-        # Until it is fitted, the slope of a class is 1.
-        for index, column in fitted.columns(logits, labels, images):
-            fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
+        return fitted
+
+    common = common_slope(logits[rows].astype(np.float64), labels[rows])
+    # Until it is fitted, the slope of a class is 1.
+    for index, column in fitted.columns(logits, labels, images):
+        fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
     return fitted
 
 
@@ -270,8 +264,7 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
     positives = (labels[images] == 1).sum(0)
     if not positives.sum():
         raise DataError(
-            "no label is positive among the validation images that thresholds are fitted on: use "
-            "more of them"
+            "no label is positive among the images that thresholds are fitted on: use more of them"
         )
 
     # Thresholds are of calibrated scores, which come first.
@@ -342,9 +335,6 @@ def cross_fitted(
     for fold in np.unique(folds):
         tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)
     return tally
-
-
-# ------------------------------------------------------------------------------------ the outcome
 
 
 @dataclass(frozen=True)
@@ -432,9 +422,6 @@ def with_one_label(scores: Scores, folds: np.ndarray) -> Outcome:
     return Outcome(*judged, {}, [1 / fitted], [0.0], [])
 
 
-# ------------------------------------------------------------------------------------ the command
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.calibrate`."""
     arguments = command("calibrate", str(__doc__))
@@ -444,9 +431,7 @@ def parser() -> argparse.ArgumentParser:
         "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
     )
     arguments.add_argument(
-        "--scope",
-        choices=("class", "global"),
-        help="a threshold per class (default), or one for all of them",
+        "--scope", choices=("class", "global"), default="class", help="of a threshold (class)"
     )
     arguments.add_argument(
         "--min-positives",
@@ -457,7 +442,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--folds",
-        type=positive,
+        type=partial(whole, smallest=2),
         default=FOLDS,
         metavar="N",
         help=f"of the images, to judge the thresholds; default: {FOLDS}",
@@ -473,15 +458,7 @@ def parser() -> argparse.ArgumentParser:
 def calibrate(args: argparse.Namespace) -> None:
     """Score, fit, store the copy, print, and write the files."""
     objective = parse_objective(args.objective)
-    if args.folds < 2:
-        raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
     check_targets(json=args.json, csv=args.csv, pt=args.out)
-
-    if args.thresholds is not None and (args.settings or args.json or args.csv):
-        raise ConfigError(
-            "--thresholds fits nothing: leave out the settings of data, --json and --csv"
-        )
-
     args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     out = target(args, loaded.path)
@@ -501,12 +478,8 @@ def calibrate(args: argparse.Namespace) -> None:
             f"would not hold there; pass data.image_size={stored}"
         )
     zero_shot = loaded.classes.queries is not None
-    if zero_shot and args.scope == "class":
-        raise ConfigError(
-            f"--scope class: {args.checkpoint} scores any classes by their word vectors, so that "
-            f"it has one threshold; leave it out"
-        )
-    scope = "global" if zero_shot else args.scope or "class"
+    # It scores any classes, and has one threshold for all of them.
+    scope = "global" if zero_shot else args.scope
     choice = Choice(objective, scope, args.min_positives, shared=zero_shot)
 
     scores = setup.scores()
@@ -561,17 +534,6 @@ def target(args: argparse.Namespace, path: Path) -> str:
     return str(out)
 
 
-def in_order(
-    values: list[float], names: tuple[str, ...], trained: tuple[str, ...]
-) -> tuple[float, ...]:
-    """Bring one value per class of the data into the order of the checkpoint's classes."""
-    if len(values) < 2:
-        return tuple(values)
-
-    value_of = dict(zip(names, values, strict=True))
-    return tuple(value_of[name] for name in trained)
-
-
 def tell(
     outcome: Outcome,
     calibration: Calibration,
@@ -584,7 +546,7 @@ def tell(
     results = Results(
         outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
     )
-    for line in left_out(results):
+    for line in left_out(scores.bad, calibration.images):
         log.warning(line)
     say(
         f"{args.checkpoint} ({calibration.weights} weights) on {calibration.images:,} images: "

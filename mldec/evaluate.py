@@ -5,7 +5,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mldec.errors import CheckpointError, ConfigError, say
+from mldec.errors import CheckpointError, say
 from mldec.runtime.cli import (
     add_model_options,
     add_views_option,
@@ -65,9 +65,7 @@ AMONG = {
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec.evaluate`."""
     arguments = command(
-        "evaluate",
-        "Evaluate a checkpoint on the validation data of its config; "
-        "settings are changed with key=value.",
+        "evaluate", "Evaluate a checkpoint on the data of its config; key=value changes settings."
     )
     add_model_options(arguments)
     add_views_option(arguments)
@@ -91,14 +89,12 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--vectors",
         metavar="FILE",
-        help="word vectors of the names in --class-list, or clip:MODEL:WEIGHTS; default: those of "
-        "the data and of the checkpoint",
+        help="word vectors of the names in --class-list, or clip:MODEL:WEIGHTS",
     )
     arguments.add_argument(
         "--seen",
         metavar="FILE",
-        help="with --class-list: names of the classes that the model was trained on, one per line; "
-        "default: as the checkpoint says",
+        help="with --class-list: the classes of the training; default: as the checkpoint says",
     )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
@@ -113,15 +109,6 @@ def parser() -> argparse.ArgumentParser:
 def evaluate(args: argparse.Namespace) -> None:
     """Load, evaluate, print, and write the files."""
     check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
-    is_evaluation = args.json or args.csv or args.settings or args.class_list
-    if args.write_classes and is_evaluation:
-        raise ConfigError(
-            "--write-classes evaluates nothing: leave out the settings, --json, --csv and "
-            "--class-list"
-        )
-    for option, value in (("--vectors", args.vectors), ("--seen", args.seen)):
-        if value is not None and args.class_list is None:
-            raise ConfigError(f"{option} has no effect without --class-list: leave it out")
 
     from tqdm import tqdm
 
@@ -179,7 +166,7 @@ def tell(
     """Print the results of K classes, and write the files that the command line names."""
     from mldec.evaluation import left_out, report, to_csv
 
-    for line in left_out(results):
+    for line in left_out(results.bad, results.images):
         log.warning(line)
     say(f"{args.checkpoint} ({weights} weights) on {results.images:,} images, percent:")
     say(*table(results.metrics))

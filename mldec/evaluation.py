@@ -1,8 +1,6 @@
 """The one path to a number: a checkpoint, the data that it is asked about, and the metrics."""
 
 import argparse
-import csv
-import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mldec.checkpoint import Calibrated, Loaded, check_queries, scoring
+from mldec.checkpoint import Calibrated, Calibration, Loaded, check_queries, scoring
 from mldec.config import build
 from mldec.config.compose import override
 from mldec.config.schema import Config
@@ -30,11 +28,9 @@ from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import Copies, Precision, autocast, memory_format, one_late
 from mldec.runtime.facts import explain_out_of_memory
+from mldec.runtime.results import csv_text
 
 log = logging.getLogger("mldec")
-
-
-# ------------------------------------------------------------------------- the checkpoint, the data
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,9 @@ class EvaluationSetup:
         constant = ConstantScores(len(classes))
         # Scores of CLIP are compared with those of other classes, and may all be near 1.
         if not classes.exclusive and not self.ranks_only:
-            for start in range(0, len(scores.logits), 1024):
-                rows = slice(start, start + 1024)
-                logits, labels = scores.logits[rows], scores.labels[rows]
-                constant.update(torch.from_numpy(logits), torch.from_numpy(labels))
+            logits, labels = torch.from_numpy(scores.logits), torch.from_numpy(scores.labels)
+            for block in zip(logits.split(1024), labels.split(1024), strict=True):
+                constant.update(*block)
         return tuple(classes.names[index] for index in constant.classes())
 
 
@@ -88,12 +83,6 @@ def open_for_evaluation(
     `class_list`. With `calibrated` the calibration of the checkpoint is used.
     """
     path = args.checkpoint
-    if args.class_names and loaded.classes.queries is not None:
-        raise ConfigError(
-            f"--class-names has no effect: {path} scores the classes of the data, by their word "
-            f"vectors; leave it out"
-        )
-
     config, parts = chosen_settings(loaded, args)
     device = distributed.pick_device(config.device)
     fit_to_device(config, args.settings, device)
@@ -233,10 +222,6 @@ def chosen_thresholds(
 ) -> list[float] | None:
     """Return the thresholds of --threshold or of the checkpoint; None for `data.threshold`."""
     if args.threshold is not None:
-        if loaded.classes.exclusive:
-            raise ConfigError(
-                "--threshold has no effect: an image of this data has one label; leave it out"
-            )
         return [args.threshold]
 
     calibration = loaded.calibration
@@ -244,24 +229,21 @@ def chosen_thresholds(
     if calibration is None or not calibration.thresholds or is_chosen:
         return None
 
-    path = args.checkpoint
-    if calibration.file is not None:
-        log.info(f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}")
-    elif calibration.fingerprint == fingerprint(data.val):
-        log.warning(
-            f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}, "
-            f"which were fitted on these images: they are too good; "
-            f"python -m mldec.calibrate prints those of images outside the fit"
-        )
-    else:
-        log.info(
-            f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}, "
-            f"fitted on {calibration.images:,} other images"
-        )
+    origin = thresholds_origin(calibration, data)
+    log.info(f"precision, recall and F1 are at the thresholds of {args.checkpoint} {origin}")
     return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
 
 
-# -------------------------------------------------------------------------- the images, the numbers
+def thresholds_origin(calibration: Calibration, data: DataModule) -> str:
+    """Say what chose the thresholds of a checkpoint, and on which images they were fitted."""
+    if calibration.file is not None:
+        return calibration.reason
+    if calibration.fingerprint == fingerprint(data.val):
+        return (
+            f"{calibration.reason}, which were fitted on these images: they are too good; "
+            f"python -m mldec.calibrate prints those of images outside the fit"
+        )
+    return f"{calibration.reason}, fitted on {calibration.images:,} other images"
 
 
 @dataclass(frozen=True)
@@ -378,20 +360,12 @@ def evaluate_all(
     logit_threshold: float | Tensor | None = None,
     observe: Callable[[Batch, Tensor], None] | None = None,
 ) -> list[Results]:
-    """Load each validation image once for all models, and compute the metrics of each.
+    """Load each validation image once for all models; return their results, alike on all processes.
 
-    Args:
-        models: as for `score`; they are in evaluation mode meanwhile.
-        data: its evaluator determines the metrics.
-        config: for the batch size, workers, precision and `train.channels_last`.
-        device: of the models.
-        progress: wraps the batches, such as `tqdm`.
-        logit_threshold: one for all classes or float64 [K], instead of that of the data's settings.
-        observe: also called with each batch of this process and the logits of the first model,
-            float32 [b, K].
-
-    Returns:
-        The results per model, the same on every process.
+    The models, as of `score`, are in evaluation mode meanwhile; `progress` wraps the batches, as
+    `tqdm` does. The `logit_threshold` is one for all classes or float64 [K], instead of that of the
+    data's settings. `observe` is also called with each batch of this process and the logits of the
+    first model, float32 [b, K].
     """
     evaluators = [evaluator_of(data, logit_threshold) for _ in models]
 
@@ -448,30 +422,22 @@ def memory_advice(config: Config, device: torch.device) -> str:
         smaller += f" train.batch_per_gpu={max(1, train.batch_per_gpu // 2)}"
     elif device.type == "cuda":
         smaller += " or train.batch_size=auto"
-
-    # Half precision is advised on CUDA only: on a CPU it is slow.
-    on_cuda = device.type == "cuda" and train.precision is Precision.fp32
-    half = "train.precision=bf16, " if on_cuda else ""
     return (
         f"out of memory on {device}: {micro_batch} training images at a time on each process, "
-        f"{train.eval_batch_size} in evaluation, at {image_size} pixels; "
-        f"for the same batch in smaller pieces pass {smaller}; "
-        f"{half}train.eval_batch_size and data.image_size help too"
+        f"{train.eval_batch_size} in evaluation, at {image_size} pixels; for the same batch in "
+        f"smaller pieces pass {smaller}; train.eval_batch_size and data.image_size help too"
     )
 
 
-# ------------------------------------------------------------------------------- results as a text
-
-
-def left_out(results: Results) -> list[str]:
-    """Return at most one line, which names images that could not be read."""
-    if not results.bad:
+def left_out(bad: Sequence[str], images: int) -> list[str]:
+    """Return at most one line, which names images that could not be read; the others count."""
+    if not bad:
         return []
 
-    names = "; ".join(results.bad[:10])
-    if len(results.bad) > 10:
+    names = "; ".join(bad[:10])
+    if len(bad) > 10:
         names += "; ..."
-    return [f"{len(results.bad)} validation images are left out, {results.images:,} count: {names}"]
+    return [f"{len(bad)} images are left out, {images:,} count: {names}"]
 
 
 def same_scores(names: Sequence[str]) -> list[str]:
@@ -511,12 +477,8 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
 
 def to_csv(results: Results, names: tuple[str, ...]) -> str:
     """Return the content of `--csv`: a heading, and one row per class."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["class", *results.per_class])
     columns = [as_text(values, ".6g") for values in results.per_class.values()]
-    writer.writerows(zip(names, *columns, strict=True))
-    return text.getvalue()
+    return csv_text([["class", *results.per_class], *zip(names, *columns, strict=True)])
 
 
 def as_text(values: Sequence[float], form: str) -> list[str]:

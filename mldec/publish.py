@@ -30,18 +30,17 @@ from mldec.backbones import TimmBackbone
 from mldec.checkpoint import (
     Checkpoint,
     Loaded,
-    is_open_clip,
     load_model,
     published,
     sources,
     to_store,
 )
-from mldec.data.types import PREFIX, Classes
+from mldec.data.types import PREFIX
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.evaluate import meaning
 from mldec.report.training import folder_of_run
 from mldec.runtime.cli import add_weights_options, command, run_command
-from mldec.runtime.facts import count_parameters, multiply_accumulates
+from mldec.runtime.facts import count_parameters, work_per_image
 from mldec.runtime.results import check_folder, write_file
 from mldec.runtime.run_folder import LOG_FILE, read_facts
 from mldec.runtime.text import read_json
@@ -65,9 +64,6 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")
 _TIMM = ("mldec.backbones.TimmBackbone", f"{TimmBackbone.__module__}.{TimmBackbone.__qualname__}")
 
 
-# ------------------------------------------------------------------- what is published of settings
-
-
 def without_folders(text: str) -> str:
     """Replace the folders of an absolute path by `...`: they tell of a machine and a user."""
     # A list of paths is one word of a command.
@@ -84,7 +80,7 @@ def without_folders(text: str) -> str:
 def published_config(value: Any) -> Any:
     """Return a tree of settings without the folders of absolute paths."""
     if isinstance(value, Mapping):
-        # Names of classes may begin as they like.
+        # Names of classes may begin as they like, such as /m/01g317.
         return {
             key: item if isinstance(item, list) and key == "classes" else published_config(item)
             for key, item in value.items()
@@ -107,9 +103,6 @@ def shareable(loaded: Loaded) -> Checkpoint:
     config = {**published_config(checkpoint.config), "plugins": []}
     classes = replace(checkpoint.classes, origin=origin)
     return replace(checkpoint, config=config, calibration=calibration, classes=classes)
-
-
-# --------------------------------------------------------------- what is known of a checkpoint
 
 
 class Start(NamedTuple):
@@ -154,13 +147,9 @@ def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
 
 def cost_of(loaded: Loaded, path: Path) -> list[tuple[str, str]]:
     """Return the cost of an image, and of the training if its run lies around the file `path`."""
-    classes, size = loaded.classes, loaded.transform.image_size
-    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
-    try:
-        macs = f"{multiply_accumulates(loaded.model, size, queries) / 1e9:,.3f} billion per image"
-    except Exception:
-        # A part of the user's own may fail on tensors without values.
-        macs = UNKNOWN
+    size = loaded.transform.image_size
+    count = work_per_image(loaded.model, size, loaded.classes.queries)
+    macs = UNKNOWN if count is None else f"{count / 1e9:,.3f} billion per image"
 
     folder = folder_of_run(path)
     seconds = 0.0 if folder is None else read_progress(folder / LOG_FILE).seconds
@@ -210,7 +199,7 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
     return Measured(source=source, images=None, metrics=raw or by_prefix["val"])
 
 
-def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) -> Measured:
+def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
     """Read a file of `mldec.report --json` or `mldec.evaluate --json` for the published weights."""
     content = read_json(path, _SEE)
     with refusing(path, DataError, remedy=_SEE):
@@ -231,13 +220,9 @@ def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) ->
             f"--results {path}: it is of the {content.get('weights')} weights, and the {weights} "
             f"ones are published; choose with --weights"
         )
-    # A zero-shot model is evaluated on any classes.
-    if classes.queries is None and set(measured.per_class) != set(classes.names):
-        raise DataError(f"--results {path}: it is of other classes; evaluate this checkpoint")
     if content.get("checkpoint") != checkpoint:
         log.warning(
-            f"--results {path} is of {content.get('checkpoint')}, and {checkpoint} is published: "
-            f"check that they are the same model"
+            f"--results {path} is of {content.get('checkpoint')}, and {checkpoint} is published"
         )
     return measured
 
@@ -245,9 +230,6 @@ def read_results(path: Path, classes: Classes, weights: str, checkpoint: str) ->
 def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the numbers of an object in JSON; null is an undefined one."""
     return {name: None if value is None else float(value) for name, value in values.items()}
-
-
-# ----------------------------------------------------------------------------------------- the card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,32 +329,26 @@ def interval(low: float | None, high: float | None) -> str:
     return UNDEFINED if low is None else f"{number(low)} to {number(high)}"
 
 
-# -------------------------------------------------------------------------------------- the command
-
-
 def publish(args: argparse.Namespace) -> None:
     """Load a checkpoint, gather what is known of it, write the files, and upload them."""
     # Everything that can be refused at once comes before the model.
     sources.check_repository(args.repository)
-    if is_open_clip(args.checkpoint):
+    if sources.is_open_clip(args.checkpoint):
         raise CheckpointError(
-            f"{args.checkpoint} is a model of others, to which nothing was added: name it where "
-            f"it is used, or publish the copy that mldec.calibrate makes"
+            f"{args.checkpoint} is a model of others: publish the copy that mldec.calibrate makes"
         )
     if args.dry_run is None:
         sources.require_token()
     else:
         check_folder("--dry-run", args.dry_run)
         if Path(args.dry_run).exists() and any(Path(args.dry_run).iterdir()):
-            raise ConfigError(
-                f"--dry-run {args.dry_run}: it holds files; name a new folder, or empty it"
-            )
+            raise ConfigError(f"--dry-run {args.dry_run}: it holds files; name a new folder")
 
     loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
     checkpoint = shareable(loaded)
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:
-        measured = read_results(Path(args.results), loaded.classes, loaded.weights, args.checkpoint)
+        measured = read_results(Path(args.results), loaded.weights, args.checkpoint)
     known = Known(
         repository=args.repository,
         checkpoint=checkpoint,
@@ -405,7 +381,6 @@ def publish(args: argparse.Namespace) -> None:
 
 
 def _write(folder: Path, known: Known) -> None:
-    """Write the files of a repository to a folder, which is created."""
     published.write(folder, known.checkpoint)
     write_file(folder / sources.CARD, card(known).encode())
 
@@ -432,9 +407,7 @@ def parser() -> argparse.ArgumentParser:
         "--data-name", metavar="TEXT", help="of the data set, for the card; default: its reader"
     )
     arguments.add_argument(
-        "--license",
-        metavar="ID",
-        help="of the model, as the Hub writes it, such as apache-2.0; default: not stated",
+        "--license", metavar="ID", help="of the model, as the Hub writes it, such as apache-2.0"
     )
     return arguments
 

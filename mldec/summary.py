@@ -7,13 +7,11 @@ metrics.jsonl tell of it. A run that cannot be read is left out with a line that
 """
 
 import argparse
-import csv
-import io
 import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +23,7 @@ from mldec.config.compose import flat
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
 from mldec.runtime.cli import command, require, run_command
 from mldec.runtime.pages import SMALL, new_figure, save, set_title, shorten
-from mldec.runtime.results import STANDARD_OUTPUT, check_targets, write_result
+from mldec.runtime.results import STANDARD_OUTPUT, check_targets, csv_text, write_result
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.training.log import Evaluation, Progress, clock, read_progress
 
@@ -78,10 +76,10 @@ class Run:
         """Return what the run takes, by a key of `COSTS`; None if it is unknown."""
         return self.gmacs if kind == "gmacs" else self.progress.seconds / 3600
 
-    def curve(self) -> list[tuple[int, float]]:
-        """Return epoch and value of each evaluation that is a number."""
-        done = self.progress.evaluations
-        return [(one.epoch, one.value) for one in done if math.isfinite(one.value)]
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """The evaluations whose main value is a number."""
+        return [done for done in self.progress.evaluations if math.isfinite(done.value)]
 
 
 COLUMNS = [one.name for one in fields(Run)][: -len(("progress", "folder", "settings"))]
@@ -95,23 +93,18 @@ def read(folder: Path, name: str) -> Run:
     done = read_progress(folder / LOG_FILE)
     facts = read_facts(folder)
     if facts is None:
-        raise CheckpointError(
-            f"{folder / RUN_FILE} is missing: resume the run once, which writes it"
-        )
+        raise CheckpointError(f"{folder / RUN_FILE} is missing: resume the run, which writes it")
 
     # A run that resumed from another folder's checkpoint has no log of the epochs before.
     best = max(done.best, facts.best, key=lambda best: best.get("value", -math.inf))
     epoch, macs = max(done.epoch, facts.start_epoch), facts.multiply_accumulates
 
-    file = folder / "config.yaml"
-    with refusing(file):
-        settings = read_settings(folder) if file.exists() else {}
-        parts = []
-        for part in ("data", "head", "loss"):
-            parts.append(str(settings.get(f"{part}._target_", "-")).split(".")[-1])
-        data, head, loss = parts
-        root, fold = settings.get("data.root"), settings.get("data.fold")
-        lr = settings.get("optim.lr", "-")
+    settings = read_settings(folder) if (folder / "config.yaml").exists() else {}
+    data, head, loss = (
+        str(settings.get(f"{part}._target_", "-")).split(".")[-1]
+        for part in ("data", "head", "loss")
+    )
+    root = settings.get("data.root")
 
     # The mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
@@ -124,11 +117,11 @@ def read(folder: Path, name: str) -> Run:
         params_m=facts.parameters / 1e6,
         gmacs=None if macs is None else macs / 1e9,
         image_size=facts.image_size,
-        data=f"{data} {Path(root).name}" if root else data,
+        data=f"{data} {Path(str(root)).name}" if root else data,
         head=head,
         loss=loss,
-        lr=str(lr),
-        fold=fold,
+        lr=str(settings.get("optim.lr", "-")),
+        fold=settings.get("data.fold"),
         epochs=f"{epoch}/{facts.epochs}",
         state="finished" if facts.ended or epoch >= facts.epochs else "unfinished",
         time=clock(done.seconds),
@@ -173,12 +166,9 @@ def table(runs: Sequence[Run]) -> str:
     if cells["name"] == cells["run"]:
         del cells["name"]
 
-    shown = []
-    for name, texts in cells.items():
-        if name in ALWAYS or len({*texts}) > 1:
-            shown.append([name, *texts])
-    rows = list(zip(*shown, strict=True))
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    shown = [[name, *texts] for name, texts in cells.items() if name in ALWAYS or len({*texts}) > 1]
+    widths = [max(map(len, column)) for column in shown]
+    rows = zip(*shown, strict=True)
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
@@ -191,11 +181,8 @@ def _cell(value: Any) -> str:
 
 def to_csv(runs: Sequence[Run]) -> str:
     """Return the content of `--csv`: a heading, and one row per run."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows([[getattr(run, column) for column in COLUMNS] for run in runs])
-    return text.getvalue()
+    rows = ([getattr(run, column) for column in COLUMNS] for run in runs)
+    return csv_text([COLUMNS, *rows])
 
 
 def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
@@ -207,7 +194,7 @@ def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
     by_metric: dict[str, list[Run]] = {}
     messages = []
     for run in runs:
-        if run.metric is None or not run.curve():
+        if run.metric is None or not run.evaluations:
             messages.append(f"left out of the plot: {run.run} has no evaluation in metrics.jsonl")
             continue
         by_metric.setdefault(run.metric, []).append(run)
@@ -242,7 +229,7 @@ def _draw_curves(axes: "Axes", metric: str, runs: Sequence[Run]) -> None:
 
     ends = []
     for number, run in enumerate(runs):
-        epochs, values = zip(*run.curve(), strict=True)
+        epochs, values = zip(*[(one.epoch, one.value) for one in run.evaluations], strict=True)
         axes.plot(
             epochs,
             values,
@@ -280,17 +267,6 @@ def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> No
     set_title(axes, f"best {metric} against its cost")
 
 
-# Tables over seeds
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed only."""
-
-    name: str
-    runs: dict[int, Run]  # by seed
-
-
 class Difference(NamedTuple):
     """By how much paired values are higher than others; None where two pairs do not differ."""
 
@@ -298,6 +274,24 @@ class Difference(NamedTuple):
     interval: tuple[float, float] | None  # of the mean, at 95 %
     p: float | None  # of no difference, in a paired t-test with two sides
     verdict: str  # better, worse, as good, or open
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seed only: a row of a table over seeds."""
+
+    name: str
+    runs: dict[int, Run]  # by seed
+    values: list[list[float]] = field(default_factory=list)  # of each metric, of each seed
+    difference: Difference | None = None  # of the first metric, from the group of --against
+
+
+class Table(NamedTuple):
+    """A table over seeds."""
+
+    metrics: list[str]
+    groups: list[Group]
+    is_compared: bool  # whether the groups have differences, but for one
 
 
 LEVEL = 0.05  # of the tests
@@ -342,8 +336,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         seed = run.settings.get("seed", 0)
         if seed in seeds:
             raise DataError(
-                f"{run.run} and {seeds[seed].run} have the same settings and the same seed: move "
-                f"one of them out of the folder"
+                f"{run.run} and {seeds[seed].run} have the same settings and seed: move one away"
             )
         seeds[seed] = run
 
@@ -358,62 +351,6 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-class Table(NamedTuple):
-    """A table over seeds: for each group and metric the values by seed; `differences` by group."""
-
-    metrics: list[str]
-    groups: list[Group]
-    values: dict[str, list[list[float]]]  # name of the group -> of each metric, of each seed
-    differences: dict[str, Difference] | None  # of the first metric, but for the group compared to
-
-    def best(self, column: int) -> float:
-        """Return the highest mean of a metric."""
-        means = [statistics.fmean(row[column]) for row in self.values.values() if row[column]]
-        return max(means, default=math.nan)
-
-
-def tabulate(
-    groups: Sequence[Group],
-    metrics: Sequence[str],
-    value: Callable[[Run, str], float | None],
-    *,
-    against: str | None,
-    margin: float,
-) -> Table:
-    """Make the table; `against` is the name of the group that the others are compared with."""
-    values: dict[str, list[list[float]]] = {}
-    for group in groups:
-        found = [[value(run, metric) for run in group.runs.values()] for metric in metrics]
-        values[group.name] = [[one for one in row if one is not None] for row in found]
-    if against is None:
-        return Table(list(metrics), list(groups), values, None)
-
-    base = next((group for group in groups if group.name == against), None)
-    if base is None:
-        names = ", ".join(group.name for group in groups)
-        raise DataError(f"--against {against}: there is no such group; choose one of {names}")
-
-    differences = {}
-    for group in groups:
-        common = sorted(base.runs.keys() & group.runs.keys())
-        pairs = [
-            (value(group.runs[s], metrics[0]), value(base.runs[s], metrics[0])) for s in common
-        ]
-        known = [(one, other) for one, other in pairs if one is not None and other is not None]
-        if not known:
-            raise DataError(
-                f"--against {against}: {group.name} has no seed in common with it "
-                f"({_seeds(group)} and {_seeds(base)}); train both with the same seeds"
-            )
-        if group is not base:
-            differences[group.name] = paired(*zip(*known, strict=True), margin=margin)
-    return Table(list(metrics), list(groups), values, differences)
-
-
-def _seeds(group: Group) -> str:
-    return ", ".join(map(str, sorted(group.runs)))
-
-
 def value_at(run: Run, metric: str, at: str) -> float | None:
     """Return a metric of a run in percent: of its best or its last evaluation, or of a class.
 
@@ -426,15 +363,11 @@ def value_at(run: Run, metric: str, at: str) -> float | None:
             found = json.loads(path.read_text(encoding="utf-8"))["per_class"][chosen[1]]["AP"]
         return found if found is None else float(found)
 
-    evaluations = [one for one in run.progress.evaluations if math.isfinite(one.value)]
+    evaluations = run.evaluations
     if not evaluations:
         return None
-
-    def score(evaluation: Evaluation) -> float:
-        return evaluation.value
-
-    evaluation = evaluations[-1] if at == "last" else max(evaluations, key=score)
-    return evaluation.metrics.get(metric)
+    best = max(evaluations, key=lambda evaluation: evaluation.value)
+    return (evaluations[-1] if at == "last" else best).metrics.get(metric)
 
 
 def as_markdown(made: Table) -> str:
@@ -462,21 +395,19 @@ def as_csv(made: Table) -> str:
     heading = ["group", "seeds"]
     for metric in made.metrics:
         heading += [metric, f"{metric} deviation"]
-    if made.differences is not None:
+    if made.is_compared:
         heading += ["difference", "low", "high", "p", "verdict"]
 
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(heading)
+    rows = [heading]
     for group in made.groups:
         cells: list[Any] = [group.name, len(group.runs)]
-        for values in made.values[group.name]:
+        for values in group.values:
             cells.append(statistics.fmean(values) if values else None)
             cells.append(statistics.stdev(values) if len(values) > 1 else None)
-        if made.differences and (found := made.differences.get(group.name)):
+        if found := group.difference:
             cells += [found.mean, *(found.interval or (None, None)), found.p, found.verdict]
-        writer.writerow(cells + [None] * (len(heading) - len(cells)))
-    return text.getvalue()
+        rows.append(cells + [None] * (len(heading) - len(cells)))
+    return csv_text(rows)
 
 
 FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}
@@ -485,25 +416,27 @@ FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}
 def _text_rows(made: Table, *, bold: str, sign: str, escape: str, special: str) -> list[list[str]]:
     """Return the heading, and the cells of each group; names are escaped."""
     heading = ["", "seeds", *made.metrics]
-    if made.differences is not None:
+    if made.is_compared:
         heading += [f"difference in {made.metrics[0]}", "95 % interval", "p", "verdict"]
+    means = [[statistics.fmean(values or [math.nan]) for values in g.values] for g in made.groups]
+    best = np.nanmax(means, axis=0)
 
     rows = [[re.sub(special, escape, cell) for cell in heading]]
     for group in made.groups:
         cells = [re.sub(special, escape, printable(group.name)), str(len(group.runs))]
-        for column, values in enumerate(made.values[group.name]):
+        for column, values in enumerate(group.values):
             text = "-"
             if values:
                 mean = statistics.fmean(values)
                 text = f"{mean:.2f}"
                 if len(values) > 1:
                     text += f" {sign} {statistics.stdev(values):.2f}"
-                if mean == made.best(column):
+                if mean == best[column]:
                     text = bold.format(text)
             cells.append(text)
 
-        if made.differences is not None:
-            cells += _difference_cells(made.differences.get(group.name))
+        if made.is_compared:
+            cells += _difference_cells(group.difference)
         rows.append(cells)
     return rows
 
@@ -531,17 +464,10 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
     arguments.add_argument("--csv", metavar="FILE", help="write the table there too")
     arguments.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="draw learning curves, and the metric against its cost: .png, .svg or .pdf "
-        "(needs matplotlib)",
+        "--plot", metavar="FILE", help="draw curves, and the metric against its cost: .png or .svg"
     )
     arguments.add_argument(
-        "--cost",
-        choices=COSTS,
-        default="hours",
-        help="of the plot: hours of training (the default), or gmacs, billions of "
-        "multiply-accumulates per image",
+        "--cost", choices=COSTS, default="hours", help="of the plot; default: hours of training"
     )
     arguments.add_argument(
         "--table",
@@ -561,10 +487,7 @@ def parser() -> argparse.ArgumentParser:
         "--against", metavar="GROUP", help="of --table: compare the other groups with this one"
     )
     arguments.add_argument(
-        "--margin",
-        type=float,
-        default=0.5,
-        help='of --against: points of the metric within which a group is "as good"; default: 0.5',
+        "--margin", type=float, default=0.5, help='of --against, for "as good"; default: 0.5 points'
     )
     arguments.add_argument(
         "--diff", nargs=2, metavar="RUN", help="print the settings that differ, and nothing else"
@@ -607,19 +530,46 @@ def table_of_runs(runs: Sequence[Run], args: argparse.Namespace) -> Table:
     if first is None or not used:
         raise DataError("--table: no run is finished: nothing to compare")
 
-    def value(run: Run, metric: str) -> float | None:
-        return value_at(run, metric, args.at)
-
     # A metric that was asked for must be there; of the usual ones, those that are there are shown.
     metrics = [first]
     for metric in USUAL if args.metrics is None else args.metrics.split(","):
-        is_there = any(value(run, metric) is not None for run in used)
+        is_there = any(value_at(run, metric, args.at) is not None for run in used)
         if args.metrics is not None and not is_there:
             raise DataError(f"--metrics {metric}: no run has it; see val/... in metrics.jsonl")
         if is_there and metric not in metrics:
             metrics.append(metric)
+
     groups = group_by_seed(used)
-    return tabulate(groups, metrics, value, against=args.against, margin=args.margin)
+    for group in groups:
+        for metric in metrics:
+            values = [value_at(run, metric, args.at) for run in group.runs.values()]
+            group.values.append([value for value in values if value is not None])
+    if args.against is not None:
+        compare_groups(groups, first, args)
+    return Table(metrics, groups, args.against is not None)
+
+
+def compare_groups(groups: Sequence[Group], metric: str, args: argparse.Namespace) -> None:
+    """Compare the groups with the one of --against, for the seeds that they share."""
+    base = next((group for group in groups if group.name == args.against), None)
+    if base is None:
+        names = ", ".join(group.name for group in groups)
+        raise DataError(f"--against {args.against}: there is no such group; choose one of {names}")
+
+    for group in groups:
+        pairs = []
+        for seed in sorted(base.runs.keys() & group.runs.keys()):
+            value, other = (value_at(one.runs[seed], metric, args.at) for one in (group, base))
+            if value is not None and other is not None:
+                pairs.append((value, other))
+        if not pairs:
+            seeds = (", ".join(map(str, sorted(one.runs))) for one in (group, base))
+            raise DataError(
+                f"--against {args.against}: {group.name} has no seed in common with it "
+                f"({' and '.join(seeds)}); train both with the same seeds"
+            )
+        if group is not base:
+            group.difference = paired(*zip(*pairs, strict=True), margin=args.margin)
 
 
 def main() -> None:

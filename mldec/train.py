@@ -25,7 +25,7 @@ import mldec
 from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
-from mldec.runtime.cli import VERSION, to_console
+from mldec.runtime.cli import VERSION, require, to_console
 from mldec.runtime.devices import Precision
 from mldec.runtime.run_folder import RUN_FILE, RunFacts, command_line
 
@@ -59,10 +59,8 @@ def run(config: Config, directory: Path) -> None:
 
     # 1. What is wrong with the settings is said before any file or device is touched.
     keep_freed_memory()
-    if config.log.trackers:
-        from mldec.training.trackers import require_trackers
-
-        require_trackers(config.log)
+    for tracker in config.log.trackers:
+        require(f"log.{tracker}=true", tracker, tracker)
     config = checkpoint.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
@@ -99,9 +97,11 @@ def _train(
     from mldec.runtime.torch_files import write_text
     from mldec.training.log import RunLog
     from mldec.training.memory import divide_batch
-    from mldec.training.trainer import Trainer
+    from mldec.training.trainer import Trainer, describe_run, few_per_batch_norm, start_weights
 
-    saved = distributed.on_main(partial(find_start, config, directory))
+    # The newest version of the checkpoint that is not damaged.
+    last = distributed.on_main(partial(resume_point, config, directory))
+    saved = distributed.on_main(partial(checkpoint.load_newest, last)) if last else None
     path, saved_checkpoint = saved or (None, None)
     wanted = config.train.precision
     precision = used_precision(wanted, saved_checkpoint, device)
@@ -144,7 +144,15 @@ def _train(
 
     step, tracked = trainer.learner.step, trainer.config
     with closing(RunLog(directory, step=step, lines=lines, tracked=tracked)) as run_log:
-        _describe(trainer, wanted, path)
+        # What is run, on what, from which weights, and warnings: once for all processes.
+        commit = f"(mldec {mldec.__version__}, commit {trainer.git or 'none'})"
+        log.info(printable(f"{command_line()} {commit}"))
+        log.info(describe_run(trainer, wanted))
+        log.info(start_weights(trainer.config, path))
+        slow = trainer.config.train.precision.warning(device)
+        for warning in (slow, few_per_batch_norm(trainer)):
+            if warning and distributed.is_main():
+                log.warning(warning)
         trainer.fit(run_log)
 
         log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
@@ -164,23 +172,6 @@ def _train(
                 save_estimate(loss, priors, data.train.classes.names)
 
 
-def _describe(trainer: "Trainer", wanted: Precision, resumed: Path | None) -> None:
-    """Write the first lines of the log: what is run, on what, from which weights, and warnings."""
-    from mldec.runtime import distributed
-    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights, untried
-
-    config, commit = trainer.config, trainer.git or "none"
-    log.info(printable(f"{command_line()} (mldec {mldec.__version__}, commit {commit})"))
-    log.info(describe_run(trainer, wanted))
-    log.info(start_weights(config, resumed))
-
-    # They are about the run: once for all processes.
-    slow = config.train.precision.warning(trainer.device)
-    for warning in (slow, few_per_batch_norm(trainer), untried(trainer)):
-        if warning and distributed.is_main():
-            log.warning(warning)
-
-
 def used_precision(
     wanted: Precision, saved: "Checkpoint | None", device: "torch.device"
 ) -> Precision:
@@ -193,14 +184,6 @@ def used_precision(
         if wanted.may_mean(before):
             wanted = before
     return wanted.on(device)
-
-
-def find_start(config: Config, directory: Path) -> "tuple[Path, Checkpoint] | None":
-    """Read the newest version of the checkpoint to resume from that is not damaged, if any."""
-    from mldec import checkpoint
-
-    last = resume_point(config, directory)
-    return checkpoint.load_newest(last) if last else None
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
@@ -260,9 +243,7 @@ def app(node: DictConfig) -> None:
         hydra_config = HydraConfig.get()
         under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
-            raise ConfigError(
-                "a sweep (-m) cannot run under torchrun: start one torchrun for each value"
-            )
+            raise ConfigError("a sweep (-m) cannot run under torchrun: start one for each value")
 
         run(parse(node), Path(hydra_config.runtime.output_dir))
 

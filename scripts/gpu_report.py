@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mldec.benchmark import environment, gpu_state
+from mldec.benchmark import environment
 from mldec.benchmark.data import made_photo
 from mldec.errors import ConfigError, one_line, say
 from mldec.runtime.results import check_targets, to_json, write_result
@@ -53,6 +53,16 @@ BENCHMARK = [PYTHON, "-m", "mldec.benchmark"]
 TRAIN = [PYTHON, "-m", "mldec.train"]
 OFFICIAL = [PYTHON, str(TOP / "scripts" / "compare_with_official.py")]
 LAST_LINES = 20  # of the output of a part that failed
+# What nvidia-smi is asked of each GPU: MHz, degrees Celsius and watts.
+OF_GPU = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "temperature.gpu",
+    "power.draw",
+    "power.limit",
+)
 POLL = 0.5  # seconds between two looks at what a part has measured
 OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
 
@@ -418,6 +428,19 @@ def measure(part: Part, report: dict[str, Any], setup: Setup, limit: float) -> N
     report["environment"]["gpus_after"] = gpu_state()
     write()
     say(f"{part.name}: {outcome['status']} ({outcome['seconds']} s)")
+
+
+def gpu_state() -> list[dict[str, str]] | None:
+    """Return driver, clocks, temperature and power of each GPU; None where nvidia-smi is absent."""
+    query = f"--query-gpu={','.join(OF_GPU)}"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    return [dict(zip(OF_GPU, row.split(", "), strict=False)) for row in done.stdout.splitlines()]
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ import importlib
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,16 +30,6 @@ JOBS = {
     "paper",
 }
 OF_EXPERIMENTS = ("throughput", "profile")  # these take settings, key=value, behind the options
-# What nvidia-smi is asked of each GPU: MHz, degrees Celsius and watts.
-OF_GPU = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.max.sm",
-    "clocks.mem",
-    "temperature.gpu",
-    "power.draw",
-    "power.limit",
-)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -147,13 +136,11 @@ def report(
 def environment() -> dict[str, Any]:
     """Return the hardware, versions, date and commit of a measurement."""
     cuda = torch.cuda.is_available()
-    gpus = gpu_state()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": facts.git_commit(),
         "device": torch.cuda.get_device_name() if cuda else "none",
         "gpus": torch.cuda.device_count(),
-        "driver": gpus[0]["driver_version"] if gpus else None,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
@@ -173,19 +160,6 @@ def cpu_model() -> str | None:
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     return named[1] if named else None
-
-
-def gpu_state() -> list[dict[str, str]] | None:
-    """Return driver, clocks, temperature and power of each GPU; None where nvidia-smi is absent."""
-    query = f"--query-gpu={','.join(OF_GPU)}"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode:
-        return None
-    return [dict(zip(OF_GPU, row.split(", "), strict=False)) for row in done.stdout.splitlines()]
 
 
 def main() -> None:

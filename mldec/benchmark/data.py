@@ -18,8 +18,7 @@ from torchvision import transforms
 
 from mldec.benchmark import listed
 from mldec.benchmark.throughput import times_as_long
-from mldec.data.images import check_decoder, open_image, read_image
-from mldec.data.loader import TrainBatches, train_loader, unwrap
+from mldec.data.images import check_decoder, open_image
 from mldec.data.official_augment import (
     GREY,
     OPERATIONS,
@@ -29,10 +28,7 @@ from mldec.data.official_augment import (
     draw_operation,
 )
 from mldec.data.randomness import SampleRandom, sample_seed
-from mldec.data.table import from_single
-from mldec.data.tasks import SingleLabel
-from mldec.data.transforms import RESIZES, EvalTransform, TrainTransform, View, as_pillow, to_tensor
-from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
+from mldec.data.transforms import RESIZES, TrainTransform, View, as_pillow, to_tensor
 from mldec.predict.inputs import Inputs
 
 PHOTO = (640, 480)  # pixels of the made file
@@ -40,17 +36,11 @@ PARTS = ("decode", "resize", "cutout", "operations", "tensor")
 SIZE = 448  # side of the training image in pixels
 ROUNDS = 15  # the median round is reported
 IMAGES = 40  # per round and way
-LOADED = 480  # images per run of the loader
-LOADS = 3  # runs of the loader with each number of workers
-BATCH = 16  # images per batch of the loader
-CORES = 16
-QUALITY = 95  # of images that scripts/pack_shards.py makes smaller
 # Every way, and the title of its row in the table.
 WAYS = {
     "official": "official transform",
     "default": "mldec",
     "fast": "mldec, simplejpeg and tensor",
-    "shards": "mldec, files of short side 448",
 }
 
 
@@ -70,9 +60,6 @@ def ours(size: int, *, decoder: str = "pillow", resize: str = "pillow") -> Way:
         "operations": transform.augment,
         "tensor": lambda image, _: to_tensor(image),
     }
-
-
-# The official way
 
 
 def official(size: int) -> Way:
@@ -130,9 +117,6 @@ PILLOWS: dict[str, Operation] = {
 }
 
 
-# The job
-
-
 def data(args: argparse.Namespace) -> dict[str, Any]:
     """Time the training transform of one image on one core, beside the official one.
 
@@ -142,7 +126,7 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
     check_decoder("simplejpeg")
     photos = []
     if args.folder is not None:
-        found = [Path(item.path) for item in Inputs([args.folder])]
+        found = [str(item.path) for item in Inputs([args.folder])]
         photos = found[:: max(1, len(found) // IMAGES)][:IMAGES]
 
     # torch does the tensor operations: one thread, as a loader process has.
@@ -152,29 +136,21 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             photo = Path(folder, "photo.jpg")
             made_photo().save(photo, quality=90)
-            figures = _measured("made", [photo], Path(folder))
+            figures = _measured("made", [str(photo)])
             figures["file_kib"] = photo.stat().st_size / 2**10
-
-            subject = "made"
-            if photos:
-                subject = "photos"
-                figures |= _measured(subject, photos, Path(folder))
-            figures |= _loader_figures(photos or [photo])
+        if photos:
+            figures |= _measured("photos", photos)
     finally:
         torch.set_num_threads(threads)
 
     # The names of these figures are promised.
-    figures |= {
+    subject = "photos" if photos else "made"
+    return figures | {
         "images_per_second": figures["made_default_images_per_second"],
         "official_images_per_second": figures["made_official_images_per_second"],
-        "times_faster": figures["made_times_official"],
         "times_official": figures[f"{subject}_times_official"],
         "times_official_fast": figures[f"{subject}_times_official_fast"],
     }
-    for way in ("default", "fast"):
-        of_one_core = figures[f"{subject}_{way}_images_per_second"]
-        figures[f"{way}_images_per_second_of_{CORES}_cores"] = CORES * of_one_core
-    return figures
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -206,22 +182,19 @@ def made_photo(seed: int = 0) -> Image.Image:
     return Image.blend(coarse.resize(PHOTO, Image.Resampling.BICUBIC), fine.resize(PHOTO), 0.3)
 
 
-def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, float]:
+def _measured(subject: str, files: Sequence[str]) -> dict[str, float]:
     """Time every way on some files; the subject begins the names of the figures."""
-    targets = [folder / f"{subject}_{number}.jpg" for number in range(len(files))]
-    smaller = list(map(_smaller, files, targets))
-    ways: dict[str, tuple[Way, Sequence[Path]]] = {
-        "official": (official(SIZE), files),
-        "default": (ours(SIZE), files),
-        "fast": (ours(SIZE, decoder="simplejpeg", resize="tensor"), files),
-        "shards": (ours(SIZE), smaller),
+    ways = {
+        "official": official(SIZE),
+        "default": ours(SIZE),
+        "fast": ours(SIZE, decoder="simplejpeg", resize="tensor"),
     }
 
     # The first round warms up.
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
     for turn in range(ROUNDS + 1):
-        for name, (way, of_way) in ways.items():
-            seconds = _seconds(way, [str(file) for file in of_way], turn, seeds=name != "official")
+        for name, way in ways.items():
+            seconds = _seconds(way, files, turn, seeds=name != "official")
             if turn > 0:
                 rounds[name].append(seconds)
 
@@ -236,18 +209,6 @@ def _measured(subject: str, files: Sequence[Path], folder: Path) -> dict[str, fl
     figures[f"{subject}_times_official"] = times_as_long(times, "official", "default")
     figures[f"{subject}_times_official_fast"] = times_as_long(times, "official", "fast")
     return figures
-
-
-def _smaller(file: Path, target: Path) -> Path:
-    """Write an image as scripts/pack_shards.py --short-side 448 packs it."""
-    image = read_image(file)
-    factor = SIZE / min(image.size)
-    if factor >= 1:
-        return file
-
-    width, height = (max(SIZE, round(side * factor)) for side in image.size)
-    image.resize((width, height)).save(target, "JPEG", quality=QUALITY)
-    return target
 
 
 def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[str, float]:
@@ -275,33 +236,3 @@ def _seconds(way: Way, files: Sequence[str], turn: int, *, seeds: bool) -> dict[
 
     spent["all"] = sum(spent.values())
     return {part: seconds / IMAGES for part, seconds in spent.items()}
-
-
-def _loader_figures(files: Sequence[Path]) -> dict[str, float]:
-    """Return images/s of a loader with one and two workers, in turns: the time on the clock."""
-    rates = [[_loaded_per_second(files, workers) for workers in (1, 2)] for _ in range(LOADS)]
-    return {
-        "loader_images_per_second_1_worker": statistics.median(one for one, _ in rates),
-        "loader_images_per_second_2_workers": statistics.median(two for _, two in rates),
-        "workers_2_of_1": statistics.median(two / one for one, two in rates),
-    }
-
-
-def _loaded_per_second(files: Sequence[Path], workers: int) -> float:
-    """Return the images/s of a loader from its first batch on."""
-    names = np.array([str(file).encode() for file in files] * (LOADED // len(files) + 1))[:LOADED]
-    storage = ImageFiles(Path("/"), names, "")
-    labels = from_single(np.zeros(len(names), np.int64), 1)
-    dataset = StoredImages(storage, labels, ("photo",), TrainTransform(View(image_size=SIZE)))
-    split = Split(dataset, Classes(("photo",), exclusive=True))
-    transform = EvalTransform(image_size=SIZE)
-    module = DataModule(lambda: split, lambda: split, SingleLabel().evaluator, transform)
-
-    batches = TrainBatches(len(names), batch_size=BATCH)
-    loader = unwrap(train_loader(module, batches, workers=workers, pin=False))
-    for _ in range(workers):
-        next(loader)
-
-    start = time.perf_counter()
-    loaded = sum(len(batch.images) for batch in loader)
-    return loaded / (time.perf_counter() - start)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from mldec.checkpoint import load_model, local
+from mldec.checkpoint import load_model
+from mldec.checkpoint.sources import local
 from mldec.errors import DataError
 from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor, Rule
 from mldec.predict.engine import Engine, ExportedEngine, OnnxFile, TorchEngine, is_exported
@@ -48,8 +49,7 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     readable = [image for image in first if isinstance(image, torch.Tensor)]
     if len({image.shape for image in readable}) != 1:
         raise DataError(
-            "the first images cannot be read, or the model takes images in sizes of their own: "
-            "choose another folder, or a model without --any-size"
+            "the first images cannot be read, or are of several sizes (--any-size): choose others"
         )
     batch = torch.stack((readable * batch_size)[:batch_size])
 

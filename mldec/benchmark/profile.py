@@ -55,18 +55,6 @@ PARTS = {
 SIDE = {"cuda": 8192, "cpu": 1024}  # of the matrices, by type of device
 ROUNDS = 10  # of the matrix product
 
-# Published peaks for dense matrix products in 10^12 operations per second, by the name that torch
-# gives the device, a longer name first: float16 and bfloat16, TF32, float32. The data sheets of
-# Hopper state tensor cores with sparsity, which is twice the dense figure.
-PUBLISHED = {
-    "H200 NVL": (835.5, 417.5, 60),
-    "H200": (989.5, 494.5, 67),
-    "H100 PCIe": (756.5, 378, 51),
-    "H100 NVL": (835.5, 417.5, 60),
-    "H100": (989.5, 494.5, 67),
-    "A100": (312, 156, 19.5),
-}
-
 
 class Stopwatch:
     """Measure the parts of steps; every moment belongs to one part, so that they add up.
@@ -162,8 +150,7 @@ def profile(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time the parts of a training step, and count its floating-point operations.
 
     The time of a part is its mean over the timed steps. Of the figures, `mfu_percent` is the share
-    of the operations per second that a large matrix product reaches in the same run,
-    `published_percent` of the maker's figure for dense products.
+    of the operations per second that a large matrix product reaches in the same run.
     """
     config = settings(args)
     data, source = _data_of(config)
@@ -208,25 +195,14 @@ def profile(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             }
             yield {f"{name}_ms": 1000 * spent for name, spent in parts.items()}
             yield {f"{name}_percent": 100 * spent / seconds for name, spent in parts.items()}
-            yield _shares(step_flops / seconds, device, precision)
+            limit = product_flops(device, precision)
+            yield {
+                "gflop_per_second": step_flops / seconds / 1e9,
+                "product_gflop_per_second": limit / 1e9,
+                "mfu_percent": 100 * step_flops / seconds / limit,
+            }
             if args.trace:
                 _write_trace(args.trace, step)
-
-
-def _shares(flops: float, device: torch.device, precision: Precision) -> dict[str, Any]:
-    """Return the shares that a step's operations per second are of what the hardware can do."""
-    limit = product_flops(device, precision)
-    figures = {
-        "gflop_per_second": flops / 1e9,
-        "product_gflop_per_second": limit / 1e9,
-        "mfu_percent": 100 * flops / limit,
-    }
-    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    if peak := published(device_name, precision):
-        figures["published_gflop_per_second"] = peak[0] / 1e9
-        figures["published_percent"] = 100 * flops / peak[0]
-        return figures | {"published_source": peak[1]}
-    return figures
 
 
 def _data_of(config: Config) -> tuple[DataModule | None, str]:
@@ -299,19 +275,6 @@ def product_flops(device: torch.device, precision: Precision) -> float:
     return 2 * side**3 / min(times["product"])
 
 
-def published(device_name: str, precision: Precision) -> tuple[float, str] | None:
-    """Return the published operations per second of a GPU and their source; None if unknown."""
-    name = next((name for name in PUBLISHED if name in device_name), None)
-    if name is None:
-        return None
-
-    half, tf32, single = PUBLISHED[name]
-    value = tf32 if torch.backends.cudnn.allow_tf32 else single
-    if precision.half:
-        value = half
-    return value * 1e12, f"NVIDIA {name.split()[0]} data sheet"
-
-
 def table(figures: dict[str, Any]) -> str:
     """Return the figures of `profile` as text."""
     micro_batches = "" if figures["accumulate"] == 1 else f" in {figures['accumulate']} parts"
@@ -335,9 +298,4 @@ def table(figures: dict[str, Any]) -> str:
         f"{figures['mfu_percent']:.1f} % of the {figures['product_gflop_per_second']:,.1f} GFLOP/s "
         f"of a large matrix product",
     ]
-    if "published_source" in figures:
-        lines.append(
-            f"published peak: {figures['published_gflop_per_second']:,.0f} GFLOP/s "
-            f"({figures['published_source']}), {figures['published_percent']:.1f} % of it"
-        )
     return "\n".join(lines)

@@ -93,9 +93,6 @@ def _peak_of(job: Callable[[], Any], device: torch.device) -> float | None:
     return peak_gib(device)
 
 
-# An experiment without its data
-
-
 @dataclass(frozen=True)
 class Trial:
     """An experiment without its data, for one process, and a model with random weights."""
@@ -204,9 +201,6 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
         classes = Classes(names, exclusive, queries)
     model = build.model(parts, classes, pretrained=False).to(device)
     return Trial(config, parts, device, classes, model)
-
-
-# Time and memory
 
 
 def in_turns(

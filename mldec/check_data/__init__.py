@@ -15,14 +15,11 @@ import argparse
 from mldec.check_data import label_errors
 from mldec.check_data.examine import check
 from mldec.config import build
-from mldec.errors import ConfigError, DataError, say
+from mldec.errors import DataError, say
 from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
 from mldec.runtime.results import check_folder, check_targets, write_json
 
-# Rows of --errors: more than a person looks at.
-ROWS = 10_000
-# Options without effect unless a checkpoint is given.
-OF_CHECKPOINT = ("split", "errors", "rows", "weights", "plugin")
+ROWS = 10_000  # of --errors: more than a person looks at
 
 
 def number_or_all(word: str) -> int | None:
@@ -51,22 +48,14 @@ def parser() -> argparse.ArgumentParser:
 
     errors = arguments.add_argument_group("wrong labels")
     errors.add_argument(
-        "--checkpoint",
-        metavar="FILE",
-        help="of a run on this data, whose settings key=value change",
+        "--checkpoint", metavar="FILE", help="of a run on this data; key=value changes its settings"
     )
     errors.add_argument(
-        "--split",
-        choices=("val", "train"),
-        default="val",
-        help="that the model judges; default: val",
+        "--split", choices=("val", "train"), default="val", help="to judge; default: val"
     )
     errors.add_argument("--errors", metavar="FILE", help="write the ranked pairs as CSV")
     errors.add_argument(
-        "--rows",
-        type=number_or_all,
-        default=ROWS,
-        help=f"pairs in that file: all or N; default: {ROWS:,}",
+        "--rows", type=number_or_all, default=ROWS, help=f"all pairs, or N; default: {ROWS:,}"
     )
     add_weights_options(errors)
     # What a checkpoint can be evaluated with, and is not judged with.
@@ -81,12 +70,6 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check a dataset, or look for its wrong labels, as the command line says."""
-    without_effect = ("decode",) if args.checkpoint else OF_CHECKPOINT
-    for name in without_effect:
-        if getattr(args, name) != parser().get_default(name):
-            where = "with" if args.checkpoint else "without"
-            raise ConfigError(f"--{name} has no effect {where} --checkpoint FILE: leave it out")
-
     # What cannot be written is refused now, not after hours of reading.
     check_targets(json=args.json, csv=args.errors)
     if args.checkpoint:

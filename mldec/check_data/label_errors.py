@@ -14,7 +14,7 @@ from mldec.checkpoint import Loaded, load_model, scoring
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.types import DataModule, Split, picture
 from mldec.errors import ConfigError, say, writing
-from mldec.evaluation import Scores, open_for_evaluation, same_scores
+from mldec.evaluation import Scores, left_out, open_for_evaluation, same_scores
 from mldec.evaluators.label_errors import Ranking, rank
 from mldec.runtime.pages import data_url, template
 from mldec.runtime.results import ResultFile, check_targets, write_json, write_result
@@ -24,8 +24,7 @@ log = logging.getLogger("mldec")
 COLUMNS = ("rank", "image", "class", "label", "probability", "suspected")
 PAGE = "label_errors.html"
 MAX_PICTURES = 60  # per section of the page
-MAX_PRINTED = 10  # pairs, and unreadable images, that are printed
-MAX_CLASSES = 20  # that are printed
+MAX_PRINTED = 10  # pairs that are printed
 THUMBNAIL = 240  # pixels of the longer side of a picture
 QUALITY = 80  # of the JPEG files
 
@@ -50,20 +49,18 @@ def run(args: argparse.Namespace) -> None:
         check_targets(str(Path(args.out) / PAGE))
 
     judged = judge(loaded, args)
-    bad = judged.scores.bad
-    for message in bad[:MAX_PRINTED]:
-        log.warning(f"left out: {message}")
-    if len(bad) > MAX_PRINTED:
-        log.warning(f"left out: {len(bad) - MAX_PRINTED:,} more (all with --json)")
+    bad, images = judged.scores.bad, len(judged.scores.labels)
+    for line in left_out(bad, images):
+        log.warning(line)
 
-    ranking, counts = judged.ranking, class_counts(judged)
+    ranking = judged.ranking
+    suspected = int(ranking.suspected.sum())
     summary = (
-        f"{len(judged.scores.labels):,} images x {len(judged.split.classes)} classes of "
-        f"{args.split}, judged by {args.checkpoint}: {int(ranking.suspected.sum()):,} of "
-        f"{len(ranking):,} labels are suspected"
+        f"{images:,} images x {len(judged.split.classes)} classes of {args.split}, judged by "
+        f"{args.checkpoint}: {suspected:,} of {len(ranking):,} labels are suspected"
     )
     say(summary)
-    tell(judged, counts)
+    tell(judged)
 
     if args.errors:
         write_pairs(args.errors, judged, args.rows)
@@ -73,11 +70,11 @@ def run(args: argparse.Namespace) -> None:
         content = {
             "checkpoint": args.checkpoint,
             "split": args.split,
-            "images": len(judged.scores.labels),
+            "images": images,
             "left_out": bad,
             "labels": len(ranking),
-            "suspected": int(ranking.suspected.sum()),
-            "per_class": counts,
+            "suspected": suspected,
+            "per_class": class_counts(judged),
         }
         write_json(args.json, content)
 
@@ -96,8 +93,7 @@ def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
     split = data.val if args.split == "val" else data.train
     if split.classes.exclusive:
         raise ConfigError(
-            "--checkpoint: wrong labels are looked for where an image may have several, "
-            "this data has one label per image; leave it out"
+            "--checkpoint: wrong labels are looked for where images have several; leave it out"
         )
     warn_of_training(args.checkpoint, loaded, data, args.split)
 
@@ -121,9 +117,8 @@ def warn_of_training(path: str, loaded: Loaded, data: DataModule, split: str) ->
         log.warning(f"{path} was trained on other data ({changed}): {doubt}")
     elif split == "train":
         log.warning(
-            f"{path} was trained on these images, and their wrong labels too: more of them are "
-            f"found with models trained with data.fold=1/N to N/N, each judging the fold that it "
-            f"left out"
+            f"{path} was trained on these images, and their wrong labels too: more are found with "
+            f"models trained with data.fold=1/N to N/N, each judging the fold that it left out"
         )
 
 
@@ -187,27 +182,13 @@ def class_counts(judged: Judged) -> dict[str, dict[str, int]]:
     return counts
 
 
-def tell(judged: Judged, counts: dict[str, dict[str, int]]) -> None:
-    """Print the first pairs, and the classes with the most suspected labels."""
+def tell(judged: Judged) -> None:
+    """Print the first pairs."""
     say(f"{'rank':>6}  label    P(present)  class, image")
     for _, pair in suspects(judged, range(len(judged.ranking))[:MAX_PRINTED]):
         label = "present" if pair.present else "absent"
         columns = f"{pair.rank:6}  {label:7}  {pair.probability:10.3f}"
         say(f"{columns}  {pair.class_name}, {pair.image}")
-
-    suspected = {
-        name: row["suspected_present"] + row["suspected_absent"] for name, row in counts.items()
-    }
-    worst = sorted(filter(suspected.get, suspected), key=lambda name: -suspected[name])
-    if worst:
-        say(f"{'suspected of present':>23}  {'of absent':>23}  class")
-    for name in worst[:MAX_CLASSES]:
-        row = counts[name]
-        present = f"{row['suspected_present']:9,} of {row['present']:10,}"
-        absent = f"{row['suspected_absent']:9,} of {row['absent']:10,}"
-        say(f"{present}  {absent}  {name}")
-    if len(worst) > MAX_CLASSES:
-        say(f"and {len(worst) - MAX_CLASSES:,} more classes (all with --json)")
 
 
 def write_pairs(target: str, judged: Judged, count: int | None) -> None:
@@ -232,7 +213,6 @@ def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Imag
 
 
 def _small(image: Image.Image) -> str:
-    """Return a small copy of a picture as an address."""
     small = image.copy()
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     return data_url(small, quality=QUALITY)

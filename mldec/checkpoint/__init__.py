@@ -1,6 +1,5 @@
 """Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
 
-from mldec import lazily
 from mldec.checkpoint.classes import check_classes, check_queries, scoring
 from mldec.checkpoint.loading import (
     Loaded,
@@ -15,9 +14,6 @@ from mldec.checkpoint.loading import (
 )
 from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint, LogPosition
 
-# A run that starts from no file does not import where files come from.
-__getattr__ = lazily(__name__, dict.fromkeys(("is_download", "is_open_clip", "local"), "sources"))
-
 __all__ = [
     "FORMAT",
     "Best",
@@ -30,13 +26,10 @@ __all__ = [
     "check_queries",
     "check_start",
     "initialise",
-    "is_download",
-    "is_open_clip",
     "load",
     "load_model",
     "load_newest",
     "load_strict",
-    "local",
     "saved_config",
     "scoring",
     "to_store",

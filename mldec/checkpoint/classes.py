@@ -19,8 +19,8 @@ from mldec.runtime.text import read_text
 log = logging.getLogger("mldec")
 
 # Mean cosine between two vectors of a name: near 0 if their sources were trained apart, well above
-# one half between the prompts of one text encoder, and close to 1 after rounding.
-_SAME_KIND, _EQUAL = 0.5, 0.995
+# one half between the prompts of one text encoder.
+_SAME_KIND = 0.5
 COMPARED = 16  # classes, where their vectors have to be made or read for it
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
@@ -91,8 +91,7 @@ class Reordered(nn.Module):
 def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Path) -> nn.Module:
     """Return a checkpoint's model, with its logits in the order of the data's classes.
 
-    A zero-shot model follows the order of the word vectors that it is given: nothing changes. The
-    path is that of the checkpoint, for messages.
+    A zero-shot model follows the order of the word vectors that it is given: nothing changes.
     """
     check_queries(trained, current, path)
     if trained.queries is not None or trained.names == current.names:
@@ -146,11 +145,6 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
             f"know, such as {trained.names[shared[0]]!r}, have a mean cosine of {cosine:.2f}; "
             f"choose the vectors of its training{origin}"
         )
-    if cosine < _EQUAL:
-        log.warning(
-            f"{path}: its word vectors differ a little from those of its training, with a mean "
-            f"cosine of {cosine:.3f} over {len(shared)} classes"
-        )
 
 
 def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes:
@@ -195,8 +189,7 @@ def _other_classes(trained: Classes, current: Classes, path: str | Path) -> Chec
     index, (there, here) = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
     return CheckpointError(
         f"{path} has other classes than the data, {len(trained)} and {len(current)}: number "
-        f"{index} is {there!r} there and {here!r} here; choose data with its classes, or give it "
-        f"the data's names with --class-names FILE"
+        f"{index} is {there!r} there and {here!r} here; choose its classes, or pass --class-names"
     )
 
 

@@ -87,8 +87,7 @@ def _transform(opened: ClipModel) -> EvalTransform:
     if height != width or mode not in CROPS:
         raise CheckpointError(
             f"{opened.source.text}: it resizes images to {height} x {width} pixels in the mode "
-            f"{mode!r}, and only squares in the modes {' and '.join(CROPS)} are supported; use "
-            f"another model"
+            f"{mode!r}, and only squares in the modes {' and '.join(CROPS)} are supported"
         )
 
     # As in open_clip, where whatever is not bilinear is bicubic.

@@ -1,13 +1,7 @@
-"""Load a model: one of our checkpoints, a file of the paper's authors, or a model of open_clip.
-
-Evaluation, prediction and notebooks all enter here. Whatever a file is, it becomes a `Checkpoint`,
-and a model is built of that.
-"""
+"""Load a model: one of our checkpoints, a file of the paper's authors, or a model of open_clip."""
 
 import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +27,6 @@ from mldec.runtime.torch_files import SUFFIX, read_torch, versions
 log = logging.getLogger("mldec")
 
 MOST_VERSIONS = 100  # versions of a checkpoint that are looked for: more than a run keeps
-_LOADING = threading.RLock()
 # Endings of the names of buffers that a file of others may lack: we count and compute them
 # ourselves, and timm knows the normalisation of the input from the name of the network.
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")
@@ -52,13 +45,10 @@ class Loaded:
     metrics: dict[str, float]  # of the run's last evaluation; empty for a file of others
     weights: str  # "ema" or "raw"
     path: Path  # of the file of weights
-    # Of the training data; None for a file of others.
-    fingerprint: Fingerprint | None = None
-    # Of these weights; None unless `mldec.calibrate` wrote the file.
-    calibration: Calibration | None = None
+    fingerprint: Fingerprint | None = None  # of the training data; None for a file of others
+    calibration: Calibration | None = None  # of these weights, if `mldec.calibrate` wrote the file
     of_run: bool = False  # whether the file is one of ours, and not one of others
-    # Names of the classes that training did not have; None if the file does not say.
-    unseen: tuple[str, ...] | None = None
+    unseen: tuple[str, ...] | None = None  # classes that training did not have; None: unknown
 
 
 def load_model(
@@ -99,7 +89,8 @@ def load_model(
         device = distributed.pick_device(device)
     names = None if class_names is None else read_class_names(Path(class_names))
 
-    with _standard_torch():
+    # The defaults and random numbers of the caller stay as they are.
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         file, checkpoint, of_run = _read_any(str(path), image_size, names)
         with refusing(file):
             if names is not None:
@@ -156,7 +147,6 @@ def load_model(
 
 
 def _calibration(checkpoint: Checkpoint, chosen: str, file: Path) -> Calibration | None:
-    """Return the calibration of the chosen weights, if there is one."""
     calibration = checkpoint.calibration
     if calibration is None or calibration.weights == chosen:
         return calibration
@@ -231,25 +221,16 @@ def check_start(config: Config) -> Config:
     init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
     starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
     """
-    for setting, path in (("init", config.start.path), ("resume", config.resume)):
-        if path is not None and path.startswith(PREFIX):
-            raise ConfigError(
-                f"{setting}={path}: a model of open_clip is for use without training; to train its "
-                f"image tower choose backbone=timm with backbone.pretrained=true and the network's "
-                f"name there, such as backbone.name=vit_base_patch16_clip_quickgelu_224.openai"
-            )
     if config.start.path != "timm":
         return config
 
     if config.backbone.get("pretrained") is not True:
         raise ConfigError(
-            "init=timm takes the weights that timm has for the backbone: pass "
-            "backbone.pretrained=true with backbone.name=... of timm, or leave init out"
+            "init=timm takes the weights that timm has: pass backbone.pretrained=true with its name"
         )
     log.warning(
-        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}, whose "
-        f"pretraining its name says, and the head from random weights; files of the authors "
-        f"were trained further, on Open Images, so expect less than their figures"
+        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}; files of the "
+        f"authors were trained further, on Open Images, so expect less than their figures"
     )
     return replace(config, init=None)
 
@@ -287,8 +268,7 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     own = getattr(model.head, "class_tensors", ())
     if not own:
         raise ConfigError(
-            f"init.classes=by_name: nothing in the head {type(model.head).__name__} belongs to a "
-            f"class; leave it out"
+            f"init.classes=by_name: {type(model.head).__name__} has nothing per class: leave it out"
         )
     known = checkpoint.classes.names
     sources = same_names(names, known, synonyms)
@@ -329,12 +309,10 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     return report
 
 
-def saved_config(
-    checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = (), *, kinds: Sequence[str] = PARTS
-) -> Config:
-    """Return the config of a checkpoint, with every argument of the parts of these kinds."""
+def saved_config(checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = ()) -> Config:
+    """Return the config of a checkpoint, with every argument of its parts."""
     with refusing(path):
-        return _parts_of(checkpoint, plugins, kinds)[0]
+        return _parts_of(checkpoint, plugins, PARTS)[0]
 
 
 def _parts_of(
@@ -357,27 +335,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """Return a checkpoint whose classes have other names, in the same order."""
     unseen = checkpoint.unseen
     if unseen is not None:
         new_name = dict(zip(checkpoint.classes.names, names, strict=True))
         unseen = tuple(new_name[name] for name in unseen)
-
     classes = replace(checkpoint.classes, names=tuple(names))
     return replace(checkpoint, classes=classes, unseen=unseen)
-
-
-@contextmanager
-def _standard_torch() -> Iterator[None]:
-    """Build on the CPU in float32, one thread at a time; restore the random state."""
-    with _LOADING, torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        dtype = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
 
 
 class Match(NamedTuple):
@@ -445,9 +408,8 @@ def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) ->
     ]
     if unfilled or not match.fitting:
         raise CheckpointError(
-            f"init={path} is of another backbone: {len(unfilled)} of the model's tensors are "
-            f"absent or of another shape ({', '.join(sorted(unfilled)[:3])}); "
-            f"choose its backbone=NAME"
+            f"init={path} is of another backbone: {len(unfilled)} tensors are absent or of another "
+            f"shape ({', '.join(sorted(unfilled)[:3])}); choose its backbone=NAME"
         )
 
     model.load_state_dict({name: tensors[name] for name in match.fitting}, strict=False)

@@ -8,7 +8,6 @@ A folder, or a repository on the Hugging Face Hub, holds two files:
 `mldec.publish` writes it. There is no training state: a run can start from it, but not go on.
 """
 
-import hashlib
 import json
 import math
 from dataclasses import asdict, replace
@@ -19,7 +18,7 @@ from safetensors.torch import load_file
 
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition, no_optimizer
 from mldec.errors import CheckpointError, refusing
-from mldec.runtime.results import write_file
+from mldec.runtime.results import to_json, write_file
 from mldec.runtime.torch_files import SUFFIX, sha256_of, write_safetensors
 
 CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
@@ -76,18 +75,11 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         "checkpoint": {
             **saved,
             "classes": classes,
-            # JSON has no NaN, which a metric may be, and no infinity, the value of no result yet.
-            "metrics": {
-                name: value if math.isfinite(value) else None
-                for name, value in checkpoint.metrics.items()
-            },
             "best": None if checkpoint.best.metric is None else saved["best"],
         },
     }
-
-    with refusing(folder / CONFIG, remedy="a setting of the run is no finite number"):
-        text = json.dumps(content, indent=1, allow_nan=False)
-    write_file(folder / CONFIG, f"{text}\n".encode())
+    # JSON has no NaN, which a metric may be: it is null there.
+    write_file(folder / CONFIG, f"{to_json(content, indent=1)}\n".encode())
     Checkpoint.from_state(read(path), path)
 
 
@@ -111,8 +103,8 @@ def read(path: Path) -> dict[str, Any]:
         }
         best = {**best, "weights": weights}
 
-    with refusing(path), path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    with refusing(path):
+        actual = sha256_of(path)
         # The library checks that the tensors fill the file without gaps and overlaps.
         tensors = load_file(path) if actual == expected else {}
     if actual != expected:

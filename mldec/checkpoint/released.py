@@ -253,7 +253,6 @@ def _resnet(key: str) -> str | None:
 
 
 def _ram(key: str) -> str | None:
-    """Rename a tensor of RAM or RAM++."""
     if key.startswith(RAM_SWIN):
         return _swin(key.removeprefix(RAM_SWIN))
     return None if key.startswith(NOT_FOR_TAGS) else "head." + renamed(key, RAM)
@@ -420,7 +419,6 @@ def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
 
 
 def _known(table: Mapping[Any, Any], sizes: object, description: str) -> Any:
-    """Return what a table has for the sizes of a network."""
     if sizes not in table:
         raise DataError(f"it holds {description}, which no network here is; see MODEL_ZOO.md")
     return table[sizes]
@@ -462,7 +460,6 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
 
 
 def _numbered(num_classes: int, file: str) -> tuple[str, ...]:
-    """Return names for classes that have none."""
     log.warning(f"{file} names no classes: they are numbered from 0 to {num_classes - 1}")
     return tuple(f"class {index}" for index in range(num_classes))
 
@@ -483,7 +480,6 @@ def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def _swin(key: str) -> str | None:
-    """Rename a tensor of Swin."""
     if key.endswith(SWIN_BUFFERS):
         return None
 
@@ -495,7 +491,6 @@ def _swin(key: str) -> str | None:
 
 
 def _cvt(key: str) -> str:
-    """Rename a tensor of CvT."""
     stage = re.match(r"stage(\d)\.(.+)", key)
     if stage is None:
         return BACKBONE + re.sub(r"^norm\.", "layernorm.", key)

@@ -7,17 +7,18 @@ HF_HUB_OFFLINE. Two files of a repository are read, by their fixed names.
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import huggingface_hub
 from filelock import FileLock
 from huggingface_hub import HfApi, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub.utils import disable_progress_bars
 
 from mldec.checkpoint import published
 from mldec.data.cache import cache_folder
@@ -33,7 +34,6 @@ from mldec.errors import (
     writing,
 )
 from mldec.runtime.cli import on_terminal
-from mldec.runtime.results import replacing
 from mldec.runtime.run_folder import find_checkpoint
 from mldec.runtime.torch_files import sha256_of, write_hashes
 
@@ -182,56 +182,44 @@ def _fetched(url: str, path: Path, *, sha256: str | None = None, advice: str = "
 
 
 def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) -> None:
-    """Download a file from the first of the addresses that has it, and write its hash beside it."""
+    """Download a file from the first of the addresses that has it, and write its hash beside it.
+
+    A file of a known hash that was interrupted goes on where it ended.
+    """
     # The bar would fill a log.
     if not on_terminal():
         disable_progress_bars()
 
-    faults = []
+    part, faults = path.with_name(path.name + ".part"), []
     for url in urls:
         try:
-            if sha256 is not None:
-                _resumed(url, path, sha256)
-                return
-            with replacing(path, durable=True) as file:
-                _get(url, file, path.name)
-                with Path(file.name).open("rb") as start:
-                    if start.read(1) in (b"", b"<"):
-                        raise CheckpointError("the answer is empty or an HTML page, not a file")
-                # The hash goes first: without one it would pass for a file put there by hand.
-                write_hashes(path, [sha256_of(Path(file.name))])
+            if not part.is_file() or sha256_of(part) != sha256:
+                with part.open("ab" if sha256 else "wb") as file:
+                    http_get(url, file, resume_size=file.tell(), displayed_filename=path.name)
+
+            actual = sha256_of(part)
+            if sha256 not in (None, actual):
+                raise CheckpointError(f"its sha256 is {actual}, not the published one")
+            with part.open("rb") as start:
+                is_file = start.read(1) not in (b"", b"<")
+            if not is_file:
+                raise CheckpointError("the answer is empty or an HTML page, not a file")
+            # The hash goes first: without one it would pass for a file put there by hand.
+            write_hashes(path, [actual])
+            part.replace(path)
             return
         except CheckpointError as error:
+            part.unlink()
             faults.append(f"{url} ({error})")
+        except Exception as error:
+            # The client raises its own classes, those of its HTTP library, and OSError.
+            if sha256 is None:
+                part.unlink(missing_ok=True)
+            faults.append(f"{url} ({brief(error)})")
     raise CheckpointError(
         f"cannot download {' or '.join(faults)}; {advice}put it at {path}, or name a mirror by "
         f"MLDEC_ZOO_URL"
     )
-
-
-def _resumed(url: str, path: Path, sha256: str) -> None:
-    """Download a file whose hash is known; what was interrupted goes on where it ended."""
-    part = path.with_name(path.name + ".part")
-    if not part.is_file() or sha256_of(part) != sha256:
-        with part.open("ab") as file:
-            _get(url, file, path.name, resume_size=file.tell())
-
-    actual = sha256_of(part)
-    if actual != sha256:
-        part.unlink()
-        raise CheckpointError(f"its sha256 is {actual}, not the published one")
-    write_hashes(path, [sha256])
-    part.replace(path)
-
-
-def _get(url: str, file: BinaryIO, name: str, resume_size: int = 0) -> None:
-    """Write what an address answers to a file; whatever goes wrong is a `CheckpointError`."""
-    try:
-        http_get(url, file, resume_size=resume_size, displayed_filename=name)
-        file.flush()
-    except Exception as error:
-        # The client raises its own classes, those of its HTTP library, and OSError.
-        raise CheckpointError(brief(error)) from error
 
 
 def published_file(address: str) -> Path:
@@ -256,12 +244,7 @@ def published_file(address: str) -> Path:
 
 def check_repository(repository: str) -> None:
     """Raise a `CheckpointError` unless a name is one of a repository, owner/name."""
-    try:
-        validate_repo_id(repository)
-        is_one = "/" in repository
-    except HFValidationError:
-        is_one = False
-    if not is_one:
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
         raise CheckpointError(f"{repository}: {repository!r} is no repository; write owner/name")
 
 
@@ -269,8 +252,7 @@ def require_token() -> None:
     """Raise a `ConfigError` if there is no token for uploads."""
     if huggingface_hub.get_token() is None:
         raise ConfigError(
-            "there is no token for the hub: log in with hf auth login, or set HF_TOKEN, to a token "
-            "with write access; or write the files with --dry-run FOLDER"
+            "there is no token for the hub: run hf auth login, set HF_TOKEN, or pass --dry-run"
         )
 
 
@@ -285,8 +267,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         # What was uploaded to a public repository cannot be called back.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:
             raise CheckpointError(
-                f"--private: {repository} exists and is public; choose another name, or make it "
-                f"private in its settings"
+                f"--private: {repository} exists and is public; choose another name"
             )
 
         # The bars of uploads would fill a log; those of downloads do not.

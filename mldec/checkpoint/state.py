@@ -27,8 +27,7 @@ class Calibration:
     """
 
     weights: str  # "ema" or "raw": the set of weights that was calibrated
-    # That chose the thresholds, such as "f1"; None without thresholds, or with those of a file.
-    objective: str | None
+    objective: str | None  # such as "f1"; None without thresholds, or with those of a file
     scope: str | None  # "class" or "global"; None without thresholds
     # From 0 to 1: K in the order of the classes, one for all, or none if an image has one label.
     thresholds: tuple[float, ...]
@@ -38,8 +37,7 @@ class Calibration:
     data: dict[str, Any]  # the node of their data set
     fingerprint: Fingerprint | None  # of these images and their labels; None without
     date: str  # in ISO 8601
-    # Of images outside the fit, in percent; None in a copy that was made before it was measured.
-    error: float | None = None
+    error: float | None = None  # of images outside the fit, in percent; None if not measured
     constant: tuple[str, ...] = ()  # classes whose logits were the same for nearly all images
     file: str | None = None  # name of the file that gave the thresholds, see `with_thresholds`
 
@@ -56,11 +54,17 @@ class Calibration:
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
         """Return the thresholds in the order of `names`, which the checkpoint has as `trained`."""
-        if len(self.thresholds) < 2:
-            return list(self.thresholds)
+        return list(in_order(self.thresholds, trained, names))
 
-        threshold_of = dict(zip(trained, self.thresholds, strict=True))
-        return [threshold_of[name] for name in names]
+
+def in_order(
+    values: Sequence[float], names: Sequence[str], wanted: Sequence[str]
+) -> tuple[float, ...]:
+    """Bring values, one per class unless there are fewer than two, into the order of `wanted`."""
+    if len(values) < 2:
+        return tuple(values)
+    value_of = dict(zip(names, values, strict=True))
+    return tuple(value_of[name] for name in wanted)
 
 
 class Calibrated(nn.Module):
@@ -129,8 +133,7 @@ class Checkpoint:
     versions: dict[str, str] = field(default_factory=dict)
     git: str | None = None  # commit of mldec
     calibration: Calibration | None = None  # None unless `mldec.calibrate` wrote the file
-    # Names of the classes that training did not have, as zero-shot data does; None if not known.
-    unseen: tuple[str, ...] | None = None
+    unseen: tuple[str, ...] | None = None  # classes that training did not have; None: unknown
 
     def to_state(self) -> dict[str, Any]:
         """Return the content as plain containers and tensors, for `torch.save`."""
@@ -185,14 +188,11 @@ class Checkpoint:
 
 
 def _check_format(state: dict[str, Any]) -> None:
-    """Check that this version of mldec wrote such a file."""
     if "format" not in state:
         raise DataError("it holds weights but no training state; pass it as init=")
-    # The type comes first: comparing a tensor yields a tensor, which may have no truth value.
-    if type(state["format"]) is not int or state["format"] != FORMAT:
+    if state["format"] != FORMAT:
         raise DataError(
-            f"it has format {str(state['format'])[:40]}, this mldec reads {FORMAT}; use another "
-            f"version of mldec"
+            f"it has format {state['format']}, this mldec reads {FORMAT}; use another version of it"
         )
     # OmegaConf would resolve an interpolation, which can read the environment of the user.
     if "${" in repr(state["config"]):
@@ -204,9 +204,7 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
     if queries is not None and len(queries) != len(names):
         raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
     if origin is not None:
-        templates = tuple(map(str, origin["templates"]))
-        texts = (str(origin["source"]), str(origin["sha256"]))
-        origin = VectorOrigin(*texts, templates, origin.get("descriptions"))
+        origin = VectorOrigin(**{**origin, "templates": tuple(origin["templates"])})
 
     # Word queries may be saved in half precision; the model computes in float32.
     queries = None if queries is None else queries.float()

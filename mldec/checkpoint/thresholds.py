@@ -1,5 +1,7 @@
 """Thresholds that a user gives in a file, in the place of calibrated ones."""
 
+import csv
+import io
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +13,7 @@ from mldec.checkpoint.state import Calibration
 from mldec.data.table import unknown_class
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
-from mldec.runtime.text import csv_rows, read_lines
+from mldec.runtime.text import read_lines, read_text
 
 _SEE = "see docs/running.md, section Thresholds of a file"
 COLUMNS = ("class", "threshold")  # of a CSV file, as mldec.calibrate --csv calls them
@@ -24,11 +26,8 @@ def with_thresholds(
 
     The file has a number per line, in the order of the classes, or is a .csv file by their names;
     classes that this does not name keep the threshold of the calibration. A class is present if its
-    score is above its threshold, as in the code of RAM for an image; a threshold of 1 is never
-    reached.
-
-    Raises:
-        UserError: if it is not for these classes, or a threshold is no number from 0 to 1.
+    score is above its threshold, as in the code of RAM for an image; 1 is never reached. It is a
+    `UserError` if the file is not for these classes, or a threshold is no number from 0 to 1.
     """
     if classes.exclusive or classes.queries is not None:
         kind = "an image has one label" if classes.exclusive else "it scores any classes by vectors"
@@ -68,8 +67,7 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
     lines = read_lines(path, _SEE)
     if len(lines) != len(classes):
         raise ConfigError(
-            f"--thresholds {path}: it has {len(lines):,} lines for {len(classes):,} classes; write "
-            f"one number per line, in the checkpoint's order, or a .csv file by name"
+            f"--thresholds {path}: it has {len(lines):,} lines for {len(classes):,} classes; {_SEE}"
         )
     numbered = enumerate(zip(classes.names, lines, strict=True), 1)
     return {name: _number(text, path, row) for row, (name, text) in numbered}
@@ -77,26 +75,21 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     """Return the thresholds of some classes, from a CSV file with the columns of `COLUMNS`."""
-    header: list[str] = []
+    rows = csv.DictReader(io.StringIO(read_text(path, _SEE, newline=""), newline=""))
+    header = rows.fieldnames or []
+    if not set(COLUMNS) <= set(header):
+        raise DataError(
+            f"--thresholds {path}: its first row is {','.join(header)[:80]!r}, without the "
+            f"columns class and threshold; {_SEE}"
+        )
+
     given: dict[str, float] = {}
     known = set(classes.names)
-    for row, fields in csv_rows(path, _SEE):
-        if not header:
-            header = fields
-            if not set(COLUMNS) <= set(header):
-                raise DataError(
-                    f"--thresholds {path}: its first row is {','.join(header)[:80]!r}, without the "
-                    f"columns class and threshold; {_SEE}"
-                )
-            continue
-
-        cells = dict(zip(header, fields, strict=False))
-        name = cells.get("class", "")
+    for cells in rows:
+        row, name = rows.line_num, cells["class"]
         if name not in known:
             raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}", _SEE)
-        if name in given:
-            raise DataError(f"--thresholds {path}, row {row}: {name!r} is there twice; {_SEE}")
-        given[name] = _number(cells.get("threshold", ""), path, row)
+        given[name] = _number(cells["threshold"] or "", path, row)
     return given
 
 

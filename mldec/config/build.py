@@ -90,7 +90,6 @@ class Part:
         return self._translated(kind, {name: self.arguments[name] for name in names})
 
     def _translated(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call, and add the name of the part to a `ValueError`."""
         try:
             return call(**arguments)
         except UserError:
@@ -233,8 +232,7 @@ def start_at_frequency(head: nn.Module, labels: Labels) -> None:
     start_at: Callable[[torch.Tensor], None] | None = getattr(head, "start_at", None)
     if start_at is None:
         raise ConfigError(
-            f"train.start_at_frequency: {type(head).__name__} has no bias per class that it could "
-            f"start; pass train.start_at_frequency=false"
+            f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
         )
     positives, negatives = labels.all_counts(1) + 1, labels.all_counts(0) + 1
     start_at(torch.from_numpy(positives / negatives).log().float())
@@ -255,22 +253,16 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         if train.exclusive:
             fix = "loss=cross_entropy, asl_single_label or bce"
         raise ConfigError(
-            f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: "
-            f"choose {fix}"
+            f"{loss_name} is for {kinds[wanted]}, the data has {kinds[train.exclusive]}: pass {fix}"
         )
 
     mix = config.mix
     if mix.on and mix.labels is MixLabels.union and train.exclusive:
         raise ConfigError(
-            "mix.labels=union gives an image the labels of two, the data has one label per image: "
-            "leave it out"
+            "mix.labels=union gives an image two labels, in this data it has one: leave it out"
         )
     if mix.soft and not getattr(loss, "soft", False):
-        fix = "loss=bce or asl"
-        if train.exclusive:
-            fix = "loss=bce or cross_entropy"
-        elif not mix.smoothing:
-            fix = f"mix.labels=union, or {fix}"
+        fix = "loss=bce or cross_entropy" if train.exclusive else "loss=bce or asl"
         raise ConfigError(f"mix makes soft labels, {loss_name} wants 0 and 1: choose {fix}")
 
     # Random queries belong to no class, and each is a positive. A buffer of one number is for all
@@ -283,8 +275,7 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
         if not train.exclusive:
             reason = f"{loss_name} has a value per class ({', '.join(per_class)})"
         raise ConfigError(
-            f"train.random_queries adds queries that are no class, and {reason}: "
-            f"leave one of them out"
+            f"train.random_queries adds queries that are no class, and {reason}: leave one out"
         )
 
     # Raises for settings that do not fit the classes, such as top-5 of three.
@@ -317,10 +308,12 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
     # An imported name is not a definition: `mldec.heads.gap.nn` leads elsewhere.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
-    if not is_defined_there or not _is_part(kind, located):
-        expected = "module class"
-        if kind == "data":
-            expected = "function that returns a Source or a DataModule"
+    is_part = inspect.isclass(located) and issubclass(located, nn.Module)
+    expected = "module class"
+    if kind == "data":
+        is_part = inspect.isfunction(located) and get_type_hints(located).get("return") in DATA
+        expected = "function that returns a Source or a DataModule"
+    if not is_defined_there or not is_part:
         raise ConfigError(
             f"{kind}._target_ '{target}' is refused: it is not a {expected} defined there"
         )
@@ -347,7 +340,6 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of the parameters of a function or a class."""
     return get_type_hints(target.__init__ if inspect.isclass(target) else target)
 
 
@@ -371,17 +363,9 @@ def _fields(group: type[Any], defaults: Any = None) -> dict[str, Argument]:
 
 
 def _inside(module_name: str, home: str) -> bool:
-    """Tell whether a module is a package or one of its submodules."""
     return module_name == home or module_name.startswith(home + ".")
 
 
 def _is_reader(target: Callable[..., Any]) -> bool:
     """Tell whether a function returns a source, for which the shared settings hold."""
     return inspect.isfunction(target) and get_type_hints(target).get("return") is Source
-
-
-def _is_part(kind: str, located: Any) -> bool:
-    """Tell whether an object can build a part: a function for data, else a module class."""
-    if kind == "data":
-        return inspect.isfunction(located) and get_type_hints(located).get("return") in DATA
-    return inspect.isclass(located) and issubclass(located, nn.Module)

@@ -1,13 +1,10 @@
-"""Turn YAML, the command line or the config in a checkpoint into a `Config`.
-
-The rest of the program sees the `Config` only, not OmegaConf's nodes.
-"""
+"""Turn YAML, the command line or the config in a checkpoint into a `Config`."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import hydra
 from hydra import initialize_config_dir
@@ -128,10 +125,8 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
 
         missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
         if missing:
-            raise ConfigError(
-                f"nothing is chosen for {', '.join(missing)}: "
-                f"pass {missing[0]}=NAME, or an experiment"
-            )
+            names = ", ".join(missing)
+            raise ConfigError(f"nothing is chosen for {names}: pass {missing[0]}=NAME")
 
         # This builds the dataclasses, whose `__post_init__` checks the ranges.
         config = OmegaConf.to_object(merged)
@@ -144,9 +139,7 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the config as plain dictionaries, lists and scalars, for YAML and checkpoints."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return cast(Any, OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
 
 def to_yaml(config: Config) -> str:
@@ -187,10 +180,8 @@ def _not_understood(word: str) -> ConfigError:
 def option(part: str, name: str) -> dict[str, Any]:
     """Return the config node in an option file, such as data=coco; interpolations are kept."""
     check_option(part, name)
-
-    node = OmegaConf.to_container(OmegaConf.load(Path(config_dir(), part, f"{name}.yaml")))
-    assert isinstance(node, dict)
-    return {str(key): value for key, value in node.items()}
+    file = Path(config_dir(), part, f"{name}.yaml")
+    return cast(Any, OmegaConf.to_container(OmegaConf.load(file)))
 
 
 def check_option(part: str, name: str) -> None:

@@ -4,10 +4,9 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. Their s
 signature of the class or function that `_target_` names, and `build.check` checks them against it.
 """
 
-import math
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -18,24 +17,15 @@ from omegaconf import MISSING
 from mldec.errors import ConfigError
 from mldec.runtime.devices import Precision, check_device, processors
 
-# The limit of whole numbers in torch; a number with a decimal point may be larger.
-LARGEST_WHOLE = 2**63
-
 
 def matches(value: Any, hint: Any) -> bool:
     """Tell whether a value from YAML fits the annotation of an argument.
 
-    A whole number fits `float`; true and false fit only `bool`. Every number must be finite, also
-    inside lists and mappings.
+    A whole number fits `float`; true and false fit only `bool`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
-
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
     if hint is Any:
-        items = list(value.values()) if isinstance(value, Mapping) else value
-        return not isinstance(items, list | tuple) or all(matches(item, Any) for item in items)
-
+        return True
     if origin in (Union, types.UnionType):
         return any(matches(value, argument) for argument in arguments)
     if origin is Literal:
@@ -47,14 +37,12 @@ def matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is float:
-        return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_WHOLE)
+        return isinstance(value, int | float)
 
     kind = origin or hint
     if kind in (list, tuple, Sequence):
         items = arguments[0] if arguments else Any
         return isinstance(value, list | tuple) and all(matches(item, items) for item in value)
-    if kind in (dict, Mapping):
-        return isinstance(value, Mapping) and matches(value, Any)
     return isinstance(value, kind)
 
 
@@ -66,18 +54,12 @@ def describe(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
 
-    names = {
-        int: "a whole number",
-        float: "a number (if whole, below 2**63)",
-        bool: "true or false",
-        str: "text",
-        type(None): "null",
-    }
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if hint in names:
         return names[hint]
-    if (origin or hint) in (list, tuple, Sequence):
-        return "a list"
-    return "a mapping, its numbers finite"
+    if hint is type(None):
+        return "null"
+    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"
 
 
 MAX_WORKERS = 1024  # loader processes: more than any machine needs, and few enough to start
@@ -164,24 +146,17 @@ class Train:
     """The training loop. The batch size is global: processes and micro-batches divide it."""
 
     epochs: int = 40  # that the schedule is planned for
-    # The run has at least so many optimiser steps: `epochs` is raised to what they take, so that
-    # few images are seen more often. null: no more than `epochs`.
-    min_steps: int | None = None
-    # The run ends after this epoch, in the middle of its schedule; null: after all of `epochs`.
-    stop_epoch: int | None = None
-    # The run ends after this many evaluations in succession without a better value of the metric
-    # that best.pt follows; null: never.
+    min_steps: int | None = None  # `epochs` is raised to what so many optimiser steps take
+    stop_epoch: int | None = None  # after which the run ends, in the middle of its schedule
+    # Evaluations in succession without a better value of the first metric, after which it ends.
     patience: int | None = None
     batch_size: int = 56
-    # Images of a micro-batch on each process. If set, it replaces `batch_size`, which becomes
-    # batch_per_gpu x processes x accumulate.
+    # Images of a micro-batch on each process: batch_size is then this x processes x accumulate.
     batch_per_gpu: int | None = None
     accumulate: int = 1  # micro-batches per optimiser step
-    # Choose `accumulate` and backbone.checkpointing so that the batch fits in the memory of a GPU;
-    # train.batch_size=auto on a command line means this. A run records what it chose.
+    # train.batch_size=auto: choose `accumulate` and backbone.checkpointing by a GPU's memory.
     fit_memory: bool = False
-    # Repeated augmentation: each image appears `repeats` times per batch, and an epoch covers
-    # 1/`repeats` of the images.
+    # Repeated augmentation: versions of an image per batch; an epoch covers 1/repeats of them.
     repeats: int = 1
     eval_batch_size: int = 64  # images per batch on each process
     # Loader processes per rank; null: one per processor that the rank may use, at most 16.
@@ -191,23 +166,18 @@ class Train:
     precision: Precision = Precision.auto
     # Round the factors of float32 products on CUDA to TF32, in matrix products and convolutions.
     tf32: bool = False
-    # Names of parameters, or beginnings of names up to a dot, that do not train:
-    # [backbone.network.conv1, backbone.network.layer1]. They do not decay either.
+    # Names of parameters, or their beginnings up to a dot, that neither train nor decay.
     freeze: list[str] = field(default_factory=list)
-    # Batch norms that stay in evaluation mode in training, and whose scale and shift do not train,
-    # as with Query2Label's FrozenBatchNorm2d; null: none.
+    # Batch norms that stay in evaluation mode, and do not train, as Query2Label's; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
-    # The bias of each class starts where its score, a sigmoid, is its frequency among the training
-    # labels, instead of at 1/2. The first steps then need not move all classes there.
+    # The bias of each class starts where its score is its frequency among the training labels.
     start_at_frequency: bool = False
-    # The backbone is frozen: compute its tokens of all images once, before the first epoch, and
-    # train the head on them. The images cannot be augmented then. The tokens are files in
-    # data.cache_dir, which later runs use too, whatever their head.
+    # Compute the tokens of a frozen backbone once, and train the head on them, without augmenting.
+    # They are files in data.cache_dir, which later runs use too, whatever their head.
     cache_features: bool = False
     clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
     ema_decay: float | None = 0.9997  # null: no moving average of the weights
-    # The moving average starts as a copy of the weights at the beginning of this epoch, the first
-    # of which is 1. Before it, only the weights themselves are evaluated.
+    # The moving average starts as a copy of the weights at the beginning of this epoch, from 1 on.
     ema_start_epoch: int = 1
     channels_last: bool = False
     # The mode of torch.compile, see `Compile`; true: its default, false: not compiled.
@@ -216,12 +186,10 @@ class Train:
     # Noise on the word queries in training, as a fraction of their spread; see step.augment.
     query_noise: float = 0.0
     random_queries: int = 0  # added to the word queries in training, each with a positive target
-    # Batch-norm statistics over the images of all processes, not of each by itself. Several
-    # processes need CUDA for it; it changes nothing for one.
+    # Batch-norm statistics over the images of all processes, which need CUDA for it.
     sync_batchnorm: bool = False
-    # Average the batch norms' running statistics over the processes at the end of each epoch, as
-    # timm's --dist-bn reduce. Otherwise those of the main process are evaluated, as those of the
-    # moving average of the weights always are.
+    # Average running statistics over the processes at the end of each epoch, as timm's --dist-bn
+    # reduce. Otherwise those of the main process are evaluated, as always of the moving average.
     average_batchnorm: bool = False
     nonfinite: NonFinite = NonFinite.stop
     save_every_steps: int | None = None  # besides the end of each epoch; null: never
@@ -252,23 +220,13 @@ class Train:
         if self.compile == "default":
             self.compile = True
 
-        # What would silently do nothing.
         if self.fit_memory and (self.batch_per_gpu is not None or self.accumulate != 1):
             raise ConfigError(
                 "train.batch_size=auto chooses how the batch is divided: leave train.accumulate "
                 "and train.batch_per_gpu out"
             )
-        if self.patience is not None and self.eval_every >= last:
-            raise ConfigError(
-                f"train.patience is {self.patience}: with train.eval_every {self.eval_every} there "
-                f"is no evaluation before the last epoch ({last}); lower that, "
-                f"or pass train.patience=null"
-            )
         if self.cache_features and "backbone" not in self.freeze:
-            raise ConfigError(
-                "train.cache_features is for a frozen backbone: pass train.freeze=[backbone], "
-                "or leave train.cache_features out"
-            )
+            raise ConfigError("train.cache_features needs train.freeze=[backbone]: pass it too")
 
     @property
     def loader_workers(self) -> int:
@@ -355,8 +313,7 @@ class Optim:
 
     name: str = "adam"
     lr: float = 1e-4  # the highest rate of the schedule
-    # With adam it is L2 regularisation, with adamw decoupled.
-    weight_decay: float = 1e-4
+    weight_decay: float = 1e-4  # with adam it is L2 regularisation, with adamw decoupled
     decay: Decay = Decay.weights  # what decays; all: biases and norms too, as in Query2Label
     backbone_lr: float | None = None  # the highest rate of the backbone's parameters; null: lr
     # From the head towards the image, the rate of each layer of the backbone is that of the layer
@@ -373,41 +330,21 @@ class Optim:
         require("layer_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
 
 
-# Which settings have an effect with each schedule.
-_USED = {
-    ScheduleName.onecycle: ("pct_start",),
-    ScheduleName.cosine: ("warmup_epochs", "min_lr"),
-    ScheduleName.cosine_epochs: ("warmup_epochs", "min_lr", "warmup_lr", "cooldown_epochs"),
-}
-
-
 @dataclass(kw_only=True)
 class Schedule:
     """OneCycle as in the official code (Adam's beta1 cycles too), or warm-up and cosine."""
 
     name: ScheduleName = ScheduleName.onecycle
-    # onecycle: fraction of the steps in which the rate rises; null: 0.2
-    pct_start: float | None = None
-    # cosine, cosine_epochs: epochs of linear warm-up; null: 0
-    warmup_epochs: float | None = None
-    # cosine, cosine_epochs: the rate at the end; null: 0
-    min_lr: float | None = None
-    # cosine_epochs: the rate of the first epoch; null: 1e-5, as in timm
-    warmup_lr: float | None = None
+    pct_start: float | None = None  # onecycle: fraction of the steps of the rise; null: 0.2
+    warmup_epochs: float | None = None  # cosine, cosine_epochs: linear warm-up; null: 0
+    min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
+    warmup_lr: float | None = None  # cosine_epochs: the first rate; null: 1e-5, as in timm
     # cosine_epochs: number of the last epochs, at min_lr, at most half of train.epochs; null: 0
     cooldown_epochs: int | None = None
 
     def __post_init__(self) -> None:
         require = partial(_require, self, within="schedule.")
         rates = "warmup_epochs min_lr warmup_lr cooldown_epochs"
-
-        # A setting of another schedule: its user expects it to do something.
-        for name in ("pct_start", *rates.split()):
-            if getattr(self, name) is not None and name not in _USED[self.name]:
-                raise ConfigError(
-                    f"schedule.{name} has no effect with schedule.name={self.name.value}: "
-                    f"leave it out"
-                )
         require(rates, "0 or more", lambda value: value >= 0)
         require("pct_start", "between 0 and 1", lambda value: 0 < value < 1)
 
@@ -458,10 +395,6 @@ class Init:
     # A class list (docs/zero_shot.md): the names in a line are of the same class.
     synonyms: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.synonyms is not None and self.classes is None:
-            raise ConfigError("init.synonyms is for init.classes=by_name: pass both, or neither")
-
 
 @dataclass(kw_only=True)
 class Config:
@@ -493,11 +426,6 @@ class Config:
         """What a new run starts from; its path is None if that is nothing."""
         return self.init if isinstance(self.init, Init) else Init(path=self.init)
 
-    @property
-    def accepts_changed_data(self) -> bool:
-        """Whether the training data of a resumed run may differ from that of its checkpoint."""
-        return self.data.get("changed") == "allow"
-
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):
             raise ConfigError(
@@ -508,9 +436,6 @@ class Config:
             raise ConfigError(f"init is {self.init}: it must be the path of a checkpoint, or null")
 
         if self.train.cache_features and self.mix.soft:
-            raise ConfigError(
-                "mix changes the images from epoch to epoch, which train.cache_features excludes: "
-                "leave one out"
-            )
+            raise ConfigError("mix changes images, train.cache_features must not: leave one out")
         rule = f"from 0 to {MAX_SEED}"
         _require(self, "seed", rule, lambda seed: 0 <= seed <= MAX_SEED, within="")

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from mldec.checkpoint import Loaded, check_queries, is_open_clip
+from mldec.checkpoint import Loaded, check_queries
+from mldec.checkpoint.sources import is_open_clip
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes

@@ -34,15 +34,8 @@ def next_steps(
 ) -> list[Step]:
     """Return what the numbers advise, the most urgent first.
 
-    Args:
-        table: the classes; those of `weakest` are looked at.
-        counted: the histograms of the same classes.
-        main: the main metric.
-        checkpoint: its path, for commands.
-        image_size: side of the model's input in pixels.
-        calibrated: whether the checkpoint holds a calibration.
-        suspects: number of labels that the report shows as suspected errors.
-        unreadable: number of images that could not be read.
+    They are those of the weakest classes, of the `main` metric, and the numbers of labels that the
+    report suspects and of images that could not be read. Commands name the checkpoint by its path.
     """
     steps, path = [], shlex.quote(checkpoint)
     if unreadable:

@@ -48,10 +48,7 @@ class Suspect:
 
 
 def classes_with_images(precision: np.ndarray, most: int = MOST_CLASSES) -> np.ndarray:
-    """Choose the classes whose images are shown, ascending, by their average precision [K].
-
-    Of many classes they are at equal distances in the order of the average precision.
-    """
+    """Choose the classes whose images are shown, ascending: at equal distances in order of AP."""
     if len(precision) <= most:
         return np.arange(len(precision))
 
@@ -63,10 +60,7 @@ def classes_with_images(precision: np.ndarray, most: int = MOST_CLASSES) -> np.n
 
 
 def surest_examples(answers: Answers, classes: np.ndarray) -> list[Example]:
-    """Choose the images of some classes, the surest of each kind first.
-
-    A missed image is the surer the lower its score is.
-    """
+    """Choose the images of some classes, the surest of each kind first."""
     examples: list[Example] = []
     for index in classes.tolist():
         scores = np.ascontiguousarray(answers.logits[:, index])
@@ -160,11 +154,7 @@ def album(
 
 
 def thumbnail(dataset: ImageDataset, index: int) -> Image.Image:
-    """Return a small copy of what the model sees of an image.
-
-    The transform of evaluation shows the model the whole image, squeezed into a square, which the
-    small copy does not need; or it crops the centre, beyond which there is nothing to explain.
-    """
+    """Return a small copy of what the model sees of an image, not squeezed into a square."""
     transform = dataset.transform if isinstance(dataset, StoredImages) else None
     if isinstance(transform, EvalTransform) and transform.crop is None:
         shown = picture(dataset, index)

@@ -14,7 +14,6 @@ import mldec
 from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
 from mldec.config.compose import to_yaml
-from mldec.data.fingerprint import fingerprint
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import (
     EvaluationSetup,
@@ -24,6 +23,7 @@ from mldec.evaluation import (
     open_for_evaluation,
     same_scores,
     scorer,
+    thresholds_origin,
     with_same_classes,
 )
 from mldec.evaluation import report as report_dict
@@ -57,9 +57,6 @@ def run(args: argparse.Namespace) -> None:
     say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
 
-# ------------------------------------------------------------------------- the checkpoint, the data
-
-
 def prepare(args: argparse.Namespace) -> EvaluationSetup:
     """Load the checkpoint of a command line, and the data that it is asked about."""
     args.settings += precision_setting(args)
@@ -80,12 +77,6 @@ def prepare_other(args: argparse.Namespace, setup: EvaluationSetup) -> Evaluatio
         split = replace(split, classes=replace(split.classes, queries=None, origin=None))
     data = replace(setup.data, load_val=lambda: split)
     loaded, data = with_same_classes(loaded, data, path)
-    if loaded.classes.exclusive != setup.loaded.classes.exclusive:
-        raise ConfigError(
-            f"--compare {path}: one of the models is for one label per image, the other for "
-            f"several; choose two of a kind"
-        )
-
     network = scorer(loaded, data, path)
     thresholds = chosen_thresholds(data, loaded, its_args)
     return replace(
@@ -111,17 +102,8 @@ def threshold_notes(setup: EvaluationSetup) -> list[str]:
     calibration, names = loaded.calibration, (loaded.classes.names, classes.names)
     if calibration is None or thresholds != calibration.thresholds_of(*names):
         return [f"The threshold is {thresholds[0]:g}, as the command line says."]
-    sentence = f"The thresholds are those of the checkpoint, {calibration.reason}."
-    if calibration.file is not None or calibration.fingerprint != fingerprint(setup.data.val):
-        return [sentence]
-    return [
-        sentence,
-        "They were fitted on these very images, so that precision, recall and F1 are too good; "
-        "mldec.calibrate prints those of images outside the fit.",
-    ]
-
-
-# ------------------------------------------------------------------------------------- the contents
+    origin = thresholds_origin(calibration, setup.data)
+    return [f"Precision, recall and F1 are at the thresholds of the checkpoint {origin}."]
 
 
 def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
@@ -249,9 +231,6 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
     bounds = {name: [interval.low, interval.high] for name, interval in content.metrics.items()}
     intervals = {name: both for name, both in bounds.items() if np.isfinite(both[0])}
     return {**report_dict(results, weights, path, table.names), "intervals": intervals}
-
-
-# ---------------------------------------------------------------------------------------- the words
 
 
 def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict[str, str]:

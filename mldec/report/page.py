@@ -123,11 +123,7 @@ def page(content: Content) -> str:
 
 
 def _read(name: str) -> str:
-    """Return a text file that lies beside this module."""
     return resources.files("mldec.report").joinpath(name).read_text(encoding="utf-8")
-
-
-# ------------------------------------------------------------------------------------------ numbers
 
 
 def _number(value: float, name: str, sign: str = "") -> str:
@@ -171,9 +167,6 @@ def _png(heat: np.ndarray) -> str:
     pixels[..., :3] = ORANGE
     pixels[..., 3] = HEAT_OPACITY * heat
     return data_url(Image.fromarray(pixels, "RGBA"), "PNG", optimize=True)
-
-
-# ------------------------------------------------------------------------------------------- charts
 
 
 def _figures(content: Content, names: list[str]) -> dict[str, go.Figure]:
@@ -242,7 +235,6 @@ def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
 
 
 def _curves(curves: dict[str, Points], unit: str) -> go.Figure:
-    """Draw learning curves."""
     traces = []
     # There are at most two: average and raw weights, or training and validation.
     for (name, points), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):

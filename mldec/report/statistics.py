@@ -125,9 +125,6 @@ def metrics(evaluator: Evaluator, logits: np.ndarray, targets: np.ndarray) -> di
     return evaluator.compute()
 
 
-# ---------------------------------------------------------------------------------------- resamples
-
-
 def draw(images: int, classes: int) -> np.ndarray:
     """Draw the weights of R resamples, float32 [R / STEP, images, STEP], always the same.
 
@@ -262,9 +259,6 @@ def _formulas(
     for name in ("CF1", "OF1"):
         values[name] = np.array([summary[name] for summary in summaries])
     return values
-
-
-# ------------------------------------------------------------------------------ scores and classes
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from mldec.errors import CheckpointError
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
 from mldec.training.log import clock, read_progress
 
-MOST_POINTS = 500  # of a curve
-
 # The steps of a learning curve and their values.
 Points = list[tuple[int, float]]
 
@@ -49,23 +47,13 @@ def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[st
 
 
 def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Points]:
-    """Return the losses and the main metric over the steps, from the lines of metrics.jsonl.
-
-    Of a curve with more than `MOST_POINTS` points, every n-th one and the last are returned.
-    """
+    """Return the losses and the main metric over the steps, from the lines of metrics.jsonl."""
     main = next((key for line in lines for key in line if key.startswith("val/")), "val/loss")
     wanted = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
 
     curves: dict[str, Points] = defaultdict(list)
     for line in lines:
         for name in wanted & line.keys():
-            step, value = line.get("step"), line[name]
-            if isinstance(step, int) and isinstance(value, int | float):
-                curves[name].append((step, float(value)))
-
-    thinned = {}
-    for name, points in sorted(curves.items()):
-        every = -(-len(points) // MOST_POINTS)
-        # From the end, so that the last point stays.
-        thinned[name] = points[::-every][::-1]
-    return thinned
+            if line[name] is not None:
+                curves[name].append((line["step"], line[name]))
+    return dict(sorted(curves.items()))

@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import logging
-import math
 import os
 import platform
 import sys
@@ -20,10 +19,7 @@ log = logging.getLogger("mldec")
 
 
 def to_console() -> None:
-    """Send the messages of the package to standard output, above a progress bar.
-
-    The main rank prints information and warnings, the others warnings only.
-    """
+    """Send messages to standard output, above a progress bar; those of other ranks if they warn."""
     # As torchrun says it: asking torch would import it.
     is_main = os.environ.get("RANK", "0") == "0"
     log.setLevel(logging.INFO if is_main else logging.WARNING)
@@ -89,10 +85,7 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
-    """Add the checkpoint, and the options that change how it is used.
-
-    With `exported` the command takes ONNX files of `mldec.export` as well.
-    """
+    """Add the checkpoint, which may be an `exported` file, and the options of how it is used."""
     files = ""
     if exported:
         files = "; or an .onnx file of mldec.export (a .pt2 file is refused: it can run code)"
@@ -206,9 +199,7 @@ def require(what: str, extra: str, *packages: str) -> None:
     """Refuse what needs packages of one of our extras, if they are missing, before its work."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"{what} needs {package}, not installed here; run pip install -e '.[{extra}]'"
-            )
+            raise ConfigError(f"{what} needs {package}: run pip install -e '.[{extra}]'")
 
 
 def whole(text: str, *, smallest: int = 0) -> int:
@@ -233,12 +224,7 @@ def image_side(text: str) -> int:
 
 def fraction(text: str) -> float:
     """Read a number from 0 to 1."""
-    # What is no number becomes NaN, which is outside the range too.
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-
+    value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
     return value

@@ -19,8 +19,6 @@ from mldec.runtime.devices import check_device
 T = TypeVar("T")
 log = logging.getLogger("mldec")
 
-# The environment variables that torchrun sets, and that describe the group of processes.
-GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # How long a process waits for the others before it gives up: longer than what one of them does
 # alone, such as a download. Without it, NCCL would take the half hour of gloo.
 TIMEOUT = timedelta(minutes=20)
@@ -90,19 +88,12 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
         return
 
-    missing = [name for name in GROUP if not os.environ.get(name)]
-    if missing:
-        raise ConfigError(
-            f"RANK is set, {', '.join(missing)} not: start several processes with torchrun, "
-            f"which sets {', '.join(GROUP)}, or unset RANK to train with one"
-        )
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
     on_cuda = device.type == "cuda"
     dist.init_process_group(
-        # Evaluation exchanges scores between processes in main memory, gradients travel between
-        # GPUs.
+        # Evaluation exchanges scores in main memory, gradients travel between GPUs.
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
         store=dist.PrefixStore(f"restart {restart}", store),
         rank=number,
@@ -138,21 +129,6 @@ def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     return DistributedDataParallel(
         model, gradient_as_bucket_view=True, static_graph=static, **options
     )
-
-
-def synchronised_batch_norm(model: nn.Module) -> nn.Module:
-    """Return the model with batch norms that take mean and variance over all processes."""
-    from timm.layers import convert_sync_batchnorm  # slow to import, and for several GPUs only
-
-    return convert_sync_batchnorm(model)
-
-
-def average_batch_norm(model: nn.Module) -> None:
-    """Average the running mean and variance of each batch norm over the processes."""
-    if dist.is_initialized():
-        from timm.utils import distribute_bn  # slow to import, and for several processes only
-
-        distribute_bn(model, world_size(), reduce=True)
 
 
 def copy_buffers(model: nn.Module) -> None:

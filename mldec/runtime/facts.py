@@ -26,7 +26,7 @@ OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABL
 
 
 def multiply_accumulates(
-    model: nn.Module, image_size: int, queries: tuple[int, int] | None = None
+    model: nn.Module, image_size: int, queries: tuple[int, ...] | None = None
 ) -> float:
     """Count the multiply-accumulates per image in evaluation mode, without computing anything.
 
@@ -37,8 +37,7 @@ def multiply_accumulates(
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        # Fake tensors claim to be on the CPU: the heads switch autocast off, which does not accept
-        # the device "meta".
+        # Fake tensors claim to be on the CPU: the heads switch autocast off, which has no "meta".
         with FakeTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
             named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
             state = {
@@ -58,6 +57,15 @@ def multiply_accumulates(
 
     # torch counts a product and a sum as two.
     return counter.get_total_flops() / 2
+
+
+def work_per_image(model: nn.Module, image_size: int, queries: Tensor | None) -> float | None:
+    """Return the multiply-accumulates, with word vectors [K, D_w]; None if they are unknown."""
+    try:
+        return multiply_accumulates(model, image_size, None if queries is None else queries.shape)
+    except Exception:
+        # A part of the user's own may fail on tensors without values.
+        return None
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """What pages and charts share: templates, pictures inside of a page, and figures of matplotlib.
 
-matplotlib is optional (`pip install -e '.[plot]'`), so it is imported by the functions that draw,
-and never through pyplot, whose list of open figures would be a global state.
+matplotlib is optional (`pip install -e '.[plot]'`): it is imported by the functions that draw.
 """
 
 import base64

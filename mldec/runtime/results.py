@@ -1,13 +1,12 @@
-"""Write result files, completely or not at all.
+"""Write result files, completely or not at all."""
 
-A target that cannot be written is refused before the work that would fill it.
-"""
-
+import csv
+import io
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -40,9 +39,7 @@ def check_targets(*targets: str | None, **with_ending: str | None) -> None:
 
     # Compare the real paths: one of them may be a link to the other.
     if len({os.path.realpath(target) for target in chosen}) < len(chosen):
-        raise ConfigError(
-            f"cannot write two results to {chosen[0]}: choose another name for one of them"
-        )
+        raise ConfigError(f"cannot write two results to {chosen[0]}: choose another name for one")
 
 
 def _check_file(path: Path) -> None:
@@ -201,6 +198,13 @@ def write_result(target: str, text: str) -> None:
     file = ResultFile(target)
     file.write(text)
     file.commit()
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
 
 
 def write_json(target: str, content: Any) -> None:

@@ -6,8 +6,6 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from mldec.errors import CheckpointError, DataError, RunInUseError, writing
+from mldec.errors import CheckpointError, RunInUseError, refusing, writing
 
 log = logging.getLogger("mldec")
 
@@ -25,6 +23,7 @@ CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluatio
 LOCK_FILE = "run.lock"
 PATIENCE = 210.0  # seconds that a process waits which torchrun has started anew
 PAUSE = 1.0  # seconds between two attempts
+NOT_OURS = "it is not what a run writes"
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -68,25 +67,16 @@ class RunFacts:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-@contextmanager
-def written_by_run(path: Path) -> Iterator[None]:
-    """Name a file of a run whose content is not what a run writes."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{path} is not what a run writes: {error}") from error
-
-
 def read_facts(folder: Path) -> RunFacts | None:
     """Read run.json; None if there is none."""
     path = folder / RUN_FILE
-    with written_by_run(path):
+    with refusing(path, remedy=NOT_OURS):
         return RunFacts(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl, each a number or null by name; none without the file."""
-    with written_by_run(path):
+    with refusing(path, remedy=NOT_OURS):
         texts = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [dict(json.loads(text)) for text in texts]
 
@@ -112,13 +102,19 @@ class RunLock:
         with writing(self.path.parent, of_run=self._of_run):
             self.path.parent.mkdir(parents=True, exist_ok=True)
 
-        patience = PATIENCE if _is_earlier_start(self._holder()) else 0.0
+        # Whether the lock is of the processes that this torchrun ended before it restarted us.
+        is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        same_job = self._holder().get("job") == os.environ.get("TORCHELASTIC_RUN_ID")
+        patience = PATIENCE if is_restart and same_job else 0.0
         try:
             self._lock.acquire(timeout=patience, poll_interval=PAUSE)
         except Timeout as error:
+            holder, owner = self._holder(), ""
+            if holder:
+                owner = " (process {process} on {host}, started {started})".format(**holder)
             elsewhere = "pass name=... for a new run" if self._of_run else "name another file"
             raise RunInUseError(
-                f"{self.path.parent}: another run is using this folder{_describe(self._holder())}; "
+                f"{self.path.parent}: another run is using this folder{owner}; "
                 f"wait for its end or stop it, or {elsewhere}"
             ) from error
         except PermissionError:
@@ -126,24 +122,19 @@ class RunLock:
                 raise
         except (OSError, NotImplementedError) as error:
             log.warning(
-                f"{self.path.parent}: this file system has no locks ({error}): nothing keeps a "
-                f"second run from writing here"
+                f"{self.path.parent}: this file system has no locks ({error}): start no second run"
             )
             return
 
         self._owner = os.getpid()
-        try:
-            record = {
-                "host": socket.gethostname(),
-                "process": os.getpid(),
-                "started": datetime.now().astimezone().isoformat(" ", "seconds"),
-                "job": os.environ.get("TORCHELASTIC_RUN_ID"),
-            }
-            with writing(self.path, of_run=self._of_run):
-                self.path.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        except DataError:
-            self.release()
-            raise
+        record = {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+            "job": os.environ.get("TORCHELASTIC_RUN_ID"),
+        }
+        with writing(self.path, of_run=self._of_run):
+            self.path.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
     def release(self) -> None:
         """Free the folder, if this process holds it."""
@@ -166,17 +157,3 @@ class RunLock:
         except (OSError, ValueError, RecursionError):
             return {}
         return values if isinstance(values, dict) else {}
-
-
-def _describe(holder: dict[str, object]) -> str:
-    if not holder:
-        return ""
-
-    host, process, started = (holder.get(key) for key in ("host", "process", "started"))
-    return f" (process {process} on {host}, started {started})"
-
-
-def _is_earlier_start(holder: dict[str, object]) -> bool:
-    """Tell whether a lock is of the processes that this torchrun ended before it restarted us."""
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return restarted and holder.get("job") == os.environ.get("TORCHELASTIC_RUN_ID")

@@ -79,10 +79,7 @@ def read_lines(path: Path, see: str) -> list[str]:
 
 
 def csv_rows(path: Path, see: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not blank, each with the number of its last line.
-
-    Lines count from 1, as an editor counts them.
-    """
+    """Yield the rows of a CSV file that are not blank, with the numbers of their (last) lines."""
     text = io.StringIO(read_text(path, see, newline=""), newline="")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
 
@@ -114,8 +111,7 @@ def csv_columns(
                 raise DataError(f"{path}: the header is {names!r}, not {','.join(header)!r}; {see}")
 
             while rows := list(islice(reader, CSV_ROWS)):
-                # One set of lengths checks a chunk fast; look for the wrong row only if there is
-                # one.
+                # One set of lengths checks a chunk fast.
                 if set(map(len, rows)) != {len(header)}:
                     for number, row in enumerate(rows, first):
                         if len(row) != len(header):

@@ -8,8 +8,7 @@ import re
 import shutil
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +21,6 @@ from mldec.runtime.results import replacing, write_file
 
 SUFFIX = ".safetensors"
 MAPPED = 2**30  # bytes from which on a file is mapped into memory, not read
-RECORD_LENGTH = 2**16  # characters of a checksum file that are read; one of ours has two lines
 
 
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
@@ -41,8 +39,7 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
         file.flush()
         os.fsync(file.fileno())
 
-        # Rename from the oldest to the newest, so that no version is overwritten before it has
-        # moved.
+        # From the oldest to the newest: no version is overwritten before it has moved.
         paths = versions(path, keep)
         for older, newer in reversed(list(zip(paths[1:], paths, strict=False))):
             if newer.exists():
@@ -73,26 +70,6 @@ def duplicate(source: Path, target: Path) -> None:
         _rename(temporary, target, known_hashes(source))
 
 
-class Writer:
-    """Run jobs that write files in a background thread, one at a time and in order."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Start a job once the one before it is done, and raise the error of that one."""
-        self.wait()
-        self._pending = self._thread.submit(job)
-
-    def wait(self) -> None:
-        """Wait for the pending job, and raise its error."""
-        # Forget the job first, so that its error is raised only once.
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-
 def snapshot(value: Any) -> Any:
     """Copy plain containers and tensors to main memory: training goes on changing the originals."""
     if isinstance(value, Tensor):
@@ -105,18 +82,17 @@ def snapshot(value: Any) -> Any:
 
 
 def read_torch(path: Path) -> Any:
-    """Read a file of torch.save without running anything in it.
+    """Read a file of torch.save without running anything in it, and compare its checksum, if any.
 
-    If there is a checksum beside the file, it is compared. Whatever cannot be read is a
-    `CheckpointError` that names the file.
+    Whatever cannot be read is a `CheckpointError` that names the file.
     """
     # A pipe is no file either: reading it would block.
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
     if path.suffix == ".pt2":
         raise CheckpointError(
-            f"{path}: no command opens a .pt2 file, because loading one can run code that it "
-            f"holds; pass the checkpoint, or to predict, demo and benchmark an .onnx file of it"
+            f"{path}: no command opens a .pt2 file, which can run code; pass the checkpoint, or to "
+            f"predict, demo and benchmark an .onnx file of it"
         )
 
     # torch warns about the way a file was pickled, which its reader cannot change.
@@ -195,8 +171,7 @@ def known_hashes(path: Path) -> list[str]:
     record = hash_record(path)
     if not record.is_file():
         return []
-    with record.open(encoding="utf-8", errors="replace") as file:
-        text = file.read(RECORD_LENGTH)
+    text = record.read_text(encoding="utf-8", errors="replace")
     return [match.lower() for match in re.findall(r"\b[0-9a-fA-F]{64}\b", text)]
 
 
@@ -219,8 +194,7 @@ def sha256_of(path: Path) -> str:
 
 def _rename(source: Path, target: Path, hashes: list[str]) -> None:
     """Rename a complete file and update the checksum file of its new name, if its hash is known."""
-    # Until the rename has reached the disk, the checksum file must match both the old and the new
-    # file.
+    # Until the rename has reached the disk, the checksum file must match both files.
     if hashes:
         old_hashes = [known for known in known_hashes(target) if known not in hashes]
         write_hashes(target, [*hashes, *old_hashes])

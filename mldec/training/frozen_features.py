@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from mldec.data.cache import cache_folder
 from mldec.data.loader import end_workers, eval_loader, unwrap
 from mldec.data.randomness import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
-from mldec.errors import ConfigError, DataError, Stopped
+from mldec.errors import ConfigError, DataError, Stopped, refusing
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import autocast
@@ -34,23 +35,16 @@ class StoredTokens(StoredImages):
     """Images whose tokens are stored: a file float32 [T, C] per image that can be read."""
 
     files: Sequence[Path] = ()
-    width: int = 0  # C
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the tokens float32 [T, C] and the target int8 [K] of an image."""
-        target, file = self.labels.row(index), self.files[index]
-        try:
-            tokens = np.load(file)
-            if tokens.dtype != np.float32 or tokens.shape[1:] != (self.width,):
-                raise ValueError(f"{tokens.dtype} {tokens.shape}")
-            return torch.from_numpy(tokens), target
-        except FileNotFoundError:
+        file = self.files[index]
+        if not file.exists():
             # Reading the image once more tells what is wrong with it.
             super().load(index, rng)
-            fault = "is gone"
-        except (OSError, ValueError, EOFError, AttributeError):
-            fault = "is damaged: delete it"
-        raise DataError(f"{file} {fault}; pass resume=auto to compute these tokens again")
+        with refusing(file, DataError, remedy="delete it, and pass resume=auto"):
+            tokens = torch.from_numpy(np.load(file))
+        return tokens, self.labels.row(index)
 
 
 def with_tokens(
@@ -63,15 +57,11 @@ def with_tokens(
 ) -> DataModule:
     """Return a data set with the tokens of a frozen backbone in place of the images.
 
-    They are computed when a split is first used, as in validation, and kept in the cache folder.
-    The name of a file is a hash of the image file, and that of its folder one of the network, so
-    that nothing there is ever out of date.
+    They are computed when a split is first used, as in validation, and kept in the cache folder, by
+    hashes of the image file and of the network.
     """
     if distributed.world_size() > 1:
-        raise ConfigError(
-            "train.cache_features is for one process: start the run without torchrun, "
-            "or leave train.cache_features out"
-        )
+        raise ConfigError("train.cache_features is for one process: start the run without torchrun")
     network = _network_key(backbone, data, config, device)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 
@@ -79,8 +69,7 @@ def with_tokens(
         dataset = split.dataset
         if not isinstance(dataset, StoredImages):
             raise ConfigError(
-                "train.cache_features is for images that are stored as files, and this data set "
-                "generates them: leave train.cache_features out"
+                "train.cache_features is for images in files, which this data has not: leave it out"
             )
         images = replace(dataset, transform=data.transform)
         files = _files(dataset, folder, title)
@@ -96,12 +85,8 @@ def with_tokens(
             to_do = replace(data, load_val=lambda: Split(missing, split.classes))
             absent_files = [files[index] for index in absent]
             _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
-        with_tokens = StoredTokens(
-            *(images.storage, images.labels, images.classes, images.transform),
-            files=files,
-            width=int(backbone.num_features),  # type: ignore[arg-type]
-        )
-        return Split(with_tokens, split.classes)
+        stored = images.storage, images.labels, images.classes, images.transform
+        return Split(StoredTokens(*stored, files=files), split.classes)
 
     return replace(
         data,
@@ -132,36 +117,31 @@ def _compute(
     was_training = backbone.training
     backbone.eval()
 
-    with tqdm(
-        total=len(files), desc=f"{title} tokens", leave=False, disable=not on_terminal()
-    ) as bar:
-        done = 0
-        for batch in unwrap(loader):
-            if stop:
-                end_workers()
-                raise Stopped(
-                    f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} "
-                    f"{title} images; the same command goes on",
-                    stop.status,
-                )
-            if len(batch.images):
-                with torch.no_grad(), autocast(device, train.precision):
-                    tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu()
-                for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
-                    with replacing(files[index]) as file:
-                        np.save(file, array)
-
-            done += len(batch.images) + len(batch.bad)
-            bar.update(done - bar.n)
+    done = 0
+    bar = partial(tqdm, desc=f"{title} tokens", leave=False, disable=not on_terminal())
+    for batch in bar(unwrap(loader), total=len(loader)):
+        if stop:
+            end_workers()
+            raise Stopped(
+                f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} {title} "
+                f"images; the same command goes on",
+                stop.status,
+            )
+        done += len(batch.images) + len(batch.bad)
+        if len(batch.images):
+            with torch.no_grad(), autocast(device, train.precision):
+                tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu()
+            for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
+                with replacing(files[index]) as file:
+                    np.save(file, array)
     backbone.train(was_training)
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
     """Return the path of the tokens of each image, by a hash of the image file."""
     files = []
-    for index in tqdm(
-        range(len(dataset)), desc=f"{title} files", leave=False, disable=not on_terminal()
-    ):
+    bar = partial(tqdm, desc=f"{title} files", leave=False, disable=not on_terminal())
+    for index in bar(range(len(dataset))):
         try:
             content = dataset.storage.content(index)
         except DataError as error:

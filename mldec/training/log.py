@@ -1,13 +1,11 @@
-"""The log of a run: console, train.log, metrics.jsonl, TensorBoard and trackers; who reads it.
-
-It is written on the main rank only.
-"""
+"""The log of a run, on the main rank: train.log, metrics.jsonl, TensorBoard; and who reads it."""
 
 import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,11 +15,11 @@ import torch
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.errors import writing
+from mldec.errors import refusing, writing
 from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.results import replacing
-from mldec.runtime.run_folder import read_log, written_by_run
+from mldec.runtime.run_folder import NOT_OURS, read_log
 from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")
@@ -49,11 +47,9 @@ class RunLog:
     def _open(self, directory: Path, step: int, lines: int, tracked: Config | None) -> int:
         """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
-        # Opened once here, so that a folder that cannot be written ends the run before it starts.
-        with writing(text, of_run=True), text.open("a" if step else "w", encoding="utf-8"):
-            pass
-
-        self._handler = TextFile(text)
+        with writing(text, of_run=True):
+            mode = "a" if step else "w"
+            self._handler = TextFile(text, mode, encoding="utf-8", errors="backslashreplace")
         self._handler.setFormatter(
             logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S")
         )
@@ -80,11 +76,8 @@ class RunLog:
             **finite,
         }
 
-        with writing(self._jsonl, of_run=True):
-            # If the folder was deleted meanwhile, the run goes on.
-            self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-            with self._jsonl.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        with writing(self._jsonl, of_run=True), self._jsonl.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
         self.details(step, Details(scalars=values))
 
     def details(self, step: int, details: Details | None) -> None:
@@ -124,22 +117,18 @@ class RunLog:
             monitor.close()
         if self._handler is not None:
             log.removeHandler(self._handler)
-            self._handler.close()
+            # What a full disk did not take was reported already.
+            with suppress(OSError):
+                self._handler.close()
 
 
-class TextFile(logging.Handler):
-    """Append messages to a file; a full disk ends the run, unlike with logging.FileHandler."""
+class TextFile(logging.FileHandler):
+    """Write messages to a file; a full disk ends the run, unlike with logging.FileHandler."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a message as one line."""
-        with writing(self.path, of_run=True):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(self.format(record) + "\n")
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raise the error of a write, as a `DataError` that names the file."""
+        with writing(self.baseFilename, of_run=True):
+            raise
 
 
 class Meter:
@@ -206,10 +195,8 @@ def cut_back(path: Path, lines: int) -> int:
     # What follows the last newline was cut off while it was written.
     remaining = [line + b"\n" for line in content.split(b"\n")[:-1][:lines]]
     if len(remaining) < lines:
-        log.warning(
-            f"{path}: {lines - len(remaining)} of the {lines} lines that the run had written are "
-            f"missing; its curves have a gap, and training is not affected"
-        )
+        missing = lines - len(remaining)
+        log.warning(f"{path}: {missing} of the {lines} lines that the run had written are missing")
     with replacing(path, durable=True, of_run=True) as file:
         file.writelines(remaining)
     return len(remaining)
@@ -253,7 +240,7 @@ def read_progress(path: Path) -> Progress:
     """Read metrics.jsonl; a run without the file has no progress."""
     lines = read_log(path)
     progress, previous_time = Progress(), 0.0
-    with written_by_run(path):
+    with refusing(path, remedy=NOT_OURS):
         for line in lines:
             # Each process counts from its own start, so a resumed run begins at 0 again.
             time = line["time"]

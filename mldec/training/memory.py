@@ -1,8 +1,4 @@
-"""What fits in memory: `train.batch_size=auto` keeps the batch of a recipe, and divides it.
-
-A way to divide it is measured, not estimated: what a network keeps for the backward pass depends on
-its operations and their number formats, and one micro-batch takes a second.
-"""
+"""What fits in memory: `train.batch_size=auto` keeps the batch of a recipe, and divides it."""
 
 import copy
 import gc
@@ -93,8 +89,7 @@ def divide_batch(
         if first is None:
             raise ConfigError(
                 f"train.batch_size=auto: a training step of one image does not fit in the "
-                f"{free / 2**30:.1f} GiB that are free on {device}; lower data.image_size, pass "
-                f"train.precision=bf16, or choose a smaller network"
+                f"{free / 2**30:.1f} GiB that are free on {device}; lower data.image_size"
             )
         way = first
         reason = f"chosen for {free / 2**30:.1f} GiB that are free on {device}"

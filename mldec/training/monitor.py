@@ -1,7 +1,4 @@
-"""What a run shows while it trains: pictures and curves in TensorBoard.
-
-They come from the logits of the evaluation that runs anyway; no image is read or scored again.
-"""
+"""What a run shows while it trains: pictures and curves in TensorBoard."""
 
 import logging
 import threading
@@ -13,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from mldec.config.schema import Config
@@ -94,12 +91,8 @@ class Observer:
         for row, index in enumerate(batch.indices.tolist()):
             if index in self.chosen and batch.images.dtype is torch.uint8:
                 image = Image.fromarray(batch.images[row].permute(1, 2, 0).numpy())
-                # Images that are smaller keep their sharp pixels.
-                scale = SIDE / max(image.size)
-                size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-                method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BICUBIC
                 lines = self._verdicts(batch.targets[row].cpu(), logits[row].cpu())
-                self.shown[index] = image.resize(size, method), lines
+                self.shown[index] = ImageOps.contain(image, (SIDE, SIDE)), lines
 
         self.constant.update(logits, batch.targets)
 
@@ -237,8 +230,6 @@ class TensorBoard:
     def add(self, step: int, details: Details) -> None:
         """Write what is known after a step."""
         with writing(self.folder, of_run=True):
-            # If the folder was deleted meanwhile, the run goes on.
-            self.folder.mkdir(parents=True, exist_ok=True)
             for tag, value in details.scalars.items():
                 self._writer.add_scalar(tag, value, step)
             for tag, curve in details.curves.items():

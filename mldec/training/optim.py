@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -55,8 +55,7 @@ def check_trainable(config: Config) -> None:
         given = " ".join(f"data.{name}={data[name]}" for name in changing)
         wanted = " ".join(f"data.{name}={NO_AUGMENTATION[name]}" for name in changing)
         raise ConfigError(
-            f"{given}: train.cache_features computes the tokens of each image once, and this would "
-            f"change the images from epoch to epoch; pass {wanted}"
+            f"{given}: train.cache_features needs the same images in every epoch; pass {wanted}"
         )
 
 
@@ -66,9 +65,8 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
     They compute the same as Query2Label's FrozenBatchNorm2d, with the names of batch norms.
     """
     parameters = dict(model.named_parameters())
-    known: set[str] = set()
-    for name in parameters:
-        known.update(_beginnings(name))
+    with_parameters = {name for name, part in model.named_modules() if [*part.parameters()]}
+    known = {*parameters, *with_parameters} - {""}
     for name in train.freeze:
         if name not in known:
             # A likely mistake: layer1 for backbone.network.layer1.
@@ -93,30 +91,18 @@ def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
         ]
         if not norms:
             where = "the model" if every else "a frozen part"
-            raise ConfigError(
-                f"train.freeze_batchnorm={train.freeze_batchnorm.value}: "
-                f"there is no batch norm in {where}; leave it out"
-            )
+            raise ConfigError(f"train.freeze_batchnorm: no batch norm is in {where}; leave it out")
     for norm in norms:
         norm.requires_grad_(False)
 
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            f"train.freeze={train.freeze} leaves no parameter to train: name fewer parts"
-        )
+        raise ConfigError(f"train.freeze={train.freeze} leaves nothing to train: name fewer parts")
     return norms
 
 
 def _is_named(name: str, names: Sequence[str]) -> bool:
     """Tell whether a parameter or a module is one of the names, or inside one."""
-    return not set(names).isdisjoint(_beginnings(name))
-
-
-def _beginnings(name: str) -> Iterator[str]:
-    """Yield the name up to each dot, and the whole name: a, a.b, a.b.c."""
-    words = name.split(".")
-    for length in range(1, len(words) + 1):
-        yield ".".join(words[:length])
+    return any(f"{name}.".startswith(f"{beginning}.") for beginning in names)
 
 
 def parameter_groups(
@@ -162,7 +148,7 @@ def _backbone_rates(model: nn.Module, lr: float, layer_decay: float | None) -> d
     if not hasattr(backbone, "layers_below_head"):
         raise ConfigError(
             f"optim.layer_decay: {type(backbone).__name__} does not say which layers it has; "
-            f"leave it out, or give the backbone a rate of its own with optim.backbone_lr"
+            f"use optim.backbone_lr"
         )
     depth = backbone.layers_below_head()
     return {f"backbone.{name}": lr * layer_decay ** depth[name] for name in trainable}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
@@ -27,10 +28,7 @@ from mldec.training.optim import (
 
 
 class Outcome:
-    """What the hosts know of a step, without a word of their devices; the same on every process.
-
-    The hosts exchange it while the next step runs; who looks at it before waits for them.
-    """
+    """What the hosts know of a step, the same on all of them, exchanged while the next one runs."""
 
     def __init__(self, *, stop: bool, messages: list[str]) -> None:
         self.messages = messages  # one per image that this process left out
@@ -56,14 +54,6 @@ class Numbers(NamedTuple):
     indices: list[int]  # in the dataset, of the images that this process had in the step
 
 
-class _OnDevice(NamedTuple):
-    """The numbers of a step as long as only the device knows them."""
-
-    step: int
-    values: Tensor  # loss and norm of the gradients, [2]
-    indices: list[Tensor]
-
-
 class Learner:
     """A model in training, on its device, for all optimiser steps of a run.
 
@@ -86,11 +76,8 @@ class Learner:
         # One process has all images, whatever its device.
         if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
-                raise ConfigError(
-                    f"train.sync_batchnorm of several processes needs CUDA, the device is "
-                    f"{device}: pass train.sync_batchnorm=false"
-                )
-            model = distributed.synchronised_batch_norm(model)  # type: ignore[assignment]
+                raise ConfigError(f"train.sync_batchnorm needs CUDA, not {device}: leave it out")
+            model = convert_sync_batchnorm(model)
         model.to(memory_format=self.memory_format)
 
         self.config, self.device, self.steps = config, device, steps
@@ -126,7 +113,9 @@ class Learner:
         )
 
         self.step = 0  # finished steps
-        self.unread: list[_OnDevice] = []
+        # Of steps whose numbers only the device knows: the step, its loss and the norm of its
+        # gradients [2], and the indices of this process's images.
+        self.unread: list[tuple[int, Tensor, list[Tensor]]] = []
         # Whether training may go on: false on the device from the first step on whose fault ends
         # the run. The host learns of it when it next reads the numbers.
         self.sound = torch.ones((), dtype=torch.bool, device=device)
@@ -232,7 +221,7 @@ class Learner:
         # 5. What is to be known of the step: later from the device, now from the other hosts.
         values = torch.stack([loss, norm.to(loss.dtype)])
         indices = [batch.indices for batch in micro_batches]
-        self.unread.append(_OnDevice(self.step, values, indices))
+        self.unread.append((self.step, values, indices))
         messages = [message for batch in micro_batches for message in batch.bad]
         return Outcome(stop=bool(stop), messages=messages)
 
@@ -241,17 +230,16 @@ class Learner:
         if not self.unread:
             return []
 
-        values = torch.stack([record.values for record in self.unread]).tolist()
+        values = torch.stack([of_step for _, of_step, _ in self.unread]).tolist()
         numbers = []
-        for record, (loss, norm) in zip(self.unread, values, strict=True):
+        for (step, _, indices), (loss, norm) in zip(self.unread, values, strict=True):
             self.skipped += not math.isfinite(loss + norm)
             fault = None
             if not math.isfinite(loss):
                 fault = f"the loss is {loss}"
             elif not math.isfinite(norm) and not self.scaler.is_enabled():
                 fault = f"the gradients are not finite (the loss is {loss:.4g})"
-            indices = torch.cat(record.indices).tolist()
-            numbers.append(Numbers(record.step, loss, fault, indices))
+            numbers.append(Numbers(step, loss, fault, torch.cat(indices).tolist()))
         self.unread.clear()
         return numbers
 

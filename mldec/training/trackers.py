@@ -4,7 +4,6 @@ They never end a run: what they raise becomes one warning, and nothing more is s
 """
 
 import importlib
-import importlib.util
 import logging
 import uuid
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mldec.config.compose import to_dict
-from mldec.config.schema import Config, Log
-from mldec.errors import ConfigError, brief
+from mldec.config.schema import Config
+from mldec.errors import brief
 from mldec.runtime import torch_files
 from mldec.training.monitor import Details
 
@@ -23,16 +22,6 @@ log = logging.getLogger("mldec")
 
 ID_FILE = "tracker_id.txt"  # in the folder of a run
 UPLOAD_SECONDS = 300  # that wandb may take at the end of a run for what is not uploaded yet
-
-
-def require_trackers(settings: Log) -> None:
-    """Check that the packages of the chosen trackers are installed."""
-    for name in settings.trackers:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"log.{name}=true needs the package {name}, which is not installed; "
-                f"run pip install -e '.[{name}]'"
-            )
 
 
 def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
@@ -46,10 +35,7 @@ def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
 
 
 class Tracker:
-    """Send the numbers of a run to wandb or trackio, whose interface is the same, until that fails.
-
-    A resumed run finds its record by `run_id`.
-    """
+    """Send a run's numbers to wandb or trackio until that fails; `run_id` finds a record again."""
 
     def __init__(self, name: str, config: Config, directory: Path, run_id: str) -> None:
         self.name = name

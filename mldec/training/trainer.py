@@ -1,19 +1,18 @@
-"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop.
-
-Below it stand its checkpoint files, and what the log and run.json say of a run.
-"""
+"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop."""
 
 import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from timm.utils import distribute_bn
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -40,7 +39,7 @@ from mldec.runtime.facts import (
     explain_out_of_memory,
     git_commit,
     installed,
-    multiply_accumulates,
+    work_per_image,
 )
 from mldec.runtime.run_folder import RunFacts, command_line
 from mldec.runtime.signals import NothingCame, StopRequest
@@ -167,8 +166,10 @@ class Trainer:
         self.batches.epoch, self.batches.start = self.epoch, self.position
         description = f"epoch {self.epoch + 1}/{train.last_epoch}"
         self.meter.restart()
+        batches = self._batches()
+        steps = iter(lambda: list(islice(batches, train.accumulate)), [])
         for micro_batches in runlog.progress(
-            self._micro_batches_of_steps(), total=total, done=self.position, description=description
+            steps, total=total, done=self.position, description=description
         ):
             self.meter.loaded()
 
@@ -181,8 +182,9 @@ class Trainer:
 
             # Before anything is saved: each step begins with the statistics of the main process, so
             # that a checkpoint of the mean is all that a resumed run needs.
-            if train.average_batchnorm and self.position == total:
-                distributed.average_batch_norm(self.learner.model)
+            world_size = distributed.world_size()
+            if train.average_batchnorm and self.position == total and world_size > 1:
+                distribute_bn(self.learner.model, world_size, reduce=True)
 
             if reporting:
                 self._report(runlog, description, lr)
@@ -192,20 +194,12 @@ class Trainer:
             if self.files.is_due(self.learner.step):
                 self.save()
 
-    def _micro_batches_of_steps(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each optimiser step of an epoch."""
-        batches = self._batches()
-        while micro_batches := list(islice(batches, self.config.train.accumulate)):
-            yield micro_batches
-
     def _batches(self) -> Iterator[Batch]:
         """Load the micro-batches of an epoch; while it waits, the state can be saved."""
         try:
             for batch in self.stop.bounded(unwrap(self.loader)):
                 if not len(batch.images):
-                    raise DataError(
-                        f"no image of a micro-batch can be read; the first: {batch.bad[0]}"
-                    )
+                    raise DataError(f"no image of a micro-batch can be read: {batch.bad[0]}")
                 yield batch
         except NothingCame:
             self.save()
@@ -235,16 +229,12 @@ class Trainer:
         while len(self.outcomes) > kept:
             outcome = self.outcomes.pop(0)
             if outcome.bad_images:
-                self._name_left_out(outcome)
+                self.bad_images += outcome.bad_images
+                for messages in distributed.gather(outcome.messages):
+                    self._warn(*(f"left out: {message}" for message in messages))
             if outcome.stopping:
                 stopping, kept = True, 0
         return stopping
-
-    def _name_left_out(self, outcome: Outcome) -> None:
-        """Count and name the images that a step left out, on any process."""
-        self.bad_images += outcome.bad_images
-        for messages in distributed.gather(outcome.messages):
-            self._warn(*(f"left out: {message}" for message in messages))
 
     def _read(self) -> None:
         """Read the numbers of the steps since the last reading from the device."""
@@ -255,13 +245,10 @@ class Trainer:
 
     def _handle_fault(self, numbers: Numbers) -> None:
         """End the run for a step that changed no weights, or name it, as the config says."""
-        dataset = self.data.train.dataset
-        names = ", ".join(dataset.name(index) for index in numbers.indices)
+        names = ", ".join(map(self.data.train.dataset.name, numbers.indices))
+        newest = "no checkpoint was written yet"
         if self.files.last.exists():
             newest = f"the last good checkpoint is {self.files.last}"
-        else:
-            newest = "no checkpoint was written yet"
-
         moment = f"{numbers.fault} in step {numbers.step} (epoch {self.epoch + 1})"
         fix = f"{newest}; lower optim.lr, or look at these images and their labels: {names}"
         if self.config.train.nonfinite is NonFinite.stop:
@@ -270,10 +257,7 @@ class Trainer:
 
     def _warn(self, *messages: str) -> None:
         """Log messages that every process has, on the main process only."""
-        if not distributed.is_main():
-            return
-
-        for message in messages:
+        for message in messages if distributed.is_main() else ():
             log.warning(message)
 
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
@@ -340,7 +324,7 @@ class Trainer:
         )
         results = dict(zip(models, of_models, strict=True))
         main, *others = of_models
-        self._warn(*left_out(main))
+        self._warn(*left_out(main.bad, main.images))
         self.constant = observer.constant_classes()
 
         # The first metric is the one that the best checkpoint follows.
@@ -442,10 +426,9 @@ class Trainer:
         if saved.steps_per_epoch != self.batches.steps:
             raise CheckpointError(
                 f"{path} has {saved.steps_per_epoch} steps per epoch, this run "
-                f"{self.batches.steps}: use the same training images, "
-                f"and a number of processes that divides their last batch as before"
+                f"{self.batches.steps}: use the same training images and processes"
             )
-        allowed = self.config.accepts_changed_data
+        allowed = self.config.data.get("changed") == "allow"
         if warning := check_same(saved.fingerprint, self.fingerprint, path, allow=allowed):
             self._warn(warning)
 
@@ -456,7 +439,8 @@ class CheckpointFiles:
     def __init__(self, folder: Path, train: Train) -> None:
         self.last, self.best = folder / "last.pt", folder / "best.pt"
         self._train = train
-        self._writer = torch_files.Writer()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
         self._saved_at = time.monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -480,11 +464,15 @@ class CheckpointFiles:
             if best:
                 torch_files.duplicate(self.last, self.best)
 
-        self._writer.submit(write)
+        self.wait()
+        self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
         """Wait until the last save is on the disk, or raise the error in it."""
-        self._writer.wait()
+        # Forget it first, so that its error is raised only once.
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def restore_best(self, path: Path) -> None:
         """Give the name best.pt to a checkpoint of this folder that holds the best result.
@@ -535,7 +523,6 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     precision = learner.precision.value
     if learner.precision is not wanted:
         precision += f" (train.precision={wanted.value})"
-
     batch = f"batches of {config.train.batch_size:,} images"
     if config.train.batch_per_gpu is not None:
         batch += (
@@ -575,30 +562,15 @@ def images_per_batch_norm(trainer: Trainer) -> int | None:
 
 def few_per_batch_norm(trainer: Trainer) -> str | None:
     """Return a warning if the statistics of batch norms come from few images."""
-    images, train = images_per_batch_norm(trainer), trainer.config.train
+    images = images_per_batch_norm(trainer)
     if images is None or images >= ENOUGH_FOR_BATCH_NORM:
         return None
 
-    advice = "raise train.batch_size, lower train.accumulate,"
-    if train.batch_per_gpu is not None:
-        advice = "raise train.batch_per_gpu,"
-    if not train.sync_batchnorm:
-        advice += " on several GPUs pass train.sync_batchnorm=true,"
     return (
         f"each batch norm sees only {images} images at a time, and results may suffer below "
-        f"{ENOUGH_FOR_BATCH_NORM}: {advice} or choose a network without batch norm"
+        f"{ENOUGH_FOR_BATCH_NORM}: raise the batch, lower train.accumulate, pass "
+        f"train.sync_batchnorm=true on several GPUs, or choose a network without batch norm"
     )
-
-
-def untried(trainer: Trainer) -> str | None:
-    """Return a warning if settings were not tried together yet."""
-    train = trainer.config.train
-    if train.compile and train.sync_batchnorm and distributed.world_size() > 1:
-        return (
-            "train.compile with train.sync_batchnorm on several processes was not tried yet: "
-            "if the run fails or is slow, pass train.compile=false"
-        )
-    return None
 
 
 def start_weights(config: Config, resumed: Path | None = None) -> str:
@@ -624,19 +596,9 @@ def start_weights(config: Config, resumed: Path | None = None) -> str:
 
 def run_facts(trainer: Trainer) -> RunFacts:
     """Return the content of run.json for a run that is about to start or to resume."""
-    config, classes, model = trainer.config, trainer.data.val.classes, trainer.learner.model
-    size = trainer.data.transform.image_size
-    queries = None if classes.queries is None else (len(classes), classes.queries.shape[1])
-
-    # A part of the user's own may fail on tensors without values. The number is for the summary
-    # only, so no error in it ends a run.
-    products: int | None
-    try:
-        classifier = Classifier(model.backbone, model.head)
-        products = round(multiply_accumulates(classifier, size, queries))
-    except Exception:
-        products = None
-
+    config, model, size = trainer.config, trainer.learner.model, trainer.data.transform.image_size
+    classifier = Classifier(model.backbone, model.head)
+    products = work_per_image(classifier, size, trainer.data.val.classes.queries)
     trainable, total = count_parameters(model)
     return RunFacts(
         name=config.name,
@@ -647,7 +609,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
         image_size=size,
         parameters=trainable,
         all_parameters=total,
-        multiply_accumulates=products,
+        multiply_accumulates=None if products is None else round(products),
         start_epoch=trainer.epoch,
         best={} if trainer.best.metric is None else dataclasses.asdict(trainer.best),
         ended=trainer.ended,

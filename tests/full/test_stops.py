@@ -13,7 +13,7 @@ import patches
 import pytest
 from support import QUICK, assert_equal, numbers, one_line, process_state, wait_until
 
-from mldec.runtime import signals, torch_files
+from mldec.runtime import signals
 from mldec.runtime.torch_files import read_torch
 
 # Forward passes of an epoch: 1 to 4 train; 5 and 6 evaluate the average and the weights on a batch,
@@ -151,19 +151,6 @@ def test_a_half_written_log_is_cut_back(run, cli, digits_run):
         file.write('{"step": 9, "tra')
     assert cli("train", *QUICK, "resume=auto").status == 0
     same_end(digits_run, run)
-
-
-def test_a_folder_deleted_in_mid_run_is_made_again(cli, here, monkeypatch):
-    # Files are written before training goes on: rmtree fails if a file disappears under its hands.
-    monkeypatch.setattr(torch_files.Writer, "submit", lambda _, job: job())
-    forwards = iter(range(1, 100))
-    monkeypatch.setattr(
-        patches,
-        "interrupt",
-        lambda: shutil.rmtree(here / "outputs") if next(forwards) == 8 else None,
-    )
-    assert cli("train", *QUICK).status == 0
-    assert read_torch(here / "outputs" / "digits" / "checkpoints" / "last.pt")["epoch"] == 2
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(cli, here):

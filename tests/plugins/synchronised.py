@@ -5,9 +5,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
-
-from mldec.runtime.distributed import synchronised_batch_norm
 
 BATCH = torch.randn(6, 4, 5, 5, generator=torch.Generator().manual_seed(0)) * 3 + 1
 
@@ -33,7 +32,7 @@ def main(backend: str, file: str) -> None:
     torch.cuda.set_device(device)
     dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
 
-    norm = synchronised_batch_norm(nn.Sequential(nn.BatchNorm2d(4))).to(device).train()
+    norm = convert_sync_batchnorm(nn.Sequential(nn.BatchNorm2d(4))).to(device).train()
     outputs, gradient, mean, variance = outcome(norm, BATCH[rank::2].to(device))
 
     # The gradients of the processes add up to that of the batch, and so do their outputs if each

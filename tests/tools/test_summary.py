@@ -377,4 +377,4 @@ def test_a_table_that_cannot_be_made_is_one_line(cli, outputs):
         cli.fault("summary", outputs, "--table", "t.doc"), "name a file that ends in .md, .tex"
     )
     shutil.copytree(outputs / "c_seed0", outputs / "d")
-    one_line(cli.fault(*words), "d and c_seed0 have the same settings and the same seed")
+    one_line(cli.fault(*words), "d and c_seed0 have the same settings and seed")

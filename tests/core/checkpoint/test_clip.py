@@ -110,14 +110,6 @@ def test_options_without_effect_are_refused(folders, tmp_path):
         load_model(f"clip:{folders['clip']}", image_size=64)
 
 
-@pytest.mark.parametrize("setting", ["init", "resume"])
-def test_a_run_does_not_start_from_one(setting):
-    start = {setting: "clip:ViT-B-32:openai"}
-    config = Config(name="x", data={}, backbone={}, head={}, loss={}, **start)
-    with pytest.raises(ConfigError, match=rf"^{setting}=clip:ViT-B-32:openai: .*backbone=timm"):
-        check_start(config)
-
-
 def test_a_run_starts_from_the_weights_of_timm_with_a_warning(caplog):
     backbone = {"name": "tresnet_v2_l.miil_in21k", "pretrained": True}
     config = Config(name="x", data={}, backbone=backbone, head={}, loss={}, init="timm")

@@ -149,18 +149,11 @@ def test_another_image_size_is_that_of_model_and_data(small):
     assert (loaded.transform.image_size, loaded.config.data["image_size"]) == (96, 96)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("default", ["cpu", "meta"])
-def test_a_model_is_the_same_under_any_default(small, default, dtype):
+def test_a_model_is_the_same_on_any_default_device(small):
     wanted = load_model(small).model.state_dict()
     state = torch.get_rng_state()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(default):
-            given = load_model(small).model.state_dict()
-        assert torch.get_default_dtype() is dtype
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        given = load_model(small).model.state_dict()
     assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers have moved"
     for name, tensor in wanted.items():
         assert given[name].dtype is tensor.dtype
@@ -252,7 +245,7 @@ def test_init_by_name_carries_classes_over(tmp_path):
         ([], ("cat", "dog"), r"has no class of the data, but zero, one, two; name those"),
         (["head.mlp_dim=16"], ("two",), r"has another head: 3 of its tensors .* choose its head"),
         (["head=gap"], ("two",), "has another head"),
-        (["head.word_dim=5"], ("two",), "nothing in the head MLDecoder belongs to a class"),
+        (["head.word_dim=5"], ("two",), "MLDecoder has nothing per class"),
     ],
 )
 def test_init_by_name_says_what_it_cannot_do(tmp_path, words, names, fault):

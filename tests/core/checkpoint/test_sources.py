@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mldec.checkpoint import load_model, local, sources
-from mldec.checkpoint.sources import RELEASED, released_file
+from mldec.checkpoint import load_model, sources
+from mldec.checkpoint.sources import RELEASED, local, released_file
 from mldec.errors import CheckpointError, DataError
 from mldec.runtime.torch_files import known_hashes, sha256_of
 

@@ -92,7 +92,6 @@ def test_a_checkpoint_comes_back_from_its_state(state, tmp_path, calibration):
         ("transform/image_size", -1, "image_size"),
         ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "number of classes"),
         ("config/data/root", "${oc.env:HOME}", "holds an interpolation"),
-        ("format", torch.ones(2), "has format tensor"),
         ("format", 1, "has format 1, this mldec reads 2; use another version"),
         # Of an earlier or a later commit.
         ("sampler", {}, "unexpected keyword argument 'sampler'"),

@@ -23,7 +23,6 @@ from mldec.config.schema import (
     MixLabels,
     Optim,
     Schedule,
-    ScheduleName,
     Train,
     describe,
     matches,
@@ -77,11 +76,7 @@ def test_ranges(section, name, good, bad):
 @pytest.mark.parametrize(
     ("section", "settings", "message"),
     [
-        (Train, {"epochs": 2, "patience": 1, "eval_every": 4}, "no evaluation before the last ep"),
-        (Train, {"cache_features": True}, "is for a frozen backbone: pass train.freeze=.backbone."),
-        (Schedule, {"min_lr": 1e-6}, "min_lr has no effect with schedule.name=onecycle: leave it"),
-        (Schedule, {"name": ScheduleName.cosine, "pct_start": 0.3}, "pct_start has no effect"),
-        (Schedule, {"name": ScheduleName.cosine, "warmup_lr": 0.1}, "warmup_lr has no effect"),
+        (Train, {"cache_features": True}, "cache_features needs train.freeze=.backbone.: pass it"),
         (Config, {"name": "a/b"}, "^name 'a/b' cannot be the name of a folder"),
         (Config, {"name": ".."}, "^name '..' cannot be the name of a folder"),
         (Config, {"device": "tpu"}, "^device 'tpu' is unknown"),
@@ -165,7 +160,6 @@ def test_init_is_a_path_or_has_settings_of_its_own():
         (["init.classes=by_name"], "nothing is chosen for init.path"),
         (["init=a", "init.classes=all"], "init.classes: Invalid value 'all', expected one of [by_"),
         (["init=a", "init.clases=by_name"], "init.clases: "),
-        (["init=a", "init.synonyms=s.txt"], "init.synonyms is for init.classes=by_name"),
     ],
 )
 def test_a_wrong_setting_of_init_is_one_line(words, message):
@@ -184,8 +178,6 @@ def test_batches_epochs_and_workers_follow_from_the_settings(monkeypatch):
         assert Train(epochs=6, min_steps=steps).lasting(10).epochs == epochs
     assert Train(epochs=80).last_epoch == 80
     assert Train(epochs=80, stop_epoch=41).last_epoch == 41
-    for changed, accepted in (({}, False), ({"changed": "allow"}, True)):
-        assert Config(name="x", **{**PARTS, "data": changed}).accepts_changed_data is accepted
 
     for count, expected in ((2, 2), (64, 16)):
         monkeypatch.setattr(schema, "processors", lambda count=count: count)
@@ -221,8 +213,6 @@ def test_a_value_of_another_type_is_one_line(section, values, message):
         (True, int, False),
         (True, bool, True),
         (1, bool, False),
-        (10**400, float, False),
-        (2**63, float, False),
         (None, int | None, True),
         (None, Optional[str], True),  # noqa: UP045
         ("x", bool | str, True),
@@ -232,10 +222,10 @@ def test_a_value_of_another_type_is_one_line(section, values, message):
         ([1, 2], Sequence[float], True),
         ((1, 2), tuple[int, ...], True),
         ("ab", Sequence[str], False),  # a text is no list of letters
-        ([0.5, math.nan], list[float], False),
-        ({"a": [math.inf]}, dict[str, Any], False),
+        ([0.5, "x"], list[float], False),
+        ({"a": [1]}, dict[str, Any], True),
+        ([1], dict[str, Any], False),
         ({}, Mapping[str, float], True),
-        ([{"a": [math.nan]}], Any, False),
         (object(), Any, True),
         ("sum", Literal["sum", "mean"], True),
         ("max", Literal["sum", "mean"], False),
@@ -249,10 +239,10 @@ def test_values_are_held_to_the_annotation(value, hint, fits):
     ("hint", "said"),
     [
         (int | None, "a whole number or null"),
-        (Union[str, float, None], "text or a number (if whole, below 2**63) or null"),  # noqa: UP007
+        (Union[str, float, None], "text or a number or null"),  # noqa: UP007
         (Literal["sum", "mean"] | None, "one of sum, mean or null"),
         (tuple[float, float], "a list"),
-        (dict[str, Any], "a mapping, its numbers finite"),
+        (dict[str, Any], "a mapping"),
     ],
 )
 def test_an_annotation_is_described_as_in_yaml(hint, said):

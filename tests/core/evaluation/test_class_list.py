@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
-from support import one_line
 from torch import nn
 
 from mldec.checkpoint import Loaded
@@ -278,15 +277,3 @@ def test_the_list_of_all_classes_has_the_numbers_of_the_zero_shot_task(tmp_path)
     strict = results(**given, threshold=0.99).metrics
     assert strict["zsl_mAP"] == listed.metrics["zsl_mAP"]
     assert strict["zsl_CR"] != listed.metrics["zsl_CR"]
-
-
-def test_options_that_do_not_fit_are_one_line(cli, tmp_path):
-    cases = [
-        (["--vectors", "x"], "--vectors has no effect without --class-list"),
-        (["--seen", "x"], "--seen has no effect without --class-list"),
-        (["--class-list", "x", "--write-classes", tmp_path / "y"], "--write-classes evaluates"),
-    ]
-    for words, part in cases:
-        status, out, err = cli("evaluate", "no.pt", *words)
-        assert (status, out) == (1, "")
-        one_line(err, part)

@@ -84,8 +84,6 @@ def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower
 def test_what_does_not_fit_the_checkpoint_is_refused(tower):
     with pytest.raises(ConfigError, match=r"^data._target_ is missing: .*data=NAME"):
         open_for_evaluation(tower, options())
-    with pytest.raises(ConfigError, match=r"--class-names has no effect: clip:X scores the class"):
-        open_for_evaluation(tower, options(class_names="names.txt"))
     data = replace(digits(tower), transform=EvalTransform(image_size=64))
     with pytest.raises(ConfigError, match=r"^data.image_size 64: clip:X takes images of 32 pixels"):
         check_size(data, tower, options())
@@ -200,10 +198,6 @@ def test_stored_thresholds_are_taken_unless_the_user_chooses_others(calibration,
     assert chosen_thresholds(DATA, checkpoint, options()) == in_order
     assert chosen_thresholds(DATA, checkpoint, options(threshold=0.7)) == [0.7]
     assert chosen_thresholds(DATA, checkpoint, options("data.threshold=0.8")) is None
-
-    exclusive = loaded(calibration, Classes(("a", "b"), exclusive=True))
-    with pytest.raises(ConfigError, match="--threshold has no effect"):
-        chosen_thresholds(DATA, exclusive, options(threshold=0.5))
 
 
 @pytest.mark.parametrize(("images", "part"), [(7, "too good"), (8, "fitted on 7 other images")])

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 import torch
 import torch.distributed as dist
-from support import QUICK, in_processes, one_line
+from support import in_processes
 
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
@@ -14,18 +14,6 @@ from mldec.runtime.devices import Precision, check_device, processors
 from mldec.runtime.distributed import pick_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
-
-
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_rank_without_a_group_is_one_line(command, cli, digits_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RANK", "0")
-    words = QUICK
-    if command == "evaluate":
-        words = [digits_run / "checkpoints" / "best.pt", "--plugin", "patches"]
-    status, _, err = cli(command, *words)
-    assert status == 1
-    one_line(err, "RANK is set, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not", "torchrun", "unset RANK")
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_what_no_run_writes_is_one_line(tmp_path, content):
     for name in (RUN_FILE, LOG_FILE):
         (tmp_path / name).write_bytes(content)
     for read, path in ((read_facts, tmp_path), (read_log, tmp_path / LOG_FILE)):
-        with pytest.raises(CheckpointError, match="is not what a run writes: ") as caught:
+        with pytest.raises(CheckpointError, match="; it is not what a run writes") as caught:
             read(path)
         assert "\n" not in str(caught.value)
 

@@ -5,7 +5,6 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from pictures import picture, saved
@@ -148,17 +147,12 @@ def test_lost_tokens_are_named():
     dataset = cached(Counting()).train.dataset
     file = dataset.files[3]
 
-    def refused(fault):
-        with pytest.raises(DataError, match=f"{file} {fault}.*; pass resume=auto"):
-            fixed_sample(dataset, 3)
-
     file.write_bytes(file.read_bytes()[:-1])
-    refused("is damaged")
-    for array in (np.zeros((4, 5), np.float32), np.zeros(6, np.float32), np.zeros((4, 6))):
-        np.save(file, array)
-        refused("is damaged")
+    with pytest.raises(DataError, match=f"{file} cannot be used .*, and pass resume=auto"):
+        fixed_sample(dataset, 3)
     file.unlink()
-    refused("is gone")
+    with pytest.raises(DataError, match=f"{file} cannot be used .*No such file.*resume=auto"):
+        fixed_sample(dataset, 3)
 
 
 def test_an_unreadable_image_ends_the_work_or_is_left_out(own_photos):
@@ -191,7 +185,7 @@ def test_after_a_stop_the_work_goes_on():
 def test_what_cannot_be_cached_is_refused(monkeypatch):
     config = compose(["+experiment=digits"])
     parts = build.check(config)
-    with pytest.raises(ConfigError, match="images that are stored as files"):
+    with pytest.raises(ConfigError, match="is for images in files"):
         with_tokens(
             build.data(parts), Counting(), config, device=CPU, stop=StopRequest()
         ).load_train()
@@ -204,13 +198,12 @@ def test_what_cannot_be_cached_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["train.freeze=[]"], "train.cache_features is for a frozen backbone: pass train.freeze="),
-        (["mix.smoothing=0.1", "loss=bce"], "mix changes the images from epoch to epoch"),
+        (["train.freeze=[]"], "train.cache_features needs train.freeze="),
+        (["mix.smoothing=0.1", "loss=bce"], "mix changes images"),
         (
             ["data.augment=official", "data.flip=true"],
-            "data.augment=official data.flip=True: train.cache_features computes the tokens of "
-            "each image once, and this would change the images from epoch to epoch; pass "
-            "data.augment=none data.flip=False",
+            "data.augment=official data.flip=True: train.cache_features needs the same images in "
+            "every epoch; pass data.augment=none data.flip=False",
         ),
     ],
 )

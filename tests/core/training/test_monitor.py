@@ -23,7 +23,7 @@ from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.training import monitor
 from mldec.training.log import RunLog
 from mldec.training.monitor import Curve, Details, Observer, draw
-from mldec.training.trackers import require_trackers, start_trackers
+from mldec.training.trackers import start_trackers
 
 N, K = 60, 5
 NAMES = ("cat", "dog", "traffic light", "a/b", "zoo")
@@ -290,8 +290,7 @@ def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    require_trackers(config().log)
     status, _, err = cli("train", *QUICK, f"log.{name}=true")
     assert status == 1
-    one_line(err, f"log.{name}=true needs the package {name}", f"pip install -e '.[{name}]'")
+    one_line(err, f"log.{name}=true needs {name}", f"pip install -e '.[{name}]'")
     assert not list(tmp_path.rglob("*.pt"))

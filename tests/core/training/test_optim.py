@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 from support import assert_equal
-from timm.layers import freeze_batch_norm_2d
+from timm.layers import convert_sync_batchnorm, freeze_batch_norm_2d
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.utils import freeze as timm_freeze
@@ -22,7 +22,6 @@ from mldec.errors import ConfigError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.model import Classifier
 from mldec.runtime import torch_files
-from mldec.runtime.distributed import synchronised_batch_norm
 from mldec.training.optim import (
     build_optimizer,
     build_schedule,
@@ -382,7 +381,7 @@ def test_a_network_with_frozen_batch_norms_computes_what_timms_does():
         nn.init.uniform_(norm.running_var, 0.5, 2.0)
     theirs = copy.deepcopy(ours)
     theirs.backbone.network = freeze_batch_norm_2d(theirs.backbone.network)
-    synchronised = synchronised_batch_norm(copy.deepcopy(ours))
+    synchronised = convert_sync_batchnorm(copy.deepcopy(ours))
     everywhere = Train(freeze_batchnorm=FreezeBatchNorm.all)
     assert len(freeze(synchronised, everywhere)) == len(batch_norms(ours)) > 0
 
@@ -408,10 +407,10 @@ def test_a_name_stands_for_itself_and_for_what_is_inside():
         ({"freeze": ["backbone.network.layr1"]}, "did you mean 'backbone.network.layer1'"),
         ({"freeze": ["layer1"]}, "'layer1' is neither a parameter .* 'backbone.network.layer1'"),
         ({"freeze": ["head.pool_wieght"]}, "did you mean 'head.pool_weight'"),
-        ({"freeze": ["backbone", "head"]}, "leaves no parameter to train"),
+        ({"freeze": ["backbone", "head"]}, "leaves nothing to train"),
         (
             {"freeze": ["head"], "freeze_batchnorm": FreezeBatchNorm.frozen},
-            "there is no batch norm in a frozen part; leave it out",
+            "no batch norm is in a frozen part; leave it out",
         ),
     ],
 )

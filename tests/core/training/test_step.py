@@ -184,7 +184,7 @@ def test_overflow_in_fp16_is_the_scalers_affair(config):
 def test_synchronised_batch_norm_of_several_processes_needs_cuda(config, monkeypatch):
     learner(config, "train.sync_batchnorm=true")
     monkeypatch.setattr("mldec.runtime.distributed.world_size", lambda: 2)
-    with pytest.raises(ConfigError, match=r"of several processes needs CUDA, the device is cpu"):
+    with pytest.raises(ConfigError, match=r"train.sync_batchnorm needs CUDA, not cpu"):
         learner(config, "train.sync_batchnorm=true")
 
 

@@ -74,5 +74,3 @@ def test_bad_names_end_in_one_line(cli, best, tmp_path):
     # The file is read first: there is no checkpoint yet.
     err = cli.fault("evaluate", "no.pt", "--class-names", tmp_path / "none.txt")
     one_line(err, "none.txt cannot be read (No such file or directory)")
-    err = cli.fault("evaluate", "no.pt", "--write-classes", "names.txt", "data.root=x")
-    one_line(err, "--write-classes evaluates nothing: leave out the settings, --json, --csv")

@@ -161,5 +161,18 @@ def test_parts_run_on_a_cpu(tmp_path, command, parts):
     assert list(report["parts"]) == parts
     for part in report["parts"].values():
         assert any(isinstance(value, float) for value in part["figures"].values())
-    assert {"commit", "driver", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()
+    assert {"commit", "nccl", "gpus_before", "gpus_after"} <= report["environment"].keys()
     assert done.stdout.splitlines()[-1] == f"written: {out}"
+
+
+def test_nvidia_smi_is_asked_for_each_gpu(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert script.gpu_state() is None
+
+    command = tmp_path / "nvidia-smi"
+    row = "580.1, 1980, 1980, 2619, 41, 95.20, 700.00"
+    command.write_text(f"#!/bin/sh\necho '{row}'\necho '{row}'\n")
+    command.chmod(0o755)
+    [first, _] = script.gpu_state()
+    assert first["clocks.sm"] == "1980"
+    assert first["power.limit"] == "700.00"

@@ -41,21 +41,6 @@ def test_what_was_measured_before_a_fault_is_written(cli, tmp_path, monkeypatch)
     assert json.loads((tmp_path / "m.json").read_text())["figures"] == {"first": 1}
 
 
-def test_nvidia_smi_is_asked_for_each_gpu(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert benchmark.gpu_state() is None
-    assert benchmark.environment()["driver"] is None
-
-    command = tmp_path / "nvidia-smi"
-    row = "580.1, 1980, 1980, 2619, 41, 95.20, 700.00"
-    command.write_text(f"#!/bin/sh\necho '{row}'\necho '{row}'\n")
-    command.chmod(0o755)
-    [first, _] = benchmark.gpu_state()
-    assert first["clocks.sm"] == "1980"
-    assert first["power.limit"] == "700.00"
-    assert benchmark.environment()["driver"] == "580.1"
-
-
 def test_wrong_words_are_refused_before_anything_is_measured(cli, tmp_path, monkeypatch):
     from mldec.benchmark import cost, profile
 

@@ -57,7 +57,6 @@ def test_the_parts_add_up_to_the_step(cli, tmp_path, monkeypatch):
     rate = figures["step_gflop"] / figures["step_ms"] * 1000
     assert figures["gflop_per_second"] == pytest.approx(rate)
     assert figures["mfu_percent"] == pytest.approx(100 * rate / figures["product_gflop_per_second"])
-    assert "published_source" not in figures
 
     # Every part has its line, and the trace its range.
     lines = out.splitlines()

@@ -244,8 +244,6 @@ def test_copies_are_found_where_pictures_are_augmented_and_come_from_one_file(cl
     [
         ([], "no dataset is chosen: pass data=NAME"),
         (["data=digits", "--json", "/nowhere/r.json"], "cannot write /nowhere/r.json"),
-        (["data=digits", "--split", "train"], "--split has no effect without --checkpoint FILE"),
-        (["--checkpoint", "x", "--decode", "3"], "--decode has no effect with --checkpoint"),
     ],
 )
 def test_wrong_arguments_are_one_line(cli, args, part):

@@ -197,7 +197,7 @@ def test_images_and_labels_that_are_missing_are_left_out(judge, cli, tmp_path):
     name = Path(read(target)[0]["image"]).name
     (root / name).write_bytes(b"")
     out = cli.out("check_data", *words(judge), *settings, "--json", tmp_path / "r.json")
-    assert f"left out: {root / name}: an empty file" in out
+    assert f"count: {root / name}: an empty file" in out
     assert len(json.loads((tmp_path / "r.json").read_text())["left_out"]) == 1
 
     for path in root.glob("*.png"):

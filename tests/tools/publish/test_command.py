@@ -45,7 +45,7 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli):
     ("words", "parts"),
     [
         (["best.pt", "mine"], ["mldec: mine: 'mine' is no repository; write owner/name"]),
-        (["best.pt", "me/mine"], ["there is no token for the hub", "--dry-run FOLDER"]),
+        (["best.pt", "me/mine"], ["there is no token for the hub", "pass --dry-run"]),
         (["clip:ViT-B-32", "me/mine", "--dry-run", "x"], ["is a model of others"]),
         (["best.pt", "me/mine", "--dry-run", "x", "--results", "file"], ["file", "JSON"]),
     ],

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from mldec.data.types import Classes
 from mldec.errors import DataError
@@ -111,18 +110,17 @@ def written(folder, **changes):
 
 
 def test_a_file_of_results_is_read(tmp_path, caplog):
-    measured = read_results(written(tmp_path), CLASSES, "ema", "best.pt")
+    measured = read_results(written(tmp_path), "ema", "best.pt")
     assert (measured.source, measured.images) == ("from results.json", 7)
     assert measured.metrics == CONTENT["metrics"]
     assert measured.intervals == {"mAP": (40.0, 60.25)}
     assert measured.per_class == CONTENT["per_class"]
     assert caplog.text == ""
 
-    # That of evaluate has no intervals, and a zero-shot model is evaluated on any classes.
+    # That of evaluate has no intervals.
     content = {key: value for key, value in CONTENT.items() if key != "intervals"}
     (tmp_path / "results.json").write_text(json.dumps(content))
-    zero_shot = Classes(("x",), queries=torch.zeros(1, 3))
-    measured = read_results(tmp_path / "results.json", zero_shot, "ema", "outputs/a")
+    measured = read_results(tmp_path / "results.json", "ema", "outputs/a")
     assert (measured.intervals, measured.per_class.keys()) == ({}, {"a", "b"})
     assert "is of best.pt, and outputs/a is published" in caplog.text
 
@@ -131,13 +129,12 @@ def test_a_file_of_results_is_read(tmp_path, caplog):
     ("changes", "fault"),
     [
         ({"weights": "raw"}, "it is of the raw weights, and the ema ones are published"),
-        ({"per_class": {"a": {}}}, "it is of other classes"),
         ({"intervals": {"mAP": [1]}}, r"cannot be used .* pass a file that mldec\.report --json"),
     ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, changes, fault):
     with pytest.raises(DataError, match=rf"results\.json:? {fault}"):
-        read_results(written(tmp_path, **changes), CLASSES, "ema", "best.pt")
+        read_results(written(tmp_path, **changes), "ema", "best.pt")
 
 
 def test_the_metrics_of_a_run_are_those_of_the_chosen_weights(saved):
