@@ -1,8 +1,8 @@
 """Name what images show: `python -m mldec.predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-The answers of a long job are written in blocks: after Ctrl-C, a crash or a full disk the same
-command goes on, and over a complete result it does nothing. docs/predicting.md says what a row
-holds, and how zero-shot checkpoints, heat maps and exported files are used.
+After Ctrl-C, a crash or a full disk the same command goes on, and over a complete result it does
+nothing; with --shard each of many machines answers its share. docs/predicting.md says what a row
+holds, docs/scale.md how a hundred million images are answered.
 """
 
 import argparse
@@ -30,16 +30,19 @@ def parser() -> argparse.ArgumentParser:
     images.add_argument(
         "images",
         nargs="*",
-        help="image files, .tar files of images, or folders to search for them",
+        help="image files, .tar files of images, or folders to search for them: paths, or "
+        "addresses such as s3://bucket/photos",
     )
     images.add_argument(
         "--list",
         metavar="FILE",
-        help="a file with one path per line, or a .csv file with a column of paths; - reads lines "
-        "from standard input",
+        help="a file with one path or address per line, or a .csv or .parquet file with a column "
+        "of them (.parquet: or of bytes); - reads lines from standard input",
     )
     images.add_argument(
-        "--column", metavar="NAME", help="of a .csv file of --list (default: image or path)"
+        "--column",
+        metavar="NAME",
+        help="of a .csv or .parquet file of --list (default: image, path, url or bytes)",
     )
     images.add_argument(
         "--root", metavar="FOLDER", help="the paths of --list are relative to it (default: to here)"
@@ -81,6 +84,21 @@ def parser() -> argparse.ArgumentParser:
     )
     results.add_argument(
         "--overwrite", action="store_true", help="replace result files, and begin anew"
+    )
+    results.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="answer share I of N, from 0, and write it as a file of the folder that --jsonl or "
+        "--parquet names; auto/N: the number of a task of SLURM or Kubernetes, auto: of torchrun",
+    )
+    results.add_argument(
+        "--merge", metavar="FOLDER", help="join the parts in such a folder to result files"
+    )
+    results.add_argument(
+        "--progress",
+        metavar="FOLDER",
+        help="where rows wait until a file is whole (default: beside it; of an object in a store: "
+        "in the cache)",
     )
     results.add_argument(
         "--pictures",

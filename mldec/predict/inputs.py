@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -22,24 +23,29 @@ from torch.utils.data import DataLoader, Dataset
 from mldec.data.images import FORMATS, load_image, read_image
 from mldec.data.loader import share, start_worker, unwrap
 from mldec.data.transforms import Picture
-from mldec.errors import ConfigError, DataError, brief, visible
+from mldec.errors import ConfigError, DataError, brief, refusing, visible
+from mldec.predict import storage
+from mldec.runtime.cli import require
 from mldec.runtime.results import STANDARD_OUTPUT
 from mldec.runtime.text import open_binary
 
 STANDARD_INPUT = STANDARD_OUTPUT  # the same sign
 TAR = ".tar"
-COLUMNS = ("image", "path")  # of a CSV file, if --column does not say
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
+COLUMNS = ("image", "path", "url", "bytes")  # of a table, if --column does not say
+ROWS = 256  # of a Parquet list in memory at a time: they may hold images
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An image to be answered, not read yet."""
+    """An image to be answered, not decoded yet."""
 
     name: str  # of the image in the answers: its path, or that of a tar file and of its member
-    path: str  # of the file that holds its bytes
+    path: str  # path or address of the file that holds its bytes
     offset: int = 0
     size: int | None = None  # in bytes; None for a whole file
     fault: str | None = None  # why it cannot be read, if that is known already
+    content: bytes | None = None  # its bytes, where they were read on the way
 
 
 class Inputs:
@@ -62,13 +68,19 @@ class Inputs:
         for option, value in (("--column", column), ("--root", root)):
             if value is not None and listing is None:
                 raise ConfigError(f"{option} has no effect without --list: leave it out")
-        if column is not None and not _is_csv(listing):
-            raise ConfigError(f"--column has no effect: --list {listing} is no .csv file")
 
         self._paths = list(paths)
-        self._listing = listing
+        self._listing = listing or ""
         self._column = column
         self._root = root
+        kind = Path(self._listing).suffix.lower()
+        self._is_csv, self._is_parquet = kind == ".csv", kind == ".parquet"
+        if column is not None and not (self._is_csv or self._is_parquet):
+            raise ConfigError(
+                f"--column has no effect: --list {listing} is no .csv or .parquet file"
+            )
+        if self._is_parquet:
+            require(f"--list {listing}", "parquet", "pyarrow")
         self._check()
 
     @property
@@ -76,89 +88,181 @@ class Inputs:
         """Whether the images can be gone through again: standard input cannot."""
         return self._listing != STANDARD_INPUT
 
-    def __iter__(self) -> Iterator[Item]:
-        for path in self._paths:
-            if Path(path).is_dir():
-                yield from _in_folder(path)
-            elif path.endswith(TAR):
-                yield from _in_tar(path)
-            else:
-                yield Item(path, path)
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it is on this machine, where counting the images is quick."""
+        return not any(map(storage.is_address, [*self._paths, self._listing]))
 
-        if self._listing is not None:
-            for name in self._listed(self._listing):
-                path = name if self._root is None else str(Path(self._root, name))
-                yield Item(name, path)
+    def __iter__(self) -> Iterator[Item]:
+        return (item for _, item in self.divided(1))
+
+    def divided(self, shards: int, only: int | None = None) -> Iterator[tuple[int, Item]]:
+        """Yield the images with the number of the shard, of so many, that answers them.
+
+        Tar files are dealt whole where there are as many as shards; other images belong to a shard
+        by a hash of their paths below what the command line names, and rows of a list by their
+        numbers. With `only` a shard the tar files and row groups of others are not opened.
+        """
+        tars = (item for _, item in self._files() if _is_tar(item))
+        are_whole = shards > 1 and len(list(islice(tars, shards))) == shards
+        number = 0
+        for key, item in self._files():
+            if not _is_tar(item):
+                yield _shard_of(key, shards), item
+                continue
+
+            owner, number = number % shards, number + 1
+            if are_whole and only not in (None, owner):
+                continue
+            for member in _in_tar(item.path):
+                if not are_whole:
+                    owner = _shard_of(key + member.name.removeprefix(item.path), shards)
+                yield owner, member
+
+        if self._is_parquet:
+            yield from self._of_parquet(shards, only)
+        elif self._listing:
+            for row, path in enumerate(self._listed()):
+                yield row % shards, self._rooted(path)
+
+    def of(self, number: int, shards: int) -> Iterator[Item]:
+        """Yield the images of one shard."""
+        return (item for owner, item in self.divided(shards, number) if owner == number)
+
+    def _files(self) -> Iterator[tuple[str, Item]]:
+        """Yield the files of the command line that are no lists, with their paths below it."""
+        for path in self._paths:
+            if storage.is_folder(path):
+                # As `Path` writes it: without ./ and double slashes.
+                folder = path.rstrip("/") if storage.is_address(path) else str(Path(path))
+                for item in _in_folder(folder):
+                    yield item.name.removeprefix(folder), item
+            else:
+                yield path, Item(path, path)
 
     def _check(self) -> None:
         """Raise an error for what can be refused before the first image is read."""
         for path in self._paths:
-            if not Path(path).exists():
+            if not storage.exists(path):
                 raise DataError(f"{path}: no such file or folder")
-            if Path(path).is_dir() and next(_in_folder(path), None) is None:
+            if storage.is_folder(path) and next(_in_folder(path), None) is None:
                 raise DataError(f"{path}: the folder holds no image")
 
-        if self._root is not None and not Path(self._root).is_dir():
-            raise DataError(f"--root {self._root}: no such folder; check the path")
-        listing = self._listing if self.repeatable else None
-        if listing is not None and next(self._listed(listing), None) is None:
-            raise DataError(f"--list {listing}: it names no image")
+        root = self._root
+        if root is not None and not storage.is_address(root) and not Path(root).is_dir():
+            raise DataError(f"--root {root}: no such folder; check the path")
+        if self._listing and self.repeatable and next(self.of(0, 1), None) is None:
+            raise DataError(f"--list {self._listing}: it names no image")
 
-    def _listed(self, listing: str) -> Iterator[str]:
-        """Yield the paths of a list."""
+    def _rooted(self, name: str) -> Item:
+        """Return the image of a path or an address in a list."""
+        if self._root is None or storage.is_address(name):
+            return Item(name, name)
+        if storage.is_address(self._root):
+            return Item(name, f"{self._root.rstrip('/')}/{name}")
+        return Item(name, str(Path(self._root, name)))
+
+    def _opened(self, stack: ExitStack) -> IO[bytes]:
+        """Open the list."""
+        if self._listing == STANDARD_INPUT:
+            return sys.stdin.buffer
+        try:
+            return stack.enter_context(storage.opened(self._listing))
+        except OSError as error:
+            raise DataError(
+                f"--list {self._listing} cannot be read ({error.strerror or error}); check the path"
+            ) from error
+
+    def _column_of(self, names: list[str]) -> int:
+        """Return the index of the column of images among those of a table."""
+        wanted = COLUMNS if self._column is None else (self._column,)
+        for name in wanted:
+            if name in names:
+                return names.index(name)
+        raise DataError(
+            f"--list {self._listing}: it has no column {' or '.join(wanted)}; "
+            f"pass --column with one of {visible(', '.join(names))[:200]!r}"
+        )
+
+    def _listed(self) -> Iterator[str]:
+        """Yield the paths of a list that is text."""
         with ExitStack() as stack:
-            if listing == STANDARD_INPUT:
-                file: BinaryIO = sys.stdin.buffer
-            else:
-                try:
-                    file = stack.enter_context(open_binary(listing))
-                except OSError as error:
-                    raise DataError(
-                        f"--list {listing} cannot be read ({error.strerror or error}); "
-                        f"check the path"
-                    ) from error
+            file = self._opened(stack)
+            yield from self._of_csv(file) if self._is_csv else _of_lines(file)
 
-            if _is_csv(listing):
-                yield from self._of_csv(file, listing)
-            else:
-                yield from _of_lines(file)
-
-    def _of_csv(self, file: BinaryIO, listing: str) -> Iterator[str]:
+    def _of_csv(self, file: IO[bytes]) -> Iterator[str]:
         """Yield the paths in a column of a CSV file."""
         # Bytes of a path that are not UTF-8 come through as in the names of files.
         text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(text, strict=True)
         try:
             header = next(reader, [])
-            wanted = COLUMNS if self._column is None else (self._column,)
-            column = next((header.index(name) for name in wanted if name in header), None)
-            if column is None:
-                raise DataError(
-                    f"--list {listing}: its first row has no column {' or '.join(wanted)}; "
-                    f"pass --column with one of {visible(', '.join(header))[:200]!r}"
-                )
-
+            column = self._column_of(header)
             for fields in reader:
                 if not fields:
                     continue
                 if len(fields) != len(header):
                     raise DataError(
-                        f"--list {listing}: line {reader.line_num} has {len(fields)} columns, "
-                        f"not {len(header)}; correct the file"
+                        f"--list {self._listing}: line {reader.line_num} has {len(fields)} "
+                        f"columns, not {len(header)}; correct the file"
                     )
                 yield fields[column]
         except csv.Error as error:
             raise DataError(
-                f"--list {listing}: line {reader.line_num} is not CSV ({error}); check its quotes"
+                f"--list {self._listing}: line {reader.line_num} is not CSV ({error}); "
+                f"check its quotes"
             ) from error
 
+    def _of_parquet(self, shards: int, only: int | None) -> Iterator[tuple[int, Item]]:
+        """Yield the images of a Parquet file, of which each shard has a range of rows."""
+        from pyarrow import parquet
 
-def _is_csv(listing: str | None) -> bool:
-    """Tell whether a list is a CSV file, by its name."""
-    return listing is not None and listing.lower().endswith(".csv")
+        with ExitStack() as stack:
+            file = self._opened(stack)
+            with refusing(f"--list {self._listing}", DataError):
+                table = parquet.ParquetFile(file)
+                total = table.metadata.num_rows
+                groups = range(table.metadata.num_row_groups)
+                lengths = [table.metadata.row_group(group).num_rows for group in groups]
+            names = table.schema_arrow.names
+            columns = [names[self._column_of(names)]]
+            # What names an image beside its bytes.
+            columns += [name for name in COLUMNS[:2] if name in names and name not in columns][:1]
+
+            def owner(row: int) -> int:
+                return ((row + 1) * shards - 1) // total
+
+            end = 0
+            for group, length in enumerate(lengths):
+                first, end = end, end + length
+                if only is not None and not owner(first) <= only <= owner(end - 1):
+                    continue
+                row = first
+                for batch in table.iter_batches(ROWS, row_groups=[group], columns=columns):
+                    cells = [batch.column(name).to_pylist() for name in columns]
+                    for value, beside in zip(cells[0], cells[-1], strict=True):
+                        yield owner(row), self._cell(value, beside, row)
+                        row += 1
+
+    def _cell(self, value: Any, beside: Any, row: int) -> Item:
+        """Return the image of a cell: a path, bytes, or both as in tables of Hugging Face."""
+        if isinstance(value, dict):
+            value, beside = value.get("bytes") or value.get("path"), value.get("path")
+        name = beside if isinstance(beside, str) else f"{self._listing}/{row}"
+        if isinstance(value, bytes):
+            return Item(name, name, content=value)
+        if isinstance(value, str):
+            return self._rooted(value)
+        return Item(name, name, fault=f"{visible(name)}: no path and no bytes; correct the list")
 
 
-def _of_lines(file: BinaryIO) -> Iterator[str]:
+def _shard_of(key: str, shards: int) -> int:
+    """Return the shard of a path, the same on every machine and in every version of Python."""
+    digest = blake2b(os.fsencode(key), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % shards
+
+
+def _of_lines(file: IO[bytes]) -> Iterator[str]:
     """Yield the lines that are not empty, without their ends and a byte order mark, as paths."""
     mark = codecs.BOM_UTF8
     for line in file:
@@ -172,48 +276,64 @@ def _suffixes() -> set[str]:
     return {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
 
 
+def _is_tar(item: Item) -> bool:
+    """Tell whether an item is a tar file, whose members are the images."""
+    return item.fault is None and item.path.endswith((TAR, *COMPRESSED))
+
+
 def _in_folder(path: str) -> Iterator[Item]:
-    """Yield the images of a folder and of its folders, sorted by their paths."""
+    """Yield the images and tar files of a folder and of its folders, sorted by their paths."""
     suffixes = _suffixes()
 
     def walk(folder: str) -> Iterator[Item]:
         try:
-            with os.scandir(folder) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name)
-        except OSError as error:
-            fault = f"{visible(folder)}: the folder cannot be listed ({error.strerror})"
+            entries = storage.entries(folder)
+        except (OSError, DataError) as error:
+            fault = f"{visible(folder)}: the folder cannot be listed ({brief(error)})"
             yield Item(folder, folder, fault=f"{fault}; check its permissions")
             return
 
         for entry in entries:
-            # A link to a folder may lead back to a folder above.
-            if entry.is_dir(follow_symlinks=False):
+            item = Item(entry.path, entry.path)
+            if entry.is_folder:
                 yield from walk(entry.path)
-            elif Path(entry.name).suffix.lower() in suffixes:
-                yield Item(entry.path, entry.path)
-            elif entry.name.endswith(TAR):
-                yield from _in_tar(entry.path)
+            elif Path(entry.name).suffix.lower() in suffixes or _is_tar(item):
+                yield item
 
-    # As `Path` writes it: without ./ and double slashes.
-    return walk(str(Path(path)))
+    return walk(path)
 
 
 def _in_tar(path: str) -> Iterator[Item]:
-    """Yield the images in an uncompressed tar file; the rest of a damaged one is one fault."""
+    """Yield the images in a tar file; the rest of a damaged one is one fault.
+
+    A plain file on this machine is only looked through, and workers read the members. All others
+    are a stream, which is read once, with the members.
+    """
+    is_stream = storage.is_address(path) or path.endswith(COMPRESSED)
     suffixes = _suffixes()
     try:
-        with open_binary(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with (
+            storage.opened(path) as file,
+            tarfile.open(fileobj=file, mode="r|*" if is_stream else "r:") as tar,
+        ):
             for member in tar:
                 # The list of all members would grow with their number.
                 tar.members.clear()  # type: ignore[attr-defined]
 
                 is_image = Path(member.name).suffix.lower() in suffixes
-                if is_image and member.isreg() and not member.issparse():
-                    name = f"{path}/{member.name}"
+                if not is_image or not member.isreg() or member.issparse():
+                    continue
+                name = f"{path}/{member.name}"
+                if is_stream:
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    yield Item(name, path, content=content.read())
+                else:
                     yield Item(name, path, member.offset_data, member.size)
     except Exception as error:
         # A header that lies makes tarfile raise almost anything, and ask for any amount of memory.
-        fault = f"{visible(path)}: it cannot be read as an uncompressed tar file ({brief(error)})"
+        kind = "a" if is_stream else "an uncompressed"
+        fault = f"{visible(path)}: it cannot be read as {kind} tar file ({brief(error)})"
         yield Item(path, path, fault=f"{fault}; restore it")
 
 
@@ -299,6 +419,10 @@ def located(item: Item) -> tuple[str, bytes | None]:
     """Return the first arguments of `read_image`: a path, and bytes from inside a file."""
     if item.fault is not None:
         raise DataError(item.fault)
+    if item.content is not None:
+        return item.name, item.content
+    if storage.is_address(item.path):
+        return item.name, storage.read(item.path)
     if item.size is None:
         return item.path, None
 

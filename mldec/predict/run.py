@@ -4,22 +4,44 @@ import argparse
 import json
 import logging
 import os
+import shutil
+import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make
 from mldec.checkpoint.open_vocabulary import queries_for
+from mldec.data.cache import cache_folder
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, complain, say
-from mldec.predict import results
-from mldec.predict.answers import Content, Pictures, Predictor, Row, Rule, chosen_rule, counted
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RunInUseError,
+    complain,
+    say,
+)
+from mldec.predict import results, storage
+from mldec.predict.answers import (
+    Content,
+    Pictures,
+    Predictor,
+    Row,
+    Rule,
+    chosen_rule,
+    counted,
+    named,
+)
 from mldec.predict.engine import (
     Engine,
     ExportedEngine,
@@ -29,10 +51,10 @@ from mldec.predict.engine import (
     is_exported,
 )
 from mldec.predict.heat_maps import Typeface
-from mldec.predict.inputs import Inputs
-from mldec.predict.results import Format, Parts, Record, Text
+from mldec.predict.inputs import STANDARD_INPUT, Inputs, Item
+from mldec.predict.results import Format, Journal, Record, Text
 from mldec.runtime import distributed
-from mldec.runtime.cli import chosen_model, keep_output_clean
+from mldec.runtime.cli import chosen_model, keep_output_clean, on_terminal
 from mldec.runtime.devices import Precision
 from mldec.runtime.results import STANDARD_OUTPUT, check_folder, check_targets, is_special, to_json
 from mldec.runtime.signals import listening
@@ -104,12 +126,81 @@ FORMATS: dict[str, Callable[[Rule], Format]] = {
     "features": lambda rule: results.Features(),
 }
 STREAMED = ("jsonl", "json", "csv")  # they can be written to a pipe
+PARTS = ("jsonl", "parquet")  # they can be the parts of shards
+NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables with the number of a shard
+EVERY = 60.0  # seconds between two lines of the log
+
+
+class Shard(NamedTuple):
+    """A share of the images: that of one process."""
+
+    number: int  # from 0
+    of: int
+
+
+def chosen_shard(option: str | None) -> Shard:
+    """Return the share of this process, by --shard, or by the variables of torchrun without it.
+
+    I/N says it; auto/N takes I from a SLURM array or an indexed Job of Kubernetes, and auto takes
+    both from torchrun.
+    """
+    number, of = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if option is None:
+        return Shard(int(number or 0), int(of or 1))
+
+    first, _, last = option.partition("/")
+    is_set = [name for name in (*NUMBERS, "RANK") if os.environ.get(name)]
+    if first == "auto":
+        sources = NUMBERS if last else ("RANK",)
+        if len(is_set) != 1 or is_set[0] not in sources:
+            raise ConfigError(
+                f"--shard {option} takes its number from {' or '.join(sources)} alone, and "
+                f"{' and '.join(is_set) or 'nothing'} is set; pass --shard I/N instead"
+            )
+        number, of = os.environ[is_set[0]], last or of
+    elif int(of or 1) > 1:
+        raise ConfigError(f"--shard {option} is that of all processes of torchrun: pass auto")
+    else:
+        number, of = first, last
+
+    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        raise ConfigError(
+            f"--shard {option}: there is no shard {number or '?'} of {of or '?'}; "
+            f"shards count from 0 to N - 1, with N from 1 on"
+        )
+    return Shard(int(number), int(of))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is answered, by what, and where the answers go."""
+
+    args: argparse.Namespace
+    shard: Shard
+    inputs: Inputs
+    predictor: Predictor
+    rule: Rule
+    formats: dict[str, Format]  # of the results, by their paths or addresses
+    made_with: dict[str, Any]  # see `Record`
+
+    def journal(self, target: str) -> Path:
+        """Return the folder where the rows of a result file wait until it is whole."""
+        folder = self.args.progress
+        if folder is None and not storage.is_address(target):
+            return Path(results.beside(target, results.JOURNAL))
+        name = f"{target.rpartition('/')[2]}-{sha256(target.encode()).hexdigest()[:12]}"
+        return Path(folder or cache_folder(None) / "predict", name + results.JOURNAL)
+
+    def own_items(self) -> Iterator[Item]:
+        """Return the images of this process."""
+        return self.inputs.of(*self.shard)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do the work of `mldec.predict`; return the exit status, 1 if an image has no answer."""
     # Everything that can be refused at once comes before the first image.
-    check_options(args)
+    shard = chosen_shard(args.shard)
+    check_options(args, shard)
     if STANDARD_OUTPUT in wanted(args).values():
         keep_output_clean()
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
@@ -122,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
         top=args.top,
         threshold=args.threshold,
     )
-    formats = {option: FORMATS[option](rule) for option in wanted(args)}
+    formats = {target: FORMATS[option](rule) for option, target in wanted(args).items()}
 
     pictures = None
     if args.pictures is not None:
@@ -139,19 +230,20 @@ def run(args: argparse.Namespace) -> int:
         pictures=pictures,
     )
 
+    job = Job(args, shard, inputs, predictor, rule, formats, facts(args, engine, rule))
     if is_streamed(args):
-        status = to_streams(args, inputs, predictor, rule, formats)
+        status = to_streams(job)
+    elif args.merge is not None:
+        status = merge(job)
+    elif args.shard is not None:
+        status = to_files(job, parts_of(job), Shard(0, 1))
     else:
-        files = {Path(target): formats[option] for option, target in wanted(args).items()}
-        made_with = facts(args, engine, rule)
-        with distributed.processes(device):
-            status = to_files(args, inputs, predictor, files, made_with)
+        status = to_files(job, formats, shard)
 
     # Said once, where several processes have written.
-    is_main = os.environ.get("RANK", "0") == "0"
     has_no_threshold = args.threshold is None and rule.stored is None
     is_ranked_only = has_no_threshold and not engine.classes.exclusive
-    if is_main and is_ranked_only and rule.content is Content.TOP:
+    if shard.number == 0 and is_ranked_only and rule.content is Content.TOP:
         complain(
             f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
             f"--threshold, or calibrate it with python -m mldec.calibrate"
@@ -168,53 +260,69 @@ def wanted(args: argparse.Namespace) -> dict[str, str]:
 def is_streamed(args: argparse.Namespace) -> bool:
     """Tell whether rows are written as soon as they are known: to the console, a pipe or a device.
 
-    Regular files are written in parts.
+    Other rows wait until all are there.
     """
     targets = wanted(args).values()
     return not targets or any(map(_is_stream, targets))
 
 
 def _is_stream(target: str) -> bool:
-    return target == STANDARD_OUTPUT or is_special(Path(target))
+    return target == STANDARD_OUTPUT or (is_special(Path(target)) and not Path(target).is_dir())
 
 
-def check_options(args: argparse.Namespace) -> None:
+def check_options(args: argparse.Namespace, shard: Shard) -> None:
     """Raise an error for options that do not fit each other, or files that cannot be written."""
     check_class_options(args)
     if args.font is not None and args.pictures is None:
         raise ConfigError("--font has no effect without --pictures: leave it out")
-    check_targets(*wanted(args).values())
     if args.pictures is not None:
         check_folder("--pictures", args.pictures)
         Typeface(args.font)
-
     if args.features is not None and not args.features.endswith(results.NPY):
         raise ConfigError(
             f"--features {args.features}: the name of an array file ends in {results.NPY}"
         )
     if args.features is not None and args.views is not None:
         raise ConfigError("--features are of a single view of an image: leave --views out")
-    if is_streamed(args):
-        _check_streams(args)
     if is_exported(args.checkpoint):
         check_exported_options(args, "features", "pictures", "views")
 
-
-def _check_streams(args: argparse.Namespace) -> None:
-    """Raise a `ConfigError` for what cannot be written row by row, or not by several processes."""
+    is_stream, is_sharded = is_streamed(args), args.shard is not None
     for option, target in wanted(args).items():
-        if not _is_stream(target):
-            raise ConfigError(
-                f"--{option} {target}: a file is written in parts and a pipe row by row: choose "
-                f"one of them"
-            )
-        if option not in STREAMED:
-            raise ConfigError(f"--{option} {target} must be a file: it is not written row by row")
+        fault = None
+        if is_stream and not _is_stream(target):
+            fault = "a file is written at the end and a pipe row by row: choose one of them"
+        elif is_stream and option not in STREAMED:
+            fault = "it must be a file, because it is not written row by row"
+        elif is_sharded and not is_stream and option not in PARTS:
+            fault = f"shards write --{' or --'.join(PARTS)}: join them to others with --merge"
+        elif target.startswith("http"):
+            fault = "no file can be written there: name a path or an object of a store"
+        if fault is not None:
+            raise ConfigError(f"--{option} {target}: {fault}")
+        if is_sharded and not is_stream and not storage.is_address(target):
+            check_folder(f"--{option}", target)
+    if is_stream or not is_sharded:
+        check_targets(*(name for name in wanted(args).values() if not storage.is_address(name)))
 
-    if args.overwrite:
-        raise ConfigError("--overwrite has no effect without a result file: leave it out")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ConfigError("several processes write to a file only: pass --jsonl FILE, for example")
+    # Options that exclude each other; several processes are those of torchrun.
+    is_shared = not is_sharded and shard.of > 1
+    for is_refused, fault in (
+        (args.overwrite and is_stream, "--overwrite has no effect without a result file"),
+        (args.merge is not None and is_stream, "--merge has no effect without a result file"),
+        (args.merge is not None and shard.of > 1, "--merge is for one process, and no shard"),
+        (is_shared and is_stream, "several processes write to a file only, such as --jsonl FILE"),
+        (
+            args.overwrite and (is_sharded or is_shared),
+            "--overwrite is for a single process: remove the result, and it is begun anew",
+        ),
+        (
+            args.list == STANDARD_INPUT and (shard.of > 1 or args.merge is not None),
+            "--list -: standard input can be read once, by one process: name a file",
+        ),
+    ):
+        if is_refused:
+            raise ConfigError(fault)
 
 
 def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
@@ -241,15 +349,14 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
 def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
     """Return all that decides what a result holds, by the names that users know, as in JSON."""
     queries = engine.classes.queries
-    vectors = None if queries is None else results.digest([queries.numpy().tobytes().hex()])
     known = {
         "the checkpoint": sha256_of(engine.path),
         "--weights": args.weights,
         "--precision": engine.precision,
         "--image-size": engine.image_size,
         "--views": args.views,
-        "the classes": results.digest(engine.classes.names),
-        "the word vectors": vectors,
+        "the classes": sha256(to_json(engine.classes.names).encode()).hexdigest(),
+        "the word vectors": queries and sha256(queries.numpy().tobytes()).hexdigest(),
         "--content": rule.content.value,
         "--top": rule.top,
         "--threshold": args.threshold,
@@ -259,82 +366,35 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
         "--column": args.column,
         "--root": args.root,
         "--pictures": args.pictures,
+        "--shard of": None if args.shard is None else chosen_shard(args.shard).of,
         "the result files": [f"--{option} {target}" for option, target in wanted(args).items()],
     }
     # As they are read from a record, so that they compare equal to it.
     return dict(json.loads(to_json(known)))
 
 
-def to_streams(
-    args: argparse.Namespace,
-    inputs: Inputs,
-    predictor: Predictor,
-    rule: Rule,
-    formats: dict[str, Format],
-) -> int:
+def to_streams(job: Job) -> int:
     """Write the rows as they come: to the console, standard output or a device."""
     # Standard output is for a person or for a program, not for both.
-    to_person = STANDARD_OUTPUT not in wanted(args).values()
+    to_person = STANDARD_OUTPUT not in job.formats
 
     status = 0
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
         streams = []
-        for option, target in wanted(args).items():
-            text = formats[option]
+        for target, text in job.formats.items():
             assert isinstance(text, Text)
             streams.append(stack.enter_context(results.streaming(target, text)))
 
-        for row in predictor.rows(iter(inputs), stop):
+        for row in job.predictor.rows(job.own_items(), stop):
             if row.error is not None:
                 status = 1
                 complain(row.error)
             elif to_person:
-                say(line(row, rule))
+                say(line(row, job.rule))
             for add in streams:
-                add(row)
+                add(results.line_of(job.rule, row))
     return status
-
-
-def to_files(
-    args: argparse.Namespace,
-    inputs: Inputs,
-    predictor: Predictor,
-    files: dict[Path, Format],
-    made_with: dict[str, Any],
-) -> int:
-    """Write the rows to files, in parts that outlive this process."""
-    if not inputs.repeatable and distributed.world_size() > 1:
-        raise ConfigError("--list -: several processes cannot share standard input; name a file")
-
-    parts = Parts(files)
-    with ExitStack() as stack:
-        stop = stack.enter_context(listening())
-        record, done = distributed.on_main(
-            lambda: _begun(parts, made_with, stack, overwrite=args.overwrite)
-        )
-        if record.finished is not None:
-            return distributed.on_main(lambda: _check_finished(record, inputs, parts))
-
-        division = results.Division(
-            inputs,
-            parts,
-            done,
-            rank=distributed.rank(),
-            world_size=distributed.world_size(),
-        )
-        then = "; the same command goes on"
-        to_count = inputs if inputs.repeatable and distributed.is_main() else None
-        with results.Progress(str(parts.first), to_count) as progress:
-            for row in predictor.rows(division.to_do(), stop, then=then):
-                if row.error is not None:
-                    complain(row.error)
-                division.add(row)
-                progress.update(division.images)
-
-        # Every process has written its blocks before one of them joins them.
-        distributed.gather(None)
-        return distributed.on_main(lambda: _finish(record, parts, division.blocks))
 
 
 def line(row: Row, rule: Rule) -> str:
@@ -349,45 +409,166 @@ def line(row: Row, rule: Rule) -> str:
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 
-def _begun(
-    parts: Parts, made_with: dict[str, Any], stack: ExitStack, *, overwrite: bool
-) -> tuple[Record, set[int]]:
-    """Begin a result, or go on with it, and return the numbers of the finished blocks.
+def to_files(job: Job, targets: dict[str, Format], share: Shard) -> int:
+    """Answer the images of this process and write result files; return the exit status.
 
-    Other processes are kept away until the end: the stack takes the locks.
+    Several processes with one result leave their rows to the one that ends last: none waits for
+    another one, so that any of them may end and begin again at any time.
     """
-    record = None if overwrite else parts.existing(made_with)
-    if record is None or record.finished is None:
-        parts.lock(stack)
-        # Another command may have made the result before the locks were ours.
-        record = None if overwrite else parts.existing(made_with)
+    first, overwrite = next(iter(targets)), job.args.overwrite
+    own = {**job.made_with, "the number of processes": share.of}
+    work = job.journal(first)
+    journals = [work / f"{number}-of-{share.of}" for number in range(share.of)]
+    if (finished := None if overwrite else existing(targets, work, job.made_with)) is not None:
+        items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
+        return check_finished(first, finished, items)
+    others = {path.name.partition("-of-")[2] for path in work.glob("*-of-*")} - {str(share.of)}
+    if others:
+        raise ConfigError(
+            f"{first} was begun by {max(others)} processes, not {share.of}: start as many again, "
+            f"or remove {work}"
+        )
 
-    if record is None:
-        record = parts.start(made_with)
-    if record.finished is not None:
-        return record, set()
+    journal = Journal(journals[share.number], first, own)
+    with results.locked(journal.folder):
+        written = answer(job, journal, targets)
 
-    done = parts.done()
-    if done:
-        finished = sum(parts.read(number).images for number in done)
-        log.info(f"{parts.first}: {counted(finished)} are done, going on")
-    return record, done
+    try:
+        with results.locked(work):
+            records = [Record.read(str(folder / results.HOW)) for folder in journals]
+            # A status of 1 would make torchrun end the other processes.
+            if not all(record and record.images is not None for record in records):
+                return 0
+            rows = [str(folder / results.ROWS) for folder in journals]
+            lines = partial(results.joined, rows, job.inputs)
+            record = results.publish(targets, lines, job.made_with, work, written=written)
+            for folder in journals:
+                shutil.rmtree(folder)
+    except RunInUseError:
+        if share.of == 1:
+            raise
+        return 0  # another process has ended too, and writes the result
+    return summary(first, record)
 
 
-def _finish(record: Record, parts: Parts, blocks: int) -> int:
-    """Join the parts, print a summary, and return the exit status."""
-    summary = parts.finish(record, blocks)
-    errors = f", {summary.errors:,} without an answer" if summary.errors else ""
-    say(f"{parts.first}: {counted(summary.images)}{errors}")
-    return 1 if summary.errors else 0
+def existing(targets: Iterable[str], work: Path, made_with: dict[str, Any]) -> Record | None:
+    """Return the record of a complete result; None if something is to be done.
+
+    What was made otherwise is refused, and so is what has no record.
+    """
+    records = [Record.read(results.beside(target, results.RECORD)) for target in targets]
+    for target, record in zip(targets, records, strict=True):
+        if record is not None:
+            record.compare(target, made_with)
+        elif storage.exists(target) and not work.exists() and not results.is_part(target):
+            raise ConfigError(
+                f"{target} exists, and nothing says how it was made: name another file, or pass "
+                f"--overwrite"
+            )
+    return records[0] if all(records) and all(map(storage.exists, targets)) else None
 
 
-def _check_finished(record: Record, inputs: Inputs, parts: Parts) -> int:
+def parts_of(job: Job) -> dict[str, Format]:
+    """Return the files of a shard in the folders that the options name."""
+    targets = {}
+    for option, folder in wanted(job.args).items():
+        shards = len(results.parts_in(folder))
+        if shards not in (0, job.shard.of):
+            raise ConfigError(
+                f"{folder} holds parts of {shards} shards, not {job.shard.of}: name another folder"
+            )
+        targets[results.part_of(folder, option, *job.shard)] = job.formats[folder]
+    return targets
+
+
+def merge(job: Job) -> int:
+    """Join the parts of shards to result files, and return the exit status."""
+    folder, (first, *_) = job.args.merge, job.formats
+    parts = results.parts_in(folder)
+    if not parts:
+        raise DataError(f"--merge {folder}: there are no parts; name the folder of --shard")
+    if parts[0].endswith(".parquet") and [*wanted(job.args)] != ["parquet"]:
+        raise ConfigError(f"--merge {folder}: parts of Parquet are joined to --parquet alone")
+
+    # The parts are made alike, but for the names of files.
+    own = dict.fromkeys(("the result files", "--shard of"))
+    for number, part in enumerate(parts):
+        record = Record.read(results.beside(part, results.RECORD))
+        if record is None:
+            raise DataError(
+                f"--merge {folder}: {part} is not complete; run --shard {number}/{len(parts)} first"
+            )
+        Record(made_with={**record.made_with, **own}).compare(part, {**job.made_with, **own})
+
+    work = job.journal(first)
+    finished = None if job.args.overwrite else existing(job.formats, work, job.made_with)
+    if finished is not None:
+        return check_finished(first, finished, job.inputs)
+    with results.locked(work):
+        lines = partial(results.joined, parts, job.inputs)
+        return summary(first, results.publish(job.formats, lines, job.made_with, work))
+
+
+def answer(job: Job, journal: Journal, targets: dict[str, Format]) -> list[int]:
+    """Answer the images of this process, or what is left of them.
+
+    Returns the numbers of the files of rows of a shard that were written on the way.
+    """
+    written = []
+    with ExitStack() as stack:
+        stop = stack.enter_context(listening())
+        items = journal.begin(job.own_items(), overwrite=job.args.overwrite)
+        if journal.images:
+            log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
+        show = stack.enter_context(progress(journal.target))
+        try:
+            for row in job.predictor.rows(items, stop, then="; the same command goes on"):
+                if row.error is not None:
+                    complain(row.error)
+                journal.add(results.line_of(job.rule, row))
+                show()
+                if journal.images % results.CHUNK == 0:
+                    journal.flush()
+                    written.append(journal.images // results.CHUNK - 1)
+                    lines = partial(results.lines_in, str(journal.rows))
+                    results.write_chunks(targets, lines, written[-1:], journal.folder)
+        finally:
+            journal.flush()
+        journal.finish()
+    return written
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[], None]]:
+    """Yield a function that shows one more image, in a bar or by a line of the log a minute."""
+    started = last = time.monotonic()
+    images = 0
+    with tqdm(desc=title, unit=" images", leave=False, disable=not on_terminal()) as bar:
+
+        def show() -> None:
+            nonlocal images, last
+            images += 1
+            bar.update()
+            now = time.monotonic()
+            if bar.disable and now - last >= EVERY:
+                last = now
+                log.info(f"{title}: {images:,} images, {images / (now - started):.1f} images/s")
+
+        yield show
+
+
+def summary(target: str, record: Record) -> int:
+    """Print what a complete result holds, and return the exit status."""
+    assert record.images is not None
+    errors = f", {record.errors:,} without an answer" if record.errors else ""
+    say(f"{target}: {counted(record.images)}{errors}")
+    return 1 if record.errors else 0
+
+
+def check_finished(target: str, record: Record, items: Iterable[Item]) -> int:
     """Check that a complete result is of the images of the input, and return the exit status."""
-    assert record.finished is not None
-    if inputs.repeatable:
-        names = (item.name for item in inputs)
-        parts.check_all_names(record.finished, names)
-
-    say(f"{parts.first} is complete: {counted(record.finished.images)}; nothing to do")
+    images, names = results.summed(named(item.name)["image"] for item in items)
+    if names != record.names:
+        raise results.changed(target, f"{record.images:,} images then, {images:,} now")
+    say(f"{target} is complete: {counted(images)}; nothing to do")
     return 0
