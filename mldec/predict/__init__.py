@@ -6,12 +6,15 @@ holds, docs/scale.md how a hundred million images are answered.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mldec import lazily
 from mldec.errors import ConfigError, suggest
 from mldec.runtime import cli
+
+__getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
 # The options of `load`; the others of the command are about files.
 OF_LOAD = (
@@ -141,6 +144,24 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
     list gives a list. The options are those of the command that are in `OF_LOAD`, such as top=3.
     """
     from mldec.data.images import load_image, upright
+
+    engine, rule = opened(path, options)
+
+    def predicted(photo: Any) -> list[Any]:
+        if isinstance(photo, list | tuple):
+            return [predicted(one) for one in photo]
+        if isinstance(photo, str | Path):
+            image = load_image(photo, engine.transform, decoder=engine.decoder)
+        else:
+            image = engine.transform(upright(photo))
+        [scores] = engine.answer([image]).scores.cpu()
+        return [(one.name, one.score) for one in rule.chosen(scores)]
+
+    return predicted
+
+
+def opened(path: str | Path, options: Mapping[str, Any], content: str = "top") -> tuple[Any, Any]:
+    """Return the engine of a checkpoint, with options of `load`, and the rule of its answers."""
     from mldec.predict.answers import chosen_rule
     from mldec.predict.engine import check_exported_options, is_exported
     from mldec.predict.run import check_class_options, open_engine
@@ -156,19 +177,7 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
         check_exported_options(args, "views")
     engine = open_engine(args, pick_device(args.device))
     limits = {"top": args.top, "threshold": args.threshold}
-    rule = chosen_rule(engine.classes, engine.thresholds, content="top", **limits)
-
-    def predicted(photo: Any) -> list[Any]:
-        if isinstance(photo, list | tuple):
-            return [predicted(one) for one in photo]
-        if isinstance(photo, str | Path):
-            image = load_image(photo, engine.transform, decoder=engine.decoder)
-        else:
-            image = engine.transform(upright(photo))
-        [scores] = engine.answer([image]).scores.cpu()
-        return [(one.name, one.score) for one in rule.chosen(scores)]
-
-    return predicted
+    return engine, chosen_rule(engine.classes, engine.thresholds, content=content, **limits)
 
 
 def main() -> None:

@@ -251,7 +251,7 @@ class Predictor:
         self._engine = engine
         self._rule = rule
         self._on_gpu = device.type == "cuda"
-        self._batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
+        self.batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
         if workers is None:
             workers = processors() if self._on_gpu or processors() > 1 else 0
         self._workers = workers
@@ -266,7 +266,7 @@ class Predictor:
         batches = decoded(
             items,
             self._decoder,
-            batch_size=self._batch_size,
+            batch_size=self.batch_size,
             workers=self._workers,
             pin=self._on_gpu,
         )

@@ -45,7 +45,7 @@ class Item:
     offset: int = 0
     size: int | None = None  # in bytes; None for a whole file
     fault: str | None = None  # why it cannot be read, if that is known already
-    content: bytes | None = None  # its bytes, where they were read on the way
+    content: bytes | Image.Image | None = None  # what is in memory: its bytes, or the image
 
 
 class Inputs:
@@ -354,6 +354,8 @@ class Decoder(Dataset[Tensor | str]):
 
     def __getitem__(self, item: Item) -> Tensor | str:
         """Return the image, or the sentence that says why it cannot be read."""
+        if isinstance(item.content, Image.Image):
+            return self.transform(item.content)
         try:
             path, content = located(item)
             return load_image(path, self.transform, content, draft=self.draft, decoder=self.decoder)
@@ -419,7 +421,7 @@ def located(item: Item) -> tuple[str, bytes | None]:
     """Return the first arguments of `read_image`: a path, and bytes from inside a file."""
     if item.fault is not None:
         raise DataError(item.fault)
-    if item.content is not None:
+    if isinstance(item.content, bytes):
         return item.name, item.content
     if storage.is_address(item.path):
         return item.name, storage.read(item.path)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -283,8 +283,12 @@ class Journal:
         self._waiting: list[bytes] = []
         self._flushed = time.monotonic()
 
-    def begin(self, items: Iterator[Item], *, overwrite: bool) -> Iterator[Item]:
-        """Return the images that are left; those with whole rows are compared, the rest is cut."""
+    def begin(self, items: Iterator[Item], batch: int, *, overwrite: bool) -> Iterator[Item]:
+        """Return the images that are left, after those of the whole rows, which are compared.
+
+        Other rows are cut off, and so are those of a batch that was not written whole: in a batch
+        of another size the last digit of a score may be another one.
+        """
         record = str(self.folder / HOW)
         earlier = None if overwrite else Record.read(record)
         if earlier is None:
@@ -294,7 +298,8 @@ class Journal:
         else:
             earlier.compare(self.target, self._made_with)
 
-        whole = 0
+        whole = size = 0
+        uncertain: list[Item] = []  # images since the end of a batch
         with self.rows.open("rb") as file:
             for line in file:
                 try:
@@ -304,10 +309,15 @@ class Journal:
                 item = next(items, None)
                 if item is None or named(item.name)["image"] != name:
                     raise changed(self.target, f"number {self.images + 1:,} is another one")
-                whole += len(line)
+                size += len(line)
+                uncertain.append(item)
                 self.images += 1
+                if self.images % batch == 0 or (earlier and self.images == earlier.images):
+                    whole = size
+                    uncertain.clear()
+        self.images -= len(uncertain)
         os.truncate(self.rows, whole)
-        return items
+        return chain(uncertain, items)
 
     def add(self, line: bytes) -> None:
         """Take the row of the next image."""

@@ -517,7 +517,8 @@ def answer(job: Job, journal: Journal, targets: dict[str, Format]) -> list[int]:
     written = []
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
-        items = journal.begin(job.own_items(), overwrite=job.args.overwrite)
+        batch, overwrite = job.predictor.batch_size, job.args.overwrite
+        items = journal.begin(job.own_items(), batch, overwrite=overwrite)
         if journal.images:
             log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
         show = stack.enter_context(progress(journal.target))

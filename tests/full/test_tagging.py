@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pictures import picture
-from support import wait_until
+from support import assert_same_rows, wait_until
 
 IMAGES = 4000
 KILLS, SHARD_KILLS = 20, 12
@@ -148,18 +148,11 @@ def test_shards_that_are_killed_are_the_whole(digits_run, photos, tmp_path, whol
     assert start(merging, tmp_path).wait(timeout=240) == 1
     print(f"{kind}: {kills} kills of {shards} shards")
     assert kills >= 3
-    if kind == "jsonl":
-        assert target.read_bytes() == (whole / "r.jsonl").read_bytes()
-        return
-    rows = [json.loads(line) for line in (whole / "r.jsonl").read_text().splitlines()]
-    from pyarrow import parquet
-
-    table = parquet.read_table(target).to_pylist()
-    assert [row["image"] for row in table] == [row["image"] for row in rows]
-    for row, other in zip(table, rows, strict=True):
-        predictions = other.get("predictions")
-        assert row["error"] == other.get("error")
-        assert row["scores"] == (predictions and [one["score"] for one in predictions])
+    expected = whole / "r.jsonl"
+    if kind == "parquet":
+        expected = tmp_path / "whole.parquet"
+        assert start([*words, "--parquet", str(expected)], tmp_path).wait(timeout=240) == 1
+    assert_same_rows(target, expected)
 
 
 def test_processes_share_the_images_and_go_on(digits_run, photos, tmp_path, whole):

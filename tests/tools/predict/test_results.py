@@ -216,10 +216,10 @@ def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def begun(folder, count=9, **options):
+def begun(folder, count=9, batch=1, **options):
     """Return a journal, and the names of the images that are left."""
     journal = Journal(folder, "out", {**MADE, **options})
-    left = journal.begin(iter(items(count)), overwrite=False)
+    left = journal.begin(iter(items(count)), batch, overwrite=False)
     return journal, [item.name for item in left]
 
 
@@ -239,6 +239,15 @@ def test_a_journal_goes_on_after_its_last_whole_row(tmp_path):
         journal, left = begun(tmp_path)
         assert (journal.images, left) == (3, [f"{number}.png" for number in range(3, 9)])
         assert journal.rows.read_bytes() == whole
+
+    # A batch that is not whole is answered again, but at the end of the images.
+    journal, left = begun(tmp_path, batch=2)
+    assert (journal.images, left) == (2, [f"{number}.png" for number in range(2, 9)])
+    assert journal.rows.read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
+    journal.add(*lines(2))
+    journal.flush()
+    journal.finish()
+    assert begun(tmp_path, count=3, batch=2)[1] == []
 
     with pytest.raises(ConfigError, match=r"^out was begun with --top 10, not 9: name"):
         begun(tmp_path, **{"--top": 9})

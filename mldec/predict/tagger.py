@@ -1,0 +1,98 @@
+"""A callable that names what batches of images show, for engines such as Ray Data."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from mldec.data.images import upright
+from mldec.errors import DataError
+from mldec.predict import opened
+from mldec.predict.answers import Predictor, entries
+from mldec.predict.inputs import Item
+from mldec.predict.results import cells_of
+from mldec.runtime.signals import StopRequest
+
+KINDS = ("image", "bytes", "path")  # columns of images; the first one of these is read
+_opened: dict[str, Any] = {}  # of this process
+
+
+class Tagger:
+    """Name what a batch of images shows.
+
+    It can be pickled by its arguments; a process loads a checkpoint once, at its first batch.
+
+    Args:
+        checkpoint: as for the command.
+        device: likewise.
+        content: what there is to know of an image: "top", "scores" or "decisions".
+        top: classes per image at most, of content "top".
+        threshold: lowest score; None for the thresholds of the checkpoint, else 0.
+        batch_size: images that the model takes at a time.
+        options: further options of `mldec.load`, such as plugin=["mine"].
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        device: str = "auto",
+        content: str = "top",
+        top: int = 10,
+        threshold: float | None = None,
+        batch_size: int = 64,
+        **options: Any,
+    ) -> None:
+        self._checkpoint, self._content, self._batch_size = str(checkpoint), content, batch_size
+        limit = top if content == "top" else None
+        self._options = {**options, "device": device, "threshold": threshold, "top": limit}
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Return the columns of a batch without its images, and the answers.
+
+        Args:
+            batch: columns, among them `image` (uint8 [H, W, 3]), `bytes` (of image files) or `path`
+                (paths or addresses).
+
+        Returns:
+            `error`, None or why there is no answer, and as in a Parquet file of the command
+            `classes` and `scores`, a list per image.
+
+        Raises:
+            DataError: if there is no such column.
+        """
+        kind = next((name for name in KINDS if name in batch), None)
+        if kind is None:
+            raise DataError(f"no column {' or '.join(KINDS)}, but {', '.join(batch)}: rename one")
+        names = batch.get("path", range(len(batch[kind])))
+        items = [
+            _item(kind, str(name), value) for name, value in zip(names, batch[kind], strict=True)
+        ]
+
+        key = repr((self._checkpoint, self._options, self._content))
+        if key not in _opened:
+            _opened[key] = opened(self._checkpoint, self._options, self._content)
+        engine, rule = _opened[key]
+        device = getattr(engine, "device", torch.device("cpu"))
+        predictor = Predictor(engine, rule, device, batch_size=self._batch_size, workers=0)
+        rows = predictor.rows(iter(items), StopRequest())
+        cells = [cells_of(entries(rule, row)) for row in rows]
+
+        answers = {"error": [cell.get("error") for cell in cells]}
+        for name, without in (("classes", "scores"), ("scores", "decisions")):
+            if self._content != without:
+                answers[name] = [cell.get(name, []) for cell in cells]
+        others = {name: batch[name] for name in batch if name not in KINDS[:2]}
+        return {**others, **answers}
+
+
+def _item(kind: str, name: str, value: Any) -> Item:
+    """Return the image in a cell of a column."""
+    if kind == "path":
+        return Item(name, name)
+    if kind == "bytes":
+        return Item(name, name, content=value)
+    # Engines hand over arrays, and `datasets` may hand over images of Pillow.
+    image = value if isinstance(value, Image.Image) else Image.fromarray(value)
+    return Item(name, name, content=upright(image))
