@@ -106,11 +106,12 @@ def replacing(path: Path, *, durable: bool = False, of_run: bool = False) -> Ite
     """Open a file to write bytes, which gets its name if the block ends without an error.
 
     Otherwise an existing file stays as it is. The folder of the file is made. With `durable` the
-    content is on the disk before the name. `of_run` says that one process at a time writes it, see
-    `RunLock`: its temporary file has a fixed name, so that killed runs leave one at most.
+    content is on the disk before the name. `of_run` says that it is of a training run. With either,
+    one process at a time writes it, see `RunLock`: its temporary file has a fixed name, so that
+    killed runs leave one at most.
     """
     name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
-    if of_run:
+    if of_run or durable:
         name = f"{path.name}.tmp"
     temporary = path.with_name(name)
     with writing(path, of_run=of_run):
