@@ -23,9 +23,8 @@ OPTIONS = ["--plugin", "patches", "--device", "cpu", "--threshold", "0"]
 
 def block(heading: str) -> str:
     """Return the first program below a heading."""
-    return re.split(r"```\w*\n", TEXT.partition(f"\n## {heading}\n")[2], maxsplit=1)[1].split(
-        "```"
-    )[0]
+    section = TEXT.partition(f"\n## {heading}\n")[2]
+    return re.split(r"```\w*\n", section, maxsplit=1)[1].split("```")[0]
 
 
 @pytest.fixture
@@ -66,8 +65,7 @@ def test_an_engine_gives_the_rows_of_the_command(work, heading):
     table = parquet.read_table("answers.parquet")
     assert table.column_names == ["path", "error", "classes", "scores"]
     # An engine promises no order.
-    for name, key in (("engine", "path"), ("command", "image")):
-        path = "c.parquet" if name == "command" else "answers.parquet"
+    for name, path in (("engine", "answers.parquet"), ("command", "c.parquet")):
         rows = parquet.read_table(path).rename_columns(["image", "error", "classes", "scores"])
         rows = sorted(rows.to_pylist(), key=lambda row: row["image"])
         for row in rows:
