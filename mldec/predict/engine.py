@@ -227,8 +227,6 @@ class OnnxFile:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = SILENT
-        # Threads that have nothing to do would spin, and take the processors from the decoders.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
