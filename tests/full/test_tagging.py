@@ -138,9 +138,10 @@ def test_shards_that_are_killed_are_the_whole(digits_run, photos, tmp_path, whol
         own = [*words, f"--{kind}", str(tmp_path / "parts"), "--shard", f"{number}/{shards}"]
         signals = [signal.SIGKILL] if kills < SHARD_KILLS else [0]
         status = end_at_random(own, tmp_path, generator, signals)
-        assert status in (1, -9), (tmp_path / "log.txt").read_text()
+        # 0: the part was complete before the kill, and there was nothing to do.
+        assert status in (0, 1, -9), (tmp_path / "log.txt").read_text()
         kills += status == -9
-        if status == 1:
+        if status != -9:
             remaining.remove(number)
 
     target = tmp_path / f"joined.{kind}"
