@@ -1,10 +1,16 @@
 """Train, evaluate and use image classifiers with the ML-Decoder head (arXiv 2111.12933)."""
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
+
+# torch reads this when it is imported: what it cannot do on an Apple GPU is done on the CPU.
+if sys.platform == "darwin":
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
 
 
 def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:

@@ -8,6 +8,8 @@ were not used for the fit: it is repeated without the images of each fold in tur
 Objectives: f1; precision:0.9, the highest recall with at least this precision; recall:0.8, the
 highest threshold with at least this recall; cost:FP,FN, the lowest sum of the costs of a false
 positive and a false negative.
+
+With --thresholds FILE nothing is fitted, and the copy has the thresholds of the file.
 """
 
 import argparse
@@ -475,10 +477,19 @@ def calibrate(args: argparse.Namespace) -> None:
         raise ConfigError(f"--folds {args.folds}: thresholds are judged with at least 2")
     check_targets(json=args.json, csv=args.csv, pt=args.out)
 
+    if args.thresholds is not None and (args.settings or args.json or args.csv):
+        raise ConfigError(
+            "--thresholds fits nothing: leave out the settings of data, --json and --csv"
+        )
+
     args.settings += precision_setting(args)
     loaded = load_model(**chosen_model(args))
     out = target(args, loaded.path)
     check_targets(pt=out)
+    if args.thresholds is not None:
+        torch_files.save(Path(out), to_store(loaded).to_state(), of_run=False)
+        say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
+        return
 
     setup = open_for_evaluation(loaded, args, calibrated=False)
     loaded, data = setup.loaded, setup.data

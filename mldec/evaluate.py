@@ -84,9 +84,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--class-list",
         metavar="FILE",
-        help="of a zero-shot checkpoint: evaluate these classes of the data, one per line, its "
-        "name in the data first, then synonyms with semicolons between; a class has the score of "
-        "its best name (see docs/zero_shot.md)",
+        help="evaluate these classes of the data, one per line, its name in the data first, then "
+        "synonyms with semicolons between; a class has the score of its best name, which a "
+        "checkpoint without word vectors must know (see docs/zero_shot.md)",
     )
     arguments.add_argument(
         "--vectors",

@@ -54,7 +54,9 @@ class EvaluationSetup:
         """Return the thresholds as logits, float64 [1] or [K]; None for that of the data."""
         from scipy.special import logit  # slow to import, and training has no use for it
 
-        return None if self.thresholds is None else torch.tensor(logit(self.thresholds))
+        # One above 1, which no score reaches, is that of an infinite logit.
+        thresholds = np.minimum(1, self.thresholds or [])
+        return None if self.thresholds is None else torch.from_numpy(logit(thresholds))
 
     def evaluator(self) -> Evaluator:
         """Return a new evaluator of the data, with the thresholds of choice."""
@@ -243,16 +245,18 @@ def chosen_thresholds(
         return None
 
     path = args.checkpoint
-    if calibration.fingerprint == fingerprint(data.val):
+    if calibration.file is not None:
+        log.info(f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}")
+    elif calibration.fingerprint == fingerprint(data.val):
         log.warning(
-            f"precision, recall and F1 are at the thresholds of {path} for "
-            f"{calibration.objective}, which were fitted on these images: they are too good; "
+            f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}, "
+            f"which were fitted on these images: they are too good; "
             f"python -m mldec.calibrate prints those of images outside the fit"
         )
     else:
         log.info(
-            f"precision, recall and F1 are at the thresholds of {path} for "
-            f"{calibration.objective}, fitted on {calibration.images:,} other images"
+            f"precision, recall and F1 are at the thresholds of {path} {calibration.reason}, "
+            f"fitted on {calibration.images:,} other images"
         )
     return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
 

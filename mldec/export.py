@@ -501,7 +501,7 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
         return [args.threshold], f"at {args.threshold:g}, of --threshold"
     if loaded.calibration is not None and loaded.calibration.thresholds:
         return [*loaded.calibration.thresholds], (
-            f"at the thresholds of the checkpoint for {loaded.calibration.objective}"
+            f"at the thresholds of the checkpoint {loaded.calibration.reason}"
         )
 
     chosen = loaded.config.data.get("threshold")
@@ -530,7 +530,7 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Meta
         classes=[*loaded.classes.names],
         word_dim=width,
         exclusive=loaded.classes.exclusive,
-        calibrated=loaded.calibration is not None,
+        calibrated=loaded.calibration is not None and loaded.calibration.images > 0,
         thresholds=None if program.thresholds is None else program.thresholds.tolist(),
         image_size=loaded.transform.image_size,
         crop=loaded.transform.crop,

@@ -1,5 +1,7 @@
 """Compare the runs in a folder: `python -m mldec.summary outputs/ [--csv FILE] [--plot FILE]`.
 
+`--table FILE` makes one row of the runs that differ in their seed only, as papers do.
+
 A run is a folder with checkpoints/best.pt, or last.pt before its first evaluation; run.json and
 metrics.jsonl tell of it. A run that cannot be read is left out with a line that explains why.
 """
@@ -7,20 +9,25 @@ metrics.jsonl tell of it. A run that cannot be read is left out with a line that
 import argparse
 import csv
 import io
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import yaml
 
-from mldec.errors import CheckpointError, DataError, printable, refusing, say
+from mldec.config.compose import flat
+from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
 from mldec.runtime.cli import command, require, run_command
 from mldec.runtime.pages import SMALL, new_figure, save, set_title, shorten
-from mldec.runtime.results import check_targets, write_result
+from mldec.runtime.results import STANDARD_OUTPUT, check_targets, write_result
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
-from mldec.training.log import Progress, clock, read_progress
+from mldec.training.log import Evaluation, Progress, clock, read_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,6 +71,8 @@ class Run:
     time: str  # hours:minutes:seconds of training, the sum over interruptions
     commit: str  # of the code, shortened
     progress: Progress  # no column of the table
+    folder: Path = Path()  # nor this
+    settings: dict[str, Any] = field(default_factory=dict)  # nor these: config.yaml, by full keys
 
     def cost(self, kind: str) -> float | None:
         """Return what the run takes, by a key of `COSTS`; None if it is unknown."""
@@ -75,7 +84,7 @@ class Run:
         return [(one.epoch, one.value) for one in done if math.isfinite(one.value)]
 
 
-COLUMNS = [field.name for field in fields(Run) if field.name != "progress"]
+COLUMNS = [one.name for one in fields(Run)][: -len(("progress", "folder", "settings"))]
 # The other columns are shown where runs differ.
 ALWAYS = {"run", "metric", "value", "epochs", "state", "time"}
 
@@ -96,15 +105,13 @@ def read(folder: Path, name: str) -> Run:
 
     file = folder / "config.yaml"
     with refusing(file):
-        settings = yaml.safe_load(file.read_text()) if file.exists() else {}
+        settings = read_settings(folder) if file.exists() else {}
         parts = []
         for part in ("data", "head", "loss"):
-            target = settings.get(part, {}).get("_target_", "-")
-            parts.append(str(target).split(".")[-1])
+            parts.append(str(settings.get(f"{part}._target_", "-")).split(".")[-1])
         data, head, loss = parts
-        root = settings.get("data", {}).get("root")
-        fold = settings.get("data", {}).get("fold")
-        lr = settings.get("optim", {}).get("lr", "-")
+        root, fold = settings.get("data.root"), settings.get("data.fold")
+        lr = settings.get("optim.lr", "-")
 
     # The mark of a changed checkout is kept.
     commit, plus, mark = (facts.commit or "-").partition("+")
@@ -127,7 +134,16 @@ def read(folder: Path, name: str) -> Run:
         time=clock(done.seconds),
         commit=commit[:10] + plus + mark[:5],
         progress=done,
+        folder=folder,
+        settings=settings,
     )
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Read config.yaml of a run: its settings by their full keys."""
+    file = folder / "config.yaml"
+    with refusing(file, remedy="name the folder of a run"):
+        return flat(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
 def gather(root: Path) -> list[Run]:
@@ -264,6 +280,249 @@ def _draw_costs(axes: "Axes", metric: str, runs: Sequence[Run], cost: str) -> No
     set_title(axes, f"best {metric} against its cost")
 
 
+# Tables over seeds
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only."""
+
+    name: str
+    runs: dict[int, Run]  # by seed
+
+
+class Difference(NamedTuple):
+    """By how much paired values are higher than others; None where two pairs do not differ."""
+
+    mean: float
+    interval: tuple[float, float] | None  # of the mean, at 95 %
+    p: float | None  # of no difference, in a paired t-test with two sides
+    verdict: str  # better, worse, as good, or open
+
+
+LEVEL = 0.05  # of the tests
+USUAL = ("CF1", "OF1", "CF1@3", "OF1@3")  # metrics that papers show beside the first one
+
+
+def paired(values: Sequence[float], others: Sequence[float], *, margin: float) -> Difference:
+    """Compare paired values, such as those of two groups for the same seeds.
+
+    They are "better" or "worse" if the paired t-test says so, "as good" if it does not and two
+    one-sided tests (TOST, Schuirmann 1987) say that the mean difference is above -margin and below
+    margin, each at the level of 5 %, and else "open".
+    """
+    from scipy.stats import ttest_1samp
+
+    differences = np.subtract(values, others)
+    mean = float(differences.mean())
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return Difference(mean, None, None, "open")
+
+    test = ttest_1samp(differences, 0)
+    low, high = test.confidence_interval(1 - LEVEL)
+    above = ttest_1samp(differences, -margin, alternative="greater").pvalue
+    below = ttest_1samp(differences, margin, alternative="less").pvalue
+
+    verdict = "as good" if max(above, below) < LEVEL else "open"
+    if test.pvalue < LEVEL:
+        verdict = "better" if mean > 0 else "worse"
+    return Difference(mean, (float(low), float(high)), float(test.pvalue), verdict)
+
+
+def group_by_seed(runs: Sequence[Run]) -> list[Group]:
+    """Return the groups of runs whose settings differ in the seed only, in the order of the runs.
+
+    A group has the name of its runs without their seeds, such as `asl` of `asl_seed0` and
+    `asl_seed1`, or else that of its first run.
+    """
+    of_settings: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        same = {key: run.settings[key] for key in run.settings.keys() - {"seed", "name", "resume"}}
+        seeds = of_settings.setdefault(json.dumps(same, sort_keys=True, default=str), {})
+        seed = run.settings.get("seed", 0)
+        if seed in seeds:
+            raise DataError(
+                f"{run.run} and {seeds[seed].run} have the same settings and the same seed: move "
+                f"one of them out of the folder"
+            )
+        seeds[seed] = run
+
+    groups: list[Group] = []
+    for seeds in of_settings.values():
+        names = {
+            re.sub(rf"[-_. ]?(seed|s)?[-_. =]?{seed}$", "", run.run) for seed, run in seeds.items()
+        }
+        taken = {"", *(group.name for group in groups)}
+        is_usable = len(seeds) > 1 and len(names) == 1 and not names & taken
+        groups.append(Group(names.pop() if is_usable else next(iter(seeds.values())).run, seeds))
+    return groups
+
+
+class Table(NamedTuple):
+    """A table over seeds: for each group and metric the values by seed; `differences` by group."""
+
+    metrics: list[str]
+    groups: list[Group]
+    values: dict[str, list[list[float]]]  # name of the group -> of each metric, of each seed
+    differences: dict[str, Difference] | None  # of the first metric, but for the group compared to
+
+    def best(self, column: int) -> float:
+        """Return the highest mean of a metric."""
+        means = [statistics.fmean(row[column]) for row in self.values.values() if row[column]]
+        return max(means, default=math.nan)
+
+
+def tabulate(
+    groups: Sequence[Group],
+    metrics: Sequence[str],
+    value: Callable[[Run, str], float | None],
+    *,
+    against: str | None,
+    margin: float,
+) -> Table:
+    """Make the table; `against` is the name of the group that the others are compared with."""
+    values: dict[str, list[list[float]]] = {}
+    for group in groups:
+        found = [[value(run, metric) for run in group.runs.values()] for metric in metrics]
+        values[group.name] = [[one for one in row if one is not None] for row in found]
+    if against is None:
+        return Table(list(metrics), list(groups), values, None)
+
+    base = next((group for group in groups if group.name == against), None)
+    if base is None:
+        names = ", ".join(group.name for group in groups)
+        raise DataError(f"--against {against}: there is no such group; choose one of {names}")
+
+    differences = {}
+    for group in groups:
+        common = sorted(base.runs.keys() & group.runs.keys())
+        pairs = [
+            (value(group.runs[s], metrics[0]), value(base.runs[s], metrics[0])) for s in common
+        ]
+        known = [(one, other) for one, other in pairs if one is not None and other is not None]
+        if not known:
+            raise DataError(
+                f"--against {against}: {group.name} has no seed in common with it "
+                f"({_seeds(group)} and {_seeds(base)}); train both with the same seeds"
+            )
+        if group is not base:
+            differences[group.name] = paired(*zip(*known, strict=True), margin=margin)
+    return Table(list(metrics), list(groups), values, differences)
+
+
+def _seeds(group: Group) -> str:
+    return ", ".join(map(str, sorted(group.runs)))
+
+
+def value_at(run: Run, metric: str, at: str) -> float | None:
+    """Return a metric of a run in percent: of its best or its last evaluation, or of a class.
+
+    `AP(NAME)` is the average precision of a class in evaluation.json, which `evaluate` writes.
+    """
+    if chosen := re.fullmatch(r"AP\((.*)\)", metric):
+        path = run.folder / "evaluation.json"
+        remedy = f"python -m mldec.evaluate {run.folder} --json {path} writes it"
+        with refusing(path, DataError, remedy=remedy):
+            found = json.loads(path.read_text(encoding="utf-8"))["per_class"][chosen[1]]["AP"]
+        return found if found is None else float(found)
+
+    evaluations = [one for one in run.progress.evaluations if math.isfinite(one.value)]
+    if not evaluations:
+        return None
+
+    def score(evaluation: Evaluation) -> float:
+        return evaluation.value
+
+    evaluation = evaluations[-1] if at == "last" else max(evaluations, key=score)
+    return evaluation.metrics.get(metric)
+
+
+def as_markdown(made: Table) -> str:
+    """Return the table in Markdown, the best mean of each metric in bold."""
+    heading, *rows = _text_rows(made, bold="**{}**", sign="±", escape=r"\\\g<0>", special=r"[|*_]")
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def as_latex(made: Table) -> str:
+    """Return the table as a tabular of LaTeX with booktabs, the best mean in bold."""
+    rows = _text_rows(
+        made, bold=r"\textbf{{{}}}", sign=r"$\pm$", escape=r"\\\g<0>", special=r"[&%$#_{}]"
+    )
+    heading, *body = (
+        " & ".join(re.sub(r"(?<!\S)-(?=\d)", "$-$", cell) for cell in row) + r" \\" for row in rows
+    )
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *body]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def as_csv(made: Table) -> str:
+    """Return the table as CSV, with numbers in columns of their own."""
+    heading = ["group", "seeds"]
+    for metric in made.metrics:
+        heading += [metric, f"{metric} deviation"]
+    if made.differences is not None:
+        heading += ["difference", "low", "high", "p", "verdict"]
+
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(heading)
+    for group in made.groups:
+        cells: list[Any] = [group.name, len(group.runs)]
+        for values in made.values[group.name]:
+            cells.append(statistics.fmean(values) if values else None)
+            cells.append(statistics.stdev(values) if len(values) > 1 else None)
+        if made.differences and (found := made.differences.get(group.name)):
+            cells += [found.mean, *(found.interval or (None, None)), found.p, found.verdict]
+        writer.writerow(cells + [None] * (len(heading) - len(cells)))
+    return text.getvalue()
+
+
+FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}
+
+
+def _text_rows(made: Table, *, bold: str, sign: str, escape: str, special: str) -> list[list[str]]:
+    """Return the heading, and the cells of each group; names are escaped."""
+    heading = ["", "seeds", *made.metrics]
+    if made.differences is not None:
+        heading += [f"difference in {made.metrics[0]}", "95 % interval", "p", "verdict"]
+
+    rows = [[re.sub(special, escape, cell) for cell in heading]]
+    for group in made.groups:
+        cells = [re.sub(special, escape, printable(group.name)), str(len(group.runs))]
+        for column, values in enumerate(made.values[group.name]):
+            text = "-"
+            if values:
+                mean = statistics.fmean(values)
+                text = f"{mean:.2f}"
+                if len(values) > 1:
+                    text += f" {sign} {statistics.stdev(values):.2f}"
+                if mean == made.best(column):
+                    text = bold.format(text)
+            cells.append(text)
+
+        if made.differences is not None:
+            cells += _difference_cells(made.differences.get(group.name))
+        rows.append(cells)
+    return rows
+
+
+def _difference_cells(found: Difference | None) -> list[str]:
+    if found is None:
+        return ["-"] * 4
+    interval = "-" if found.interval is None else "{:+.2f} to {:+.2f}".format(*found.interval)
+    p = "-" if found.p is None else f"{found.p:.3f}"
+    return [f"{found.mean:+.2f}", interval, p, found.verdict]
+
+
+def diff_of_runs(one: Path, other: Path) -> list[str]:
+    """Return `key: value -> value` for each setting that differs between two runs."""
+    before, after = read_settings(one), read_settings(other)
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys if key != "name"]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     arguments = command(
@@ -284,23 +543,83 @@ def parser() -> argparse.ArgumentParser:
         help="of the plot: hours of training (the default), or gmacs, billions of "
         "multiply-accumulates per image",
     )
+    arguments.add_argument(
+        "--table",
+        metavar="FILE",
+        help="one row for the finished runs that differ in their seed only: mean and standard "
+        "deviation; .md, .tex (booktabs) or .csv, or - for Markdown on standard output",
+    )
+    arguments.add_argument(
+        "--metrics",
+        help="of --table, beside the first one: names of metrics.jsonl, or AP(CLASS) of "
+        f"RUN/evaluation.json; default: {','.join(USUAL)}",
+    )
+    arguments.add_argument(
+        "--at", choices=("best", "last"), default="best", help="of --table: the evaluation"
+    )
+    arguments.add_argument(
+        "--against", metavar="GROUP", help="of --table: compare the other groups with this one"
+    )
+    arguments.add_argument(
+        "--margin",
+        type=float,
+        default=0.5,
+        help='of --against: points of the metric within which a group is "as good"; default: 0.5',
+    )
+    arguments.add_argument(
+        "--diff", nargs=2, metavar="RUN", help="print the settings that differ, and nothing else"
+    )
     return arguments
 
 
 def compare(args: argparse.Namespace) -> None:
     """Print the table, and write it and the plot if asked to."""
-    check_targets(args.plot, csv=args.csv)
+    if args.diff:
+        say(*(diff_of_runs(*map(Path, args.diff)) or ["no setting differs"]))
+        return
+
+    check_targets(args.plot, args.table, csv=args.csv)
     if args.plot:
         require("--plot: a chart", "plot", "matplotlib")
+    form = ".md" if args.table in (None, STANDARD_OUTPUT) else Path(args.table).suffix
+    if form not in FORMS:
+        raise ConfigError(f"--table {args.table}: name a file that ends in {', '.join(FORMS)}")
 
     runs = gather(Path(args.folder))
-    say(*table(runs).splitlines())
+    if args.table != STANDARD_OUTPUT:
+        say(*table(runs).splitlines())
+    if args.table:
+        write_result(args.table, FORMS[form](table_of_runs(runs, args)))
     if args.csv:
         write_result(args.csv, to_csv(runs))
     if args.plot:
         figure, left_out = draw(runs, cost=args.cost)
         say(*left_out)
         save(figure, Path(args.plot))
+
+
+def table_of_runs(runs: Sequence[Run], args: argparse.Namespace) -> Table:
+    """Return the table over seeds of the finished runs of the first metric; name the others."""
+    first = runs[0].metric
+    used = [run for run in runs if run.state == "finished" and run.metric == first]
+    reason = f"is not finished, or is not judged by {first}"
+    say(*(f"left out of the table: {run.run} {reason}" for run in runs if run not in used))
+    if first is None or not used:
+        raise DataError("--table: no run is finished: nothing to compare")
+
+    def value(run: Run, metric: str) -> float | None:
+        return value_at(run, metric, args.at)
+
+    # A metric that was asked for must be there; of the usual ones, those that are there are shown.
+    metrics = [first]
+    for metric in USUAL if args.metrics is None else args.metrics.split(","):
+        is_there = any(value(run, metric) is not None for run in used)
+        if args.metrics is not None and not is_there:
+            raise DataError(f"--metrics {metric}: no run has it; see val/... in metrics.jsonl")
+        if is_there and metric not in metrics:
+            metrics.append(metric)
+    groups = group_by_seed(used)
+    return tabulate(groups, metrics, value, against=args.against, margin=args.margin)
 
 
 def main() -> None:

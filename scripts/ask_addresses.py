@@ -25,7 +25,7 @@ SECONDS = 30
 
 def addresses() -> list[str]:
     """Return all addresses, each once, those of the zoo first."""
-    listed = [file.folder + file.file for file in RELEASED.values()]
+    listed = [file.url for file in RELEASED.values()]
     for text in ADDRESS.findall((TOP / "DATASETS.md").read_text(encoding="utf-8")):
         listed += expanded(text)
     return list(dict.fromkeys(listed))

@@ -39,7 +39,7 @@ def room(module: str) -> str:
 def imports(module: str) -> set[str]:
     """Return what a module imports anywhere in its text, by full names."""
     names = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -88,6 +88,15 @@ def test_libraries_stay_at_the_edge() -> None:
     assert importers("torch.distributed") - {"mldec.train"} == {"mldec.runtime.distributed"}
     # It switches off the telemetry before.
     assert importers("onnxruntime") == {"mldec.predict.engine"}
+
+
+def test_nothing_is_named_that_only_unix_has() -> None:
+    assert not importers("fcntl", "resource", "pwd", "grp")
+    missing = {"SIGUSR1", "SIGALRM", "SIGCHLD", "SIGKILL", "fork", "sched_getaffinity", "getuid"}
+    for module, path in MODULES.items():
+        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        named = {node.attr for node in tree if isinstance(node, ast.Attribute)}
+        assert not named & missing, module
 
 
 def test_what_a_run_does_not_use_is_not_imported() -> None:

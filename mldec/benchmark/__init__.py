@@ -170,7 +170,7 @@ def environment() -> dict[str, Any]:
 def cpu_model() -> str | None:
     """Return the name of the processor, None where the system does not say it as Linux does."""
     file = Path("/proc/cpuinfo")
-    text = file.read_text() if file.exists() else ""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
     named = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     return named[1] if named else None
 

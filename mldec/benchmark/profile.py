@@ -327,8 +327,10 @@ def table(figures: dict[str, Any]) -> str:
             percent = figures.get(f"{name}_percent", 100.0)
             lines.append(f"  {meaning:<36} {figures[f'{name}_ms']:10,.2f} ms {percent:6.1f} %")
 
+    peak = figures["peak_gib"]
+    memory = "" if peak is None else f", {peak:.2f} GiB at the peak"
     lines += [
-        f"{figures['images_per_second']:,.1f} images/s, {figures['peak_gib']:.2f} GiB at the peak",
+        f"{figures['images_per_second']:,.1f} images/s{memory}",
         f"{figures['step_gflop']:,.1f} GFLOP per step: {figures['gflop_per_second']:,.1f} GFLOP/s, "
         f"{figures['mfu_percent']:.1f} % of the {figures['product_gflop_per_second']:,.1f} GFLOP/s "
         f"of a large matrix product",

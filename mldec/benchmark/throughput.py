@@ -1,7 +1,6 @@
 """How steps of an experiment are timed, and the job that measures images per second."""
 
 import argparse
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,7 +84,7 @@ def _training(tried: "Trial") -> tuple[Learner, Callable[[], Any]]:
     return learner, lambda: learner.learn(batches, batch_size)
 
 
-def _peak_of(job: Callable[[], Any], device: torch.device) -> float:
+def _peak_of(job: Callable[[], Any], device: torch.device) -> float | None:
     """Warm a job up, and return the largest memory while it is done once more."""
     for _ in range(WARM_UP):
         job()
@@ -265,13 +264,13 @@ def times_as_long(times: Mapping[str, list[float]], job: str, other: str) -> flo
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let `peak_gib` begin anew, which it cannot on a CPU."""
+    """Let `peak_gib` begin anew."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_gib(device: torch.device) -> float:
-    """Return the largest memory since `reset_peak`: of the device, or on a CPU of this process."""
+def peak_gib(device: torch.device) -> float | None:
+    """Return the largest memory of a GPU since `reset_peak`; None on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from mldec.data.table import names_fault
+from mldec.data.table import listed, names_fault, told_apart
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.runtime.text import read_text
@@ -29,8 +29,13 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     """Read a file that gives a checkpoint's classes their names, one per line.
 
     Nothing is stripped but the line ends, so that names are read as `--write-classes` writes them.
+    A name that several classes have in another language gets their numbers.
     """
-    names = tuple(read_text(path, _ONE_PER_LINE).removesuffix("\n").split("\n"))
+    lines = tuple(read_text(path, _ONE_PER_LINE).removesuffix("\n").split("\n"))
+    names = told_apart(lines)
+    if names != lines:
+        changed = [name for name, line in zip(names, lines, strict=True) if name != line]
+        log.warning(f"--class-names {path}: {len(changed)} share a name: {listed(changed)}")
     if fault := names_fault(names):
         raise DataError(f"--class-names {path}: {fault}; {_ONE_PER_LINE}")
     return names
@@ -70,8 +75,8 @@ def _folded(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
-class _Reordered(nn.Module):
-    """A classifier with logits [B, K] in another order: `columns` are those of the model's."""
+class Reordered(nn.Module):
+    """A classifier with some logits of a model, in another order: those of its `columns`."""
 
     def __init__(self, model: nn.Module, columns: Sequence[int]) -> None:
         super().__init__()
@@ -79,6 +84,7 @@ class _Reordered(nn.Module):
         self.register_buffer("columns", torch.tensor(columns), persistent=False)
 
     def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
+        """Map images [B, 3, H, W] to logits [B, number of columns]."""
         return self.model(images, queries)[:, self.columns]
 
 
@@ -94,7 +100,7 @@ def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Pa
 
     log.info(f"{path} has the classes of the data in another order: its logits are reordered")
     column_of = {name: column for column, name in enumerate(trained.names)}
-    return _Reordered(model, [column_of[name] for name in current.names])
+    return Reordered(model, [column_of[name] for name in current.names])
 
 
 def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:

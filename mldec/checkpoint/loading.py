@@ -67,6 +67,7 @@ def load_model(
     *,
     image_size: int | None = None,
     class_names: str | Path | None = None,
+    thresholds: str | Path | None = None,
     device: str | torch.device = "cpu",
     plugins: Sequence[str] = (),
     views: str | None = None,
@@ -80,6 +81,8 @@ def load_model(
         weights: "ema", "raw", or None for the set that scored best; a file of others has one set.
         image_size: pixels per side, instead of what the file or the table of known files says.
         class_names: a text file with other names of the classes, one per line, in their order.
+        thresholds: a file of thresholds of the classes, instead of calibrated ones; see
+            `mldec.checkpoint.thresholds`.
         device: where to put the model; a name that `distributed.pick_device` takes, or a
             `torch.device`.
         plugins: packages of the caller that may hold parts of the model; the file itself cannot
@@ -125,6 +128,10 @@ def load_model(
             f"not used with the {chosen} ones"
         )
         calibration = None
+    if thresholds is not None:
+        from mldec.checkpoint.thresholds import with_thresholds
+
+        calibration = with_thresholds(Path(thresholds), checkpoint.classes, chosen, calibration)
 
     transform, option = checkpoint.transform, f"--image-size {image_size}"
     if views:
@@ -173,7 +180,7 @@ def _read_any(
 
         from mldec.checkpoint import released
 
-        return file, released.convert(state, file.name, image_size=image_size, names=names), False
+        return file, released.convert(state, file, image_size=image_size, names=names), False
 
 
 def load(path: Path) -> Checkpoint:
@@ -199,13 +206,14 @@ def to_store(loaded: Loaded) -> Checkpoint:
             f"{loaded.path} names no classes and holds no word vectors: it cannot be stored"
         )
     if loaded.of_run:
-        return load(loaded.path)
+        return replace(load(loaded.path), calibration=loaded.calibration)
 
     return Checkpoint(
         config=to_dict(loaded.config),
         classes=loaded.classes,
         transform=loaded.transform,
         model=loaded.model.state_dict(),
+        calibration=loaded.calibration,
         versions=facts.installed(),
         git=facts.git_commit(),
     )

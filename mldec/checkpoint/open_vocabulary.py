@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded, check_queries
-from mldec.checkpoint.classes import COMPARED, can_make
+from mldec.checkpoint.classes import COMPARED, Reordered, can_make, same_names
 from mldec.data.randomness import SampleRandom
 from mldec.data.table import check_names, listed
 from mldec.data.tasks import warn_of_twins
@@ -97,12 +97,17 @@ def _as_before(
 
 
 class BestName(nn.Module):
-    """Score each of K classes by the best of its names: word vectors [N, D_w] and their classes."""
+    """Score each of K classes by the best of its names: word vectors [N, D_w] and their classes.
 
-    vectors: Tensor
+    Without vectors the model has a logit per name.
+    """
+
+    vectors: Tensor | None
     class_of_name: Tensor
 
-    def __init__(self, model: nn.Module, vectors: Tensor, class_of_name: Sequence[int]) -> None:
+    def __init__(
+        self, model: nn.Module, vectors: Tensor | None, class_of_name: Sequence[int]
+    ) -> None:
         super().__init__()
         self.model = model
         self.num_classes = max(class_of_name) + 1
@@ -141,14 +146,10 @@ def with_class_list(
 ) -> tuple[nn.Module, DataModule]:
     """Return a model that scores the K classes of --class-list, and the data with these classes.
 
-    A class counts as seen if the checkpoint was trained on it, under any of its names.
+    A model without word vectors scores those that it knows by one of their names. Otherwise a class
+    counts as seen if the checkpoint was trained on it, under any of its names.
     """
     path, classes = args.checkpoint, data.val.classes
-    if loaded.classes.queries is None:
-        raise CheckpointError(
-            f"--class-list: {path} knows its own classes only, it was not trained by word vectors; "
-            f"leave it out"
-        )
     if classes.exclusive:
         raise ConfigError(
             "--class-list: an image of this data has one label, and the metrics of seen and unseen "
@@ -157,6 +158,16 @@ def with_class_list(
 
     class_list = read_class_list(Path(args.class_list))
     columns = class_list.columns(classes.names)
+    own_names = tuple(names[0] for names in class_list.classes)
+    if left_out := [name for name in classes.names if name not in own_names]:
+        log.info(
+            f"{class_list.path} leaves out {len(left_out):,} of {len(classes):,} classes of the "
+            f"data: {listed(left_out)}"
+        )
+    split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
+    if loaded.classes.queries is None:
+        return _by_known_names(loaded, class_list, args), replace(data, load_val=lambda: split)
+
     queries = _queries(class_list, args.vectors, loaded.classes, classes, path)
     trained_names = _trained_names(loaded, args)
     unseen = [
@@ -165,12 +176,6 @@ def with_class_list(
         if not any(name.casefold() in trained_names for name in names)
     ]
 
-    own_names = tuple(names[0] for names in class_list.classes)
-    if left_out := [name for name in classes.names if name not in own_names]:
-        log.info(
-            f"{class_list.path} leaves out {len(left_out):,} of {len(classes):,} classes of the "
-            f"data: {listed(left_out)}"
-        )
     seen = len(class_list) - len(unseen)
     log.info(
         f"{class_list.path}: {len(class_list):,} classes by {len(class_list.names):,} names, "
@@ -184,7 +189,6 @@ def with_class_list(
     if not seen:
         log.warning("no class is seen: there is no seen_mAP and no harmonic_mAP")
 
-    split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
     own_evaluator = data.evaluator()
 
     def evaluator(classes: Classes) -> Evaluator:
@@ -195,6 +199,32 @@ def with_class_list(
 
     model = BestName(loaded.model, queries, class_list.class_of_name)
     return model, replace(data, load_val=lambda: split, make_evaluator=evaluator)
+
+
+def _by_known_names(loaded: Loaded, class_list: ClassList, args: argparse.Namespace) -> nn.Module:
+    """Return a model that scores the classes of a list by the names that it was trained with."""
+    for option, value in (("--vectors", args.vectors), ("--seen", args.seen)):
+        if value is not None:
+            raise ConfigError(
+                f"{option} {value}: {args.checkpoint} knows its own classes only, it was not "
+                f"trained by word vectors; leave it out"
+            )
+
+    found = same_names(class_list.names, loaded.classes.names)
+    pairs = [
+        (column, number)
+        for column, number in zip(found, class_list.class_of_name, strict=True)
+        if column is not None
+    ]
+    own_columns, class_of_name = [list(numbers) for numbers in zip(*pairs, strict=True)] or ([], [])
+    missing = [names[0] for n, names in enumerate(class_list.classes) if n not in class_of_name]
+    if missing:
+        raise DataError(
+            f"{class_list.path}: {args.checkpoint} knows no name of {len(missing):,} of "
+            f"{len(class_list):,} classes: {listed(missing)}; add a synonym, or leave them out"
+        )
+    log.info(f"{class_list.path}: {len(class_list):,} classes by {len(pairs):,} known names")
+    return BestName(Reordered(loaded.model, own_columns), None, class_of_name)
 
 
 def _trained_names(loaded: Loaded, args: argparse.Namespace) -> set[str]:

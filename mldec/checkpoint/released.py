@@ -5,20 +5,22 @@ known files, or the user is asked for it. `refusing` around the calls names the 
 """
 
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
-from mldec.checkpoint.classes import check_count
-from mldec.checkpoint.sources import RELEASED
+from mldec.checkpoint.classes import check_count, read_class_names
+from mldec.checkpoint.sources import RELEASED, TAG_LIST, TAG_THRESHOLDS
 from mldec.checkpoint.state import Checkpoint
+from mldec.checkpoint.thresholds import with_thresholds
 from mldec.config.compose import option
 from mldec.data.table import COCO_NAMES, VOC, told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
@@ -27,6 +29,9 @@ from mldec.errors import DataError
 from mldec.heads.layers import renamed
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
+from mldec.heads.ram import OFFICIAL_NAMES as RAM
+from mldec.heads.ram import REWEIGHT_SCALE
+from mldec.runtime.text import read_lines
 
 log = logging.getLogger("mldec")
 
@@ -52,7 +57,7 @@ RESNETS = {
     (3, 8, 36, 3): "resnet152",
 }
 # Swin and CvT in the files of Query2Label: SlongLiu/query2labels lib/models (swin_transformer.py,
-# cls_cvt/cls_cvt.py), which hold the networks of Microsoft's repositories.
+# cls_cvt/cls_cvt.py), which hold the networks of Microsoft's repositories; RAM has the same Swin.
 # (Width of the first stage, blocks per stage, rows of a table of relative positions) -> timm's
 # name. A window of w x w tokens has (2w - 1)^2 relative positions.
 SWINS: dict[tuple[int, tuple[int, ...], int], str] = {
@@ -97,6 +102,14 @@ ONE_LABEL = {196, 1000, 11_221}  # class counts of Stanford Cars, ImageNet-1K an
 # Global average pooling in the code of ASL, whose head for Open Images has a linear bottleneck.
 GAP = [("fc.embedding_generator.0.", "bottleneck."), ("fc.FC.", "fc.")]
 
+# RAM and RAM++: xinyu1205/recognize-anything ram/models (ram.py, ram_plus.py).
+RAM_SWIN = "visual_encoder."
+LABELS = "head.label_embed"
+RAM_SCALE = "head.reweight_scale"  # which RAM++ alone has
+DESCRIPTIONS = 51  # per tag in the released RAM++
+# What makes captions in RAM, and a number in the file of RAM++ that its code does not read.
+NOT_FOR_TAGS = ("tag_encoder.", "text_decoder.", "logit_scale")
+
 KNOWN_NAMES = {80: COCO_NAMES, 20: VOC}
 
 
@@ -132,24 +145,40 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         if raw_abn and name.startswith(BACKBONE) and name.endswith("bn.weight"):
             value = value.abs() + 1e-5
         weights[name] = value
+
+    if rename is _ram:
+        # Its count of rows alone tells RAM++, where neither of two numbers is saved.
+        rows = _shape(weights, LABELS)[0]
+        if "logit_scale" in official or rows % DESCRIPTIONS == 0:
+            weights.setdefault(RAM_SCALE, torch.tensor(REWEIGHT_SCALE))
+        left_out = Counter(key.split(".")[0] for key in official if key.startswith(NOT_FOR_TAGS))
+        if left_out:
+            parts = ", ".join(f"{part} ({count})" for part, count in left_out.items())
+            log.info(f"left out, because tags do not need these tensors: {parts}")
     return weights
 
 
 def convert(
-    state: Mapping[str, Any], file: str, *, image_size: int | None, names: Sequence[str] | None
+    state: Mapping[str, Any], path: Path, *, image_size: int | None, names: Sequence[str] | None
 ) -> Checkpoint:
     """Convert the content of a file, inferring its architecture from the names and shapes.
 
     The table of known files has the image size of its name, unless one is given: pixels per side.
-    The class names are those given, or those that the file has. It is a `DataError` if it is no
-    such file or incomplete, or the image size is not known.
+    The class names are those given, or those that the file has; RAM has its names and thresholds in
+    two lists, which are read if they lie beside it. It is a `DataError` if it is no such file or
+    incomplete, or the image size is not known.
     """
-    weights = tensors(state)
-    head, num_classes = _head(weights)
+    weights, file = tensors(state), path.name
+    is_ram = LABELS in weights
+    head, num_classes = _ram_head(weights, names) if is_ram else _head(weights)
+    if names is not None:
+        check_count(names, num_classes)
 
-    # The networks take images of any size, so that the tensors do not reveal the size in training.
+    # Most networks take images of any size, so that the tensors do not reveal that of training.
     known = {released.file: released.image_size for released in RELEASED.values()}
     size = known.get(file) if image_size is None else image_size
+    if is_ram:
+        size = _ram_size(weights, image_size)
     if size is None:
         raise DataError("it does not tell its input size: pass --image-size, as --image-size 448")
     if size % STRIDE:
@@ -159,18 +188,22 @@ def convert(
 
     # The official code saves neither names nor vectors with a zero-shot head. What remains are no
     # classes, and the width of the word vectors that it must be given.
-    if names is not None:
-        check_count(names, num_classes)
-    if "word_dim" in head:
+    calibration = None
+    if "word_dim" in head and not is_ram:
         classes = Classes((), queries=torch.empty(0, head["word_dim"]))
     else:
-        names = _names(state, num_classes, file) if names is None else names
-        classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL)
+        known_names = {} if is_ram else KNOWN_NAMES
+        if is_ram and names is None and (tag_list := _list_beside(path, TAG_LIST, num_classes)):
+            names = read_class_names(tag_list)
+        names = _names(state, num_classes, file, known_names) if names is None else names
+        classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL and not is_ram)
+        if is_ram and (thresholds := _list_beside(path, TAG_THRESHOLDS, num_classes)):
+            calibration = with_thresholds(thresholds, classes, "raw")
 
-    data = option("data", "coco") if num_classes == 80 else {}
+    data = option("data", "coco") if num_classes == 80 and not is_ram else {}
     return Checkpoint(
         config={
-            "name": PurePath(file).stem,
+            "name": path.stem,
             "data": {**data, "image_size": size},
             "backbone": _backbone(weights, size),
             "head": head,
@@ -179,6 +212,7 @@ def convert(
         classes=classes,
         transform=EvalTransform(image_size=size),
         model=_shaped(weights),
+        calibration=calibration,
     )
 
 
@@ -190,6 +224,8 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
         return partial(_query2label, rename_transformer=rename_transformer)
     if any(key.startswith("body.conv1.") for key in official):
         return _tresnet
+    if f"{RAM_SWIN}patch_embed.proj.weight" in official:
+        return _ram
     if "layer4.0.conv1.weight" in official:
         return _resnet
     return None
@@ -214,6 +250,13 @@ def _resnet(key: str) -> str | None:
         inner = key if key in ("fc.weight", "fc.bias") else key.removeprefix("fc.")
         return "head." + renamed(inner, ML_DECODER)
     return BACKBONE + key
+
+
+def _ram(key: str) -> str | None:
+    """Rename a tensor of RAM or RAM++."""
+    if key.startswith(RAM_SWIN):
+        return _swin(key.removeprefix(RAM_SWIN))
+    return None if key.startswith(NOT_FOR_TAGS) else "head." + renamed(key, RAM)
 
 
 def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> str | None:
@@ -280,6 +323,48 @@ def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         "self_attention": "head.decoder.0.self_attn.in_proj_weight" in weights,
     }
     return {**option("head", "query2label"), **node}, num_classes
+
+
+def _ram_head(
+    weights: Mapping[str, Tensor], names: Sequence[str] | None
+) -> tuple[dict[str, Any], int]:
+    """Return the config node of the head of RAM or RAM++, and the number of tags K."""
+    rows, word_dim = _shape(weights, LABELS)
+    descriptions = DESCRIPTIONS if RAM_SCALE in weights else 1
+    if rows % descriptions and names:
+        # Another count of descriptions shows beside the number of tags only.
+        descriptions = rows // len(names)
+    if not descriptions or rows % descriptions:
+        raise DataError(
+            f"it has {rows} rows of descriptions, which are not {DESCRIPTIONS} per tag: pass the "
+            f"names of all tags with --class-names FILE"
+        )
+
+    node = {
+        "descriptions": descriptions,
+        "word_dim": word_dim,
+        "embed_dim": _shape(weights, "head.word_proj.weight")[0],
+        "num_heads": 4,  # cannot be inferred from the tensors
+        "mlp_dim": _shape(weights, "head.layers.0.mlp.0.weight")[0],
+        "num_layers": _count(weights, r"head\.layers\.(\d+)\."),
+    }
+    return {**option("head", "ram"), **node}, rows // descriptions
+
+
+def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
+    """Return the side of the images that a Swin was built for: its last stage is one window."""
+    positions = _shape(weights, f"{BACKBONE}layers.0.blocks.0.attn.relative_position_bias_table")[0]
+    size = STRIDE * (math.isqrt(positions) + 1) // 2
+    if image_size not in (None, size):
+        raise DataError(f"--image-size {image_size}: its Swin is for {size} pixels; leave it out")
+    return size
+
+
+def _list_beside(path: Path, name: str, num_classes: int) -> Path | None:
+    """Return the path of a list beside a file of weights, if it has a line per class."""
+    beside = path.with_name(name)
+    is_of_classes = beside.is_file() and len(read_lines(beside, "restore it")) == num_classes
+    return beside if is_of_classes else None
 
 
 def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
@@ -350,7 +435,12 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return shaped
 
 
-def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, ...]:
+def _names(
+    state: Mapping[str, Any],
+    num_classes: int,
+    file: str,
+    known: Mapping[int, Sequence[str]] = KNOWN_NAMES,
+) -> tuple[str, ...]:
     """Return the class names: those in the file, a known list of this length, or numbered ones."""
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
@@ -359,8 +449,8 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
         check_count(names, num_classes)
         return names
 
-    if num_classes in KNOWN_NAMES:
-        return tuple(KNOWN_NAMES[num_classes])
+    if num_classes in known:
+        return tuple(known[num_classes])
 
     log.warning(f"{file} names no classes: they are numbered from 0 to {num_classes - 1}")
     return tuple(f"class {index}" for index in range(num_classes))

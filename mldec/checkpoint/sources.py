@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import huggingface_hub
 from filelock import FileLock
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
@@ -46,16 +46,29 @@ _TIMEOUT = 10  # seconds
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
 _ASL = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ASL/"
+_RAM_LISTS = (
+    "https://raw.githubusercontent.com/xinyu1205/recognize-anything/"
+    "7cb804a8609e9f4b1a50b7f31436d2df40bb9481/ram/data/"
+)
 # Where users report that the authors' links answer 403 Forbidden.
 _REPORT = "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87"
 
 
 class ReleasedFile(NamedTuple):
-    """A file of weights of the authors of ML-Decoder or ASL."""
+    """A file of weights of the authors of ML-Decoder, ASL or RAM."""
 
     file: str
     image_size: int  # side of the square input in pixels
     folder: str = _ML_DECODER
+    repository: str | None = None  # on the Hub, instead of the folder
+    sha256: str | None = None  # that the Hub states
+
+    @property
+    def url(self) -> str:
+        """The address."""
+        if self.repository is not None:
+            return hf_hub_url(self.repository, self.file)
+        return self.folder + self.file
 
 
 RELEASED = {
@@ -74,6 +87,24 @@ RELEASED = {
     "asl_tresnet_xl_voc2007_448": ReleasedFile("PASCAL_VOC_TResNet_xl_448_96.0.pth", 448, _ASL),
     "asl_tresnet_l_nuswide_448": ReleasedFile("NUS_WIDE_TRresNet_L_448_65.2.pth", 448, _ASL),
     "asl_tresnet_l_openimages_448": ReleasedFile("Open_ImagesV6_TRresNet_L_448.pth", 448, _ASL),
+    "ram_plus_swin_l_384": ReleasedFile(
+        "ram_plus_swin_large_14m.pth",
+        384,
+        repository="xinyu1205/recognize-anything-plus-model",
+        sha256="497c178836ba66698ca226c7895317e6e800034be986452dbd2593298d50e87d",
+    ),
+    "ram_swin_l_384": ReleasedFile(
+        "ram_swin_large_14m.pth",
+        384,
+        repository="xinyu1205/recognize_anything_model",
+        sha256="15c729c793af28b9d107c69f85836a1356d76ea830d4714699fb62e55fcc08ed",
+    ),
+}
+# The names and thresholds of the tags of RAM and RAM++, and their sha256.
+TAG_LIST, TAG_THRESHOLDS = "ram_tag_list.txt", "ram_tag_list_threshold.txt"
+TAG_LISTS = {
+    TAG_LIST: "5d96d2f7225527480ad773aaac76b6e5c08a18adf6eae9ca7d2ab923d5e7bd8b",
+    TAG_THRESHOLDS: "b6f81d0de1bc7f9c251af512c413eae976c77dbfbadf700d4e3d90510f4c6447",
 }
 
 
@@ -117,24 +148,40 @@ def released_file(name: str) -> Path:
         raise CheckpointError(f"no released file {name!r}{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
     path = cache_folder(None) / "zoo" / released.file
+    advice = f"pass a copy that you have, as /path/to/{path.name}, in place of the zoo: name, "
+    if released.repository is None:
+        since = "since 2026-05-14 the authors' links are reported to answer 403"
+        return _fetched(released.url, path, advice=f"{since} ({_REPORT}): {advice}")
+
+    # The classes and thresholds of RAM are not in its file. Other ones can be given.
+    for name, sha256 in TAG_LISTS.items():
+        try:
+            _fetched(_RAM_LISTS + name, path.with_name(name), sha256=sha256)
+        except CheckpointError as error:
+            log.warning(f"{error}; or pass --class-names FILE and --thresholds FILE")
+    return _fetched(released.url, path, sha256=released.sha256, advice=advice)
+
+
+def _fetched(url: str, path: Path, *, sha256: str | None = None, advice: str = "") -> Path:
+    """Return the path of a file, after downloading it if it is not there."""
     if path.is_file():
         return path
 
     # A mirror is asked first: whoever names one knows why.
-    urls = [released.folder + released.file]
+    urls = [url]
     if mirror := os.environ.get("MLDEC_ZOO_URL"):
-        urls.insert(0, f"{mirror.rstrip('/')}/{released.file}")
+        urls.insert(0, f"{mirror.rstrip('/')}/{path.name}")
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock")):
             # Another process may have downloaded it while this one waited.
             if not path.is_file():
-                _download(urls, path)
+                _download(urls, path, sha256, advice)
     return path
 
 
-def _download(urls: Sequence[str], path: Path) -> None:
+def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) -> None:
     """Download a file from the first of the addresses that has it, and write its hash beside it."""
     # The bar would fill a log.
     if not on_terminal():
@@ -143,28 +190,45 @@ def _download(urls: Sequence[str], path: Path) -> None:
     faults = []
     for url in urls:
         try:
+            if sha256 is not None:
+                _resumed(url, path, sha256)
+                return
             with replacing(path, durable=True) as file:
                 _get(url, file, path.name)
+                with Path(file.name).open("rb") as start:
+                    if start.read(1) in (b"", b"<"):
+                        raise CheckpointError("the answer is empty or an HTML page, not a file")
                 # The hash goes first: without one it would pass for a file put there by hand.
                 write_hashes(path, [sha256_of(Path(file.name))])
             return
         except CheckpointError as error:
             faults.append(f"{url} ({error})")
     raise CheckpointError(
-        f"cannot download {' or '.join(faults)}; since 2026-05-14 the authors' links are reported "
-        f"to answer 403 ({_REPORT}): pass a copy that you have, as /path/to/{path.name}, in place "
-        f"of the zoo: name, put it at {path}, or name a mirror by MLDEC_ZOO_URL"
+        f"cannot download {' or '.join(faults)}; {advice}put it at {path}, or name a mirror by "
+        f"MLDEC_ZOO_URL"
     )
 
 
-def _get(url: str, file: BinaryIO, name: str) -> None:
+def _resumed(url: str, path: Path, sha256: str) -> None:
+    """Download a file whose hash is known; what was interrupted goes on where it ended."""
+    part = path.with_name(path.name + ".part")
+    if not part.is_file() or sha256_of(part) != sha256:
+        with part.open("ab") as file:
+            _get(url, file, path.name, resume_size=file.tell())
+
+    actual = sha256_of(part)
+    if actual != sha256:
+        part.unlink()
+        raise CheckpointError(f"its sha256 is {actual}, not the published one")
+    write_hashes(path, [sha256])
+    part.replace(path)
+
+
+def _get(url: str, file: BinaryIO, name: str, resume_size: int = 0) -> None:
     """Write what an address answers to a file; whatever goes wrong is a `CheckpointError`."""
     try:
-        http_get(url, file, displayed_filename=name)
+        http_get(url, file, resume_size=resume_size, displayed_filename=name)
         file.flush()
-        with Path(file.name).open("rb") as start:
-            if start.read(1) in (b"", b"<"):
-                raise ValueError("the answer is empty or an HTML page, not a file")
     except Exception as error:
         # The client raises its own classes, those of its HTTP library, and OSError.
         raise CheckpointError(brief(error)) from error

@@ -20,26 +20,33 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Thresholds of K classes, fitted on validation images.
+    """Thresholds of K classes, fitted on validation images or from a file.
 
     The calibrated score of a class is sigmoid(slope * logit + offset), or the softmax over the
     classes if an image has one label. A class is present if its score is at least its threshold.
     """
 
     weights: str  # "ema" or "raw": the set of weights that was calibrated
-    objective: str | None  # that chose the thresholds, such as "f1"; None without thresholds
+    # That chose the thresholds, such as "f1"; None without thresholds, or with those of a file.
+    objective: str | None
     scope: str | None  # "class" or "global"; None without thresholds
     # From 0 to 1: K in the order of the classes, one for all, or none if an image has one label.
     thresholds: tuple[float, ...]
     slopes: tuple[float, ...]  # K, or one for all classes, such as 1 / temperature
     offsets: tuple[float, ...]  # as many
-    images: int  # that it was fitted on
+    images: int  # that it was fitted on; 0 if there are thresholds of a file alone
     data: dict[str, Any]  # the node of their data set
-    fingerprint: Fingerprint  # of these images and their labels
+    fingerprint: Fingerprint | None  # of these images and their labels; None without
     date: str  # in ISO 8601
     # Of images outside the fit, in percent; None in a copy that was made before it was measured.
     error: float | None = None
     constant: tuple[str, ...] = ()  # classes whose logits were the same for nearly all images
+    file: str | None = None  # name of the file that gave the thresholds, see `with_thresholds`
+
+    @property
+    def reason(self) -> str:
+        """Say what chose the thresholds, a phrase for messages."""
+        return f"for {self.objective}" if self.file is None else f"from {self.file}"
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return the calibrated logits of all classes, in their order: float [B, K] -> [B, K]."""
@@ -198,7 +205,8 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
         raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
     if origin is not None:
         templates = tuple(map(str, origin["templates"]))
-        origin = VectorOrigin(str(origin["source"]), str(origin["sha256"]), templates)
+        texts = (str(origin["source"]), str(origin["sha256"]))
+        origin = VectorOrigin(*texts, templates, origin.get("descriptions"))
 
     # Word queries may be saved in half precision; the model computes in float32.
     queries = None if queries is None else queries.float()
@@ -212,7 +220,7 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
     # JSON has lists only.
     numbers = {name: tuple(saved[name]) for name in ("thresholds", "slopes", "offsets")}
     constant = tuple(saved.get("constant", ()))
-    fingerprint = Fingerprint(**saved["fingerprint"])
+    fingerprint = saved["fingerprint"] and Fingerprint(**saved["fingerprint"])
     # One number for all classes, one for each, or none.
     if not {len(values) for values in numbers.values()} <= {0, 1, len(classes)}:
         raise DataError("its 'calibration' is of another number of classes; use another copy")

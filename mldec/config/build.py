@@ -13,7 +13,7 @@ from torch import nn
 
 from mldec.config.compose import compose, override
 from mldec.config.schema import PARTS, Config, MixLabels, describe, matches
-from mldec.data.settings import FileSettings, Source, View, assemble
+from mldec.data.settings import FileSettings, Observed, Source, View, assemble
 from mldec.data.table import Labels
 from mldec.data.types import Classes, DataModule, Sampling
 from mldec.errors import ConfigError, UserError, suggest
@@ -38,7 +38,7 @@ RUNTIME_ARGUMENTS = {
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # The settings that every reader of image files takes beside its own arguments, as flat keys of its
 # node, such as data.cutout=0.
-SHARED = (View, FileSettings, Sampling)
+SHARED = (View, FileSettings, Sampling, Observed)
 # The types that a function for data may return.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
@@ -173,8 +173,8 @@ def data(parts: Parts) -> DataModule:
         return module
 
     # The settings first: an error in them is found before the data is searched.
-    view, files, sampling = (part.shared(kind) for kind in SHARED)
-    return assemble(part.call(), view, files, sampling)
+    view, files, sampling, observed = (part.shared(kind) for kind in SHARED)
+    return assemble(part.call(), view, files, sampling, observed)
 
 
 def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:

@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -28,6 +29,10 @@ ADVICE = (
     "as happens when memory or /dev/shm is full: lower train.workers (predict: --workers), "
     "or enlarge /dev/shm (docker run --shm-size=8g)"
 )
+
+# Loader processes share the memory of this one on Linux, where that is safe; Python would choose
+# otherwise from 3.14 on. Elsewhere they start anew.
+START = "fork" if sys.platform == "linux" else "spawn"
 
 
 def unwrap(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
@@ -68,10 +73,14 @@ def _started(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
     It would raise the death of a worker wherever the main thread is, in the middle of a step or of
     a save. Without it, torch finds the death where a batch is waited for, within five seconds.
     """
-    handler = signal.getsignal(signal.SIGCHLD)
+    number = getattr(signal, "SIGCHLD", None)
+    if number is None:
+        return iter(loader)
+
+    handler = signal.getsignal(number)
     iterator = iter(loader)
-    if signal.getsignal(signal.SIGCHLD) is not handler:
-        signal.signal(signal.SIGCHLD, handler)
+    if signal.getsignal(number) is not handler:
+        signal.signal(number, handler)
     return iterator
 
 
@@ -82,7 +91,8 @@ def end_workers() -> None:
     """
     # Loader processes are recognised by the process group of their own, see `start_worker`.
     for child in multiprocessing.active_children():
-        if child.daemon and child.pid and os.getpgid(child.pid) == child.pid:
+        has_group = not hasattr(os, "getpgid") or os.getpgid(child.pid or 0) == child.pid
+        if child.daemon and has_group:
             child.kill()
 
 
@@ -90,7 +100,8 @@ def start_worker(worker: int) -> None:
     """Prepare a loader process; torch calls this inside it, before its first sample."""
     # Ctrl-C, torchrun and schedulers signal whole process groups, and the main process still needs
     # batches to stop in order. A worker whose parent is gone ends by itself.
-    os.setpgrp()
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
 
 
 Key = tuple[int, int, int]  # epoch, index, number of the repetition in the epoch
@@ -320,6 +331,7 @@ def _loader(
         collate_fn=partial(collate, skip=skip, mixing=mixing, seed=seed),
         pin_memory=pin,
         persistent_workers=workers > 0,
+        multiprocessing_context=START if workers else None,
         worker_init_fn=start_worker,
         # By default the loader would draw a seed from the generator that the model uses.
         generator=torch.Generator(),

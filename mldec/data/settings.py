@@ -9,8 +9,8 @@ from typing import Literal
 
 from mldec.data.cache import TableCache
 from mldec.data.images import check_decoder
-from mldec.data.table import fold_numbers, parse_fold
-from mldec.data.tasks import Task
+from mldec.data.table import fold_numbers, listed_positives, parse_fold, random_positives
+from mldec.data.tasks import MultiLabel, Task
 from mldec.data.transforms import EvalTransform, TrainTransform
 from mldec.data.types import (
     PREFIX,
@@ -107,6 +107,62 @@ class FileSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Which positives of the training images are observed: settings of a `data` node.
+
+    They simulate missing labels, and are the same for every reader of data with several labels per
+    image. At most one of the first three is set; see `random_positives` and `listed_positives`.
+    """
+
+    single_positive: int | None = None  # a seed: one random positive of each image is observed
+    observed: float | None = None  # the fraction of all positives that are observed, in (0, 1]
+    observed_list: str | None = None  # a file that lists them
+
+    observed_seed: int = 0  # of `observed`
+
+    # What every other label becomes: 0, or -1 (not annotated), which not every loss takes.
+    unobserved: Literal["negative", "unknown"] = "negative"
+
+    def __post_init__(self) -> None:
+        if self.observed is not None and not 0 < self.observed <= 1:
+            raise ValueError(f"observed is {self.observed}: it must be in (0, 1]")
+        if self.single_positive is not None and self.single_positive < 0:
+            raise ValueError(f"single_positive is {self.single_positive}: a seed is 0 or more")
+        if len(self.given) > 1:
+            raise ValueError(
+                f"{self.given[0]} and {self.given[1]} exclude each other: leave one out"
+            )
+
+    @property
+    def given(self) -> list[str]:
+        """The names of the settings that choose the observed positives."""
+        names = ("single_positive", "observed", "observed_list")
+        return [name for name in names if getattr(self, name) is not None]
+
+    def of_images(self, images: StoredImages, what: str, see: str) -> StoredImages:
+        """Return training images with their observed labels; `what` names them for the log."""
+        labels = images.labels
+        if self.observed_list is not None:
+            files = [images.name(index) for index in range(len(images))]
+            path = Path(self.observed_list).expanduser()
+            chosen = listed_positives(labels, files, path, see)
+        elif self.observed is not None:
+            chosen = random_positives(labels, self.observed_seed, self.observed)
+        elif self.single_positive is not None:
+            chosen = random_positives(labels, self.single_positive)
+        else:
+            return images
+
+        counts = f"{chosen.sum():,} of {labels.counts().sum():,} positives"
+        log.info(f"{what}: {counts} are observed, all other labels count as {self.unobserved}")
+        default = 0 if self.unobserved == "negative" else -1
+        return replace(images, labels=replace(labels.only(chosen), default=default))
+
+
+ALL_OBSERVED = Observed()
+
+
+@dataclass(frozen=True, kw_only=True)
 class VectorSettings:
     """The settings of a zero-shot `data` node that say where its word vectors come from."""
 
@@ -114,7 +170,17 @@ class VectorSettings:
     vectors: str | None = "wordvec_array.pth"
 
     prompts: str = PROMPT  # of a text encoder, see `read_templates`
+    # A JSON file of sentences about classes, asked for instead of the prompts; see `described`.
+    descriptions: str | None = None
+
     cache_dir: str | None = None  # for the vectors of a text encoder, see `cache_folder`
+
+    def __post_init__(self) -> None:
+        if self.descriptions is not None and not str(self.vectors).startswith(PREFIX):
+            raise ValueError(
+                f"descriptions {self.descriptions}: sentences are for a text encoder, and "
+                f"data.vectors is {self.vectors}: pass data.vectors=clip:MODEL:WEIGHTS"
+            )
 
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
         """Return the word vectors of the classes of a data set in a folder.
@@ -123,7 +189,7 @@ class VectorSettings:
         """
         # Most data sets have none.
         from mldec.data.text_encoder import read_templates
-        from mldec.data.word_vectors import word_vectors
+        from mldec.data.word_vectors import described, word_vectors
 
         if self.vectors is None:
             raise ConfigError(
@@ -132,7 +198,13 @@ class VectorSettings:
             )
         if self.vectors.startswith(PREFIX):
             templates = read_templates(self.prompts, folder)
-            return word_vectors(self.vectors, names, templates=templates, cache_dir=self.cache_dir)
+            vectors = word_vectors(
+                self.vectors, names, templates=templates, cache_dir=self.cache_dir
+            )
+            if self.descriptions is None:
+                return vectors
+            path = folder / Path(self.descriptions).expanduser()
+            return described(vectors, self.vectors, path, cache_dir=self.cache_dir)
 
         path = folder / Path(self.vectors).expanduser()
         has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
@@ -161,13 +233,22 @@ class Source:
 
 
 def assemble(
-    source: Source, view: View, files: FileSettings, sampling: Sampling = SHUFFLED
+    source: Source,
+    view: View,
+    files: FileSettings,
+    sampling: Sampling = SHUFFLED,
+    observed: Observed = ALL_OBSERVED,
 ) -> DataModule:
     """Return the data module of a source.
 
     A split is checked when it is first used: it has images, they exist, and its classes are those
     of the other split.
     """
+    if observed.given and not isinstance(source.task, MultiLabel):
+        raise ConfigError(
+            f"data.{observed.given[0]} is for data with several labels per image and the same "
+            f"classes in both splits: leave it out"
+        )
     tables = TableCache(files.cache_dir, source.see)
     eval_transform = view.eval()
 
@@ -189,6 +270,7 @@ def assemble(
 
     def load_train() -> Split:
         images = (source.load_train or source.load)(source.train, tables)
+        images = observed.of_images(images, source.train, source.see)
         if sampling.fold is not None:
             images = _part(source, images, sampling.fold, held_out=False)
 

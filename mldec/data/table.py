@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.errors import DataError, suggest
+from mldec.errors import DataError, refusing, suggest
 from mldec.runtime.text import read_lines
 
 log = logging.getLogger("mldec")
@@ -237,12 +237,18 @@ class Labels:
         new_column = np.full(self.num_classes, -1, np.int32)
         new_column[list(columns)] = np.arange(len(columns))
 
-        # The classes that were not asked for have no new column. The number of kept entries before
-        # each old start is the new start.
+        # The classes that were not asked for have no new column.
         classes = new_column[self.classes]
-        kept = classes >= 0
-        starts = _starts(kept)[self.starts]
-        return Labels(starts, classes[kept], self.values[kept], len(columns), self.default)
+        renumbered = replace(self, classes=classes, num_classes=len(columns))
+        return renumbered.only(classes >= 0)
+
+    def only(self, entries: np.ndarray) -> "Labels":
+        """Return the labels with some of the listed entries, bool [M]."""
+        # The number of kept entries before each old start is the new start.
+        starts = _starts(entries)[self.starts]
+        return replace(
+            self, starts=starts, classes=self.classes[entries], values=self.values[entries]
+        )
 
     def recode(self, values: Mapping[int, int]) -> "Labels":
         """Return the labels with some values replaced, such as {2: -1}."""
@@ -365,6 +371,51 @@ def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
             kept[chosen, column] = value
 
     return from_dense(kept, default=-1)
+
+
+def random_positives(labels: Labels, seed: int, share: float | None = None) -> np.ndarray:
+    """Choose one random positive of each image, and with `share` more of them: bool [M] of entries.
+
+    With `share` this fraction of all positives is chosen, or more, where each image needs one.
+    Source of one per image: Cole et al. (CVPR 2021, arXiv 2106.09708); a share of all, at least one
+    per image: as the lists of Zhang et al. (arXiv 2112.07368), which are not drawn at random alone.
+    """
+    shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(labels.values == 1))
+    _, first = np.unique(labels.images()[shuffled], return_index=True)
+    chosen = np.zeros(len(labels.values), bool)
+    chosen[shuffled[first]] = True
+
+    if share is not None:
+        others = np.delete(shuffled, first)
+        more = max(round(share * len(shuffled)) - len(first), 0)
+        chosen[others[:more]] = True
+    return chosen
+
+
+def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str) -> np.ndarray:
+    """Choose the positives that a file lists for each image: bool [M] of entries.
+
+    Its lines are those of xinyu1205/robust-loss-mlml, `name.jpg,3 41`: the name of an image file,
+    without its folder, and the indices of classes; those of images that are not here do not count.
+    `files` are the paths of the N images, each of which must be listed.
+    """
+    rows = {Path(file).name: row for row, file in enumerate(files)}
+    entries = zip(labels.images(), labels.classes, labels.values, strict=True)
+    positions = {(row, c): entry for entry, (row, c, value) in enumerate(entries) if value == 1}
+    chosen = np.zeros(len(labels.values), bool)
+
+    with refusing(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):
+        for line in read_lines(path, see):
+            name, _, columns = line.partition(",")
+            if (row := rows.pop(name, None)) is None:
+                continue
+            for column in columns.split():
+                if (row, int(column)) not in positions:
+                    raise ValueError(f"{shown(name)} does not show class {column}")
+                chosen[positions[row, int(column)]] = True
+        if rows:
+            raise ValueError(f"{len(rows):,} training images are not in it, as {next(iter(rows))}")
+    return chosen
 
 
 @dataclass(frozen=True)

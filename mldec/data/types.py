@@ -37,6 +37,9 @@ class VectorOrigin:
     # Sentences with {} for the name, whose vectors were averaged; none for a file.
     templates: tuple[str, ...] = ()
 
+    # The file of sentences about classes that these had instead, and its sha256, see `described`.
+    descriptions: str | None = None
+
     @property
     def is_encoder(self) -> bool:
         """Whether a text encoder made the vectors, so that it can make others."""

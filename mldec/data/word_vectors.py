@@ -3,18 +3,19 @@
 import logging
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from mldec.data.table import as_name, listed, names_fault, unknown_class
-from mldec.data.text_encoder import ClipSource, encode_names
+from mldec.data.text_encoder import PLACE, ClipSource, encode_names
 from mldec.data.types import PREFIX, PROMPT, VectorOrigin, WordVectors
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
-from mldec.runtime.text import open_binary, read_lines
+from mldec.runtime.text import open_binary, read_json, read_lines
 from mldec.runtime.torch_files import read_torch, sha256_of
 
 log = logging.getLogger("mldec")
@@ -212,6 +213,40 @@ def word_vectors(
     vectors = _look_up(path, names, optional, order)
     queries = torch.from_numpy(np.stack(list(vectors.values())))
     return WordVectors(tuple(vectors), queries, VectorOrigin(path.name, sha256_of(path)))
+
+
+def described(
+    vectors: WordVectors, source: str, path: Path, *, cache_dir: str | None = None
+) -> WordVectors:
+    """Replace the word vectors of classes by those of sentences about them.
+
+    The file is JSON, a list of sentences by the name of the class: {"zebra": ["a striped horse"]}.
+    The vector of a class is the mean over its sentences, each of length 1, made of length 1 again.
+    Classes that it does not describe keep theirs. Raises a `DataError` for another content.
+    """
+    content = read_json(path, _SEE)
+    sentences_of = content if isinstance(content, dict) else {}
+    for name, sentences in sentences_of.items():
+        is_list = isinstance(sentences, list) and len(sentences) > 0
+        if not is_list or not all(isinstance(text, str) and text.strip() for text in sentences):
+            raise DataError(f"{path}: {name!r} has no list of sentences; {_SEE}")
+    rows = [row for row, name in enumerate(vectors.names) if name in sentences_of]
+    if not rows:
+        raise DataError(f"{path} describes no class of the data, by name -> sentences; {_SEE}")
+    if missing := [name for name in vectors.names if name not in sentences_of]:
+        log.info(f"{path} describes {len(rows):,} classes; prompts serve {listed(missing)}")
+
+    sentences = [text for row in rows for text in sentences_of[vectors.names[row]]]
+    known = list(dict.fromkeys(sentences))
+    encoded, _ = encode_names(source, known, (PLACE,), cache_dir)
+    vector_of = dict(zip(known, encoded, strict=True))
+    queries = vectors.queries.clone()
+    for row in rows:
+        own = torch.stack([vector_of[text] for text in sentences_of[vectors.names[row]]])
+        queries[row] = normalize(own.mean(0), dim=0)
+
+    origin = replace(vectors.origin, descriptions=f"{path.name} (sha256 {sha256_of(path)})")
+    return vectors._replace(queries=queries, origin=origin)
 
 
 def made_alike(

@@ -192,7 +192,8 @@ class Answerer:
         """Describe the model to a program or the page."""
         engine, calibrated = self.engine, None
         if isinstance(engine, TorchEngine):
-            calibrated = engine.loaded.calibration is not None
+            calibration = engine.loaded.calibration
+            calibrated = calibration is not None and calibration.images > 0
         has_vectors = self._vectors is not None or can_make(engine.classes)
         return Model(
             name=engine.path.name,

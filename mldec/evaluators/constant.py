@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from mldec.runtime import distributed
+from mldec.runtime.devices import in_double
 
 SURE = math.log(0.999 / 0.001)  # the logit of a probability within 1e-3 of 1
 NEARLY_ALL = 0.99  # of the images
@@ -27,7 +28,8 @@ class ConstantScores:
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
-        logits, targets = logits.double(), targets.to(logits.device)
+        logits = in_double(logits)
+        targets = targets.to(logits.device)
         positives = (targets == 1).double()
         losses = softplus(logits) - positives * logits
         values = [torch.ones_like(logits), positives, losses, logits, logits**2]

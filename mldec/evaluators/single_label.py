@@ -7,6 +7,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluators.average_precision import check_finite
 from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
+from mldec.runtime.devices import in_double
 
 # Probabilities are stored as multiples of 2**-30: sums of whole numbers do not depend on the order.
 FIXED_POINT = 2**30
@@ -50,8 +51,8 @@ class SingleLabelEvaluator:
         label = label.where(valid.any(1), -1)
         within = (mark_top_k(logits, self.k) & valid).any(1)
 
-        confidence = logits.double().softmax(1).amax(1)
-        fixed = (confidence * FIXED_POINT).round().long()
+        confidence = in_double(logits).softmax(1).amax(1)
+        fixed = (confidence * FIXED_POINT).round().long().to(logits.device)
         fixed = fixed.where(logits.isfinite().all(1), -1)
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
 

@@ -13,6 +13,7 @@ __getattr__ = lazily(
     {
         "CSRA": "csra",
         "GAP": "gap",
+        "RAM": "ram",
         "Query2Label": "query2label",
         "attach": "attached",
         **dict.fromkeys(("Cosine", "WordGAP", "WordGroupDecoder"), "words"),
@@ -22,6 +23,7 @@ __getattr__ = lazily(
 __all__ = [
     "CSRA",
     "GAP",
+    "RAM",
     "Cosine",
     "Head",
     "MLDecoder",

@@ -1,4 +1,4 @@
-"""The transformer layers of the decoder heads: batch first, post-norm, ReLU, as officially."""
+"""The transformer layers of the decoder heads: batch first, post-norm, as officially."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -28,9 +28,14 @@ def renamed(key: str, names: list[tuple[str, str]]) -> str:
 
 
 class Attention(nn.Module):
-    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them."""
+    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them.
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
+    With `key_dim` E, keys and values are E wide, and the projections are three linear layers.
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, dropout: float, key_dim: int | None = None
+    ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ConfigError(
@@ -39,11 +44,16 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
 
-        # The three projections share one tensor, because xavier's bound depends on its shape.
-        self.in_proj_weight = nn.Parameter(
-            nn.init.xavier_uniform_(torch.empty(3 * embed_dim, embed_dim))
-        )
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim))
+        self.projections: nn.ModuleList | None = None
+        if key_dim is not None:
+            widths = (embed_dim, key_dim, key_dim)
+            self.projections = nn.ModuleList(nn.Linear(width, embed_dim) for width in widths)
+        else:
+            # The three projections share one tensor, because xavier's bound depends on its shape.
+            self.in_proj_weight = nn.Parameter(
+                nn.init.xavier_uniform_(torch.empty(3 * embed_dim, embed_dim))
+            )
+            self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim))
 
         self.out_proj = nn.Linear(embed_dim, embed_dim)
         nn.init.zeros_(self.out_proj.bias)
@@ -51,7 +61,7 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from query [B or 1, G, D] to key and value [B, N, D].
+        """Attend from query [B or 1, G, D] to key and value [B, N, D] or [B, N, E].
 
         Return the attended values [B, G, D], and the attention weights [B, G, N], averaged over
         heads, or None. A query of batch size 1 is projected once for the whole batch.
@@ -88,6 +98,8 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor, part: int) -> Tensor:
         """Map [B, N, D] to queries (part 0), keys (1) or values (2), [B, heads, N, D / heads]."""
+        if self.projections is not None:
+            return self._split_heads(self.projections[part](x))
         weight, bias = self.in_proj_weight.chunk(3)[part], self.in_proj_bias.chunk(3)[part]
         return self._split_heads(F.linear(x, weight, bias))
 
@@ -102,12 +114,14 @@ def _weights(q: Tensor, k: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with ReLU and dropout between them: [.., D] -> [.., D]."""
+    """Two linear layers with ReLU, or GELU, and dropout between them: [.., D] -> [.., D]."""
 
-    def __init__(self, embed_dim: int, mlp_dim: int, dropout: float) -> None:
+    def __init__(
+        self, embed_dim: int, mlp_dim: int, dropout: float, activation: type[nn.Module] = nn.ReLU
+    ) -> None:
         super().__init__(
             nn.Linear(embed_dim, mlp_dim),
-            nn.ReLU(),
+            activation(),
             nn.Dropout(dropout),
             nn.Linear(mlp_dim, embed_dim),
         )
@@ -136,11 +150,21 @@ class DecoderLayer(nn.Module):
 
     The step is "self_attention" in the full transformer decoder; "double" in ML-Decoder, where the
     residual of the removed self-attention stays, so that a query is added to its own dropout;
-    "norm", the same without that addition; or "none", not even the norm (Query2Label).
+    "norm", the same without that addition; or "none", not even the norm (Query2Label, RAM).
+    RAM has another width E of the tokens, activation and epsilon of the norms.
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float, *, query_step: QueryStep
+        self,
+        embed_dim: int,
+        num_heads: int,
+        mlp_dim: int,
+        dropout: float,
+        *,
+        query_step: QueryStep,
+        key_dim: int | None = None,
+        activation: type[nn.Module] = nn.ReLU,
+        eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.query_step = query_step
@@ -149,9 +173,9 @@ class DecoderLayer(nn.Module):
         if query_step != "none":
             self.norm1 = nn.LayerNorm(embed_dim)
 
-        self.cross_attn = Attention(embed_dim, num_heads, dropout)
-        self.mlp = FeedForward(embed_dim, mlp_dim, dropout)
-        self.norm2, self.norm3 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
+        self.cross_attn = Attention(embed_dim, num_heads, dropout, key_dim)
+        self.mlp = FeedForward(embed_dim, mlp_dim, dropout, activation)
+        self.norm2, self.norm3 = nn.LayerNorm(embed_dim, eps), nn.LayerNorm(embed_dim, eps)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -163,7 +187,7 @@ class DecoderLayer(nn.Module):
         token_positions: Tensor | float = 0.0,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Let the queries x [B or 1, G, D] attend to the tokens [B, N, D].
+        """Let the queries x [B or 1, G, D] attend to the tokens [B, N, D] or [B, N, E].
 
         Return the decoded queries [B, G, D], and the cross-attention weights [B, G, N] or None.
         Positions are added to queries and keys, never to values.

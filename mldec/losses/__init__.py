@@ -14,16 +14,24 @@ __getattr__ = lazily(
         "PartialAsymmetricLoss": "partial",
         **dict.fromkeys(("BinaryCrossEntropy", "CrossEntropy"), "cross_entropy"),
         **dict.fromkeys(("DistributionBalancedLoss", "TwoWayLoss", "ZLPR"), "from_timm"),
+        **dict.fromkeys(("AssumeNegative", "EntropyMaximization", "HillLoss"), "missing"),
+        **dict.fromkeys(("SPLC", "GeneralizedRobustLoss", "LargeLoss"), "missing"),
     },
 )
 
 __all__ = [
+    "SPLC",
     "ZLPR",
+    "AssumeNegative",
     "AsymmetricLoss",
     "AsymmetricLossSingleLabel",
     "BinaryCrossEntropy",
     "CrossEntropy",
     "DistributionBalancedLoss",
+    "EntropyMaximization",
+    "GeneralizedRobustLoss",
+    "HillLoss",
+    "LargeLoss",
     "Loss",
     "PartialAsymmetricLoss",
     "TwoWayLoss",
@@ -45,6 +53,10 @@ class Loss(Protocol):
 
     # Whether targets may lie between 0 and 1: `mix.labels=weighted` and `mix.smoothing` make such.
     soft: bool = False
+
+    # The share of the run that is done, in [0, 1): the learner sets it before each step. It is all
+    # that a loss learns of the run, and is rebuilt from the step when a run is resumed.
+    progress: float = 0.0
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits float32 [B, K] and targets [B, K] to the loss []."""

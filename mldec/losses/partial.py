@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mldec.errors import DataError, refusing
 from mldec.losses.common import check_class_count, check_range, prepare
 from mldec.runtime import distributed
+from mldec.runtime.devices import in_double
 from mldec.runtime.text import open_text
 
 log = logging.getLogger("mldec")
@@ -177,7 +178,9 @@ class PriorEstimate(nn.Module):
         # One NaN would spoil the estimate for good; the learner skips such a step as well. Taking
         # these images out would need their number, for which a GPU had to be waited for.
         finite = probability.isfinite().all(1, keepdim=True)
-        sums = probability.double().masked_fill(~finite, 0).sum(0)
+        probability = in_double(probability)
+        finite = finite.to(probability.device)
+        sums = probability.masked_fill(~finite, 0).sum(0)
         batch_sums = torch.cat([sums, finite.double().sum(0)])
         batch_sums = distributed.total(batch_sums)
 

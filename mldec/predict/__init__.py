@@ -19,7 +19,7 @@ __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 # The options of `load`; the others of the command are about files.
 OF_LOAD = (
     *("weights", "image_size", "class_names", "plugin", "device", "precision", "views"),
-    *("classes", "vectors", "top", "threshold"),
+    *("classes", "vectors", "top", "threshold", "thresholds"),
 )
 
 
@@ -112,6 +112,12 @@ def parser() -> argparse.ArgumentParser:
         "--font",
         metavar="FILE",
         help="TrueType font of --pictures, for names of classes in other letters than English",
+    )
+
+    results.add_argument(
+        "--xmp",
+        action="store_true",
+        help="write the classes of each photo as keywords to its sidecar, photo.jpg.xmp",
     )
 
     work = arguments.add_argument_group("work")

@@ -456,7 +456,8 @@ def is_exported(path: str | Path) -> bool:
 
 def check_exported_options(args: argparse.Namespace, *others: str) -> None:
     """Refuse options without effect on an exported file, of `add_model_options` and others."""
-    for name in ("weights", "image_size", "class_names", "plugin", "precision", *others):
+    options = ("weights", "image_size", "class_names", "thresholds", "plugin", "precision")
+    for name in (*options, *others):
         if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mldec.data.images import FORMATS, load_image, read_image
-from mldec.data.loader import share, start_worker, unwrap
+from mldec.data.loader import START, share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import ConfigError, DataError, brief, refusing, visible
 from mldec.predict import storage
@@ -407,6 +407,7 @@ def decoded(
         pin_memory=pin,
         prefetch_factor=AHEAD if workers else None,
         worker_init_fn=start_worker,
+        multiprocessing_context=START if workers else None,
     )
     for images, faults in unwrap(loader):
         yield Decoded(waiting.popleft(), images, faults)

@@ -53,6 +53,7 @@ from mldec.predict.engine import (
 from mldec.predict.heat_maps import Typeface
 from mldec.predict.inputs import STANDARD_INPUT, Inputs, Item
 from mldec.predict.results import Format, Journal, Record, Text
+from mldec.predict.xmp import write_sidecar
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, keep_output_clean, on_terminal
 from mldec.runtime.devices import Precision
@@ -214,6 +215,12 @@ def run(args: argparse.Namespace) -> int:
         threshold=args.threshold,
     )
     formats = {target: FORMATS[option](rule) for option, target in wanted(args).items()}
+    has_thresholds = args.threshold is not None or rule.stored is not None
+    is_decided = rule.content is Content.DECISIONS or has_thresholds
+    if args.xmp and (rule.content is Content.SCORES or not is_decided):
+        raise ConfigError(
+            "--xmp writes the classes that are present: pass --threshold or --content decisions"
+        )
 
     pictures = None
     if args.pictures is not None:
@@ -369,8 +376,20 @@ def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any
         "--shard of": None if args.shard is None else chosen_shard(args.shard).of,
         "the result files": [f"--{option} {target}" for option, target in wanted(args).items()],
     }
+    if args.xmp:
+        known["--xmp"] = True
+    if args.thresholds is not None:
+        known["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
     # As they are read from a record, so that they compare equal to it.
     return dict(json.loads(to_json(known)))
+
+
+def noted(rows: Iterator[Row], args: argparse.Namespace) -> Iterator[Row]:
+    """Write the sidecar of each photo, if it is wanted, before its row."""
+    for row in rows:
+        if args.xmp:
+            write_sidecar(row)
+        yield row
 
 
 def to_streams(job: Job) -> int:
@@ -386,7 +405,7 @@ def to_streams(job: Job) -> int:
             assert isinstance(text, Text)
             streams.append(stack.enter_context(results.streaming(target, text)))
 
-        for row in job.predictor.rows(job.own_items(), stop):
+        for row in noted(job.predictor.rows(job.own_items(), stop), job.args):
             if row.error is not None:
                 status = 1
                 complain(row.error)
@@ -523,7 +542,8 @@ def answer(job: Job, journal: Journal, targets: dict[str, Format]) -> list[int]:
             log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
         show = stack.enter_context(progress(journal.target))
         try:
-            for row in job.predictor.rows(items, stop, then="; the same command goes on"):
+            rows = job.predictor.rows(items, stop, then="; the same command goes on")
+            for row in noted(rows, job.args):
                 if row.error is not None:
                     complain(row.error)
                 journal.add(results.line_of(job.rule, row))

@@ -111,8 +111,8 @@ def threshold_notes(setup: EvaluationSetup) -> list[str]:
     calibration, names = loaded.calibration, (loaded.classes.names, classes.names)
     if calibration is None or thresholds != calibration.thresholds_of(*names):
         return [f"The threshold is {thresholds[0]:g}, as the command line says."]
-    sentence = f"The thresholds are those of the checkpoint, for {calibration.objective}."
-    if calibration.fingerprint != fingerprint(setup.data.val):
+    sentence = f"The thresholds are those of the checkpoint, {calibration.reason}."
+    if calibration.file is not None or calibration.fingerprint != fingerprint(setup.data.val):
         return [sentence]
     return [
         sentence,
@@ -129,7 +129,8 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     scores = setup.scores()
     # Scores that are calibrated no longer show it.
     calibration = setup.loaded.calibration
-    constant = calibration.constant if calibration else setup.constant_classes(scores)
+    is_fitted = calibration is not None and calibration.images > 0
+    constant = calibration.constant if calibration and is_fitted else setup.constant_classes(scores)
     classes = setup.data.val.classes
     weights = statistics.draw(len(scores.labels), len(classes))
     answers, numbers = examine(setup, scores, weights)
@@ -180,7 +181,7 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         next(iter(metrics.values())),
         checkpoint=setup.path,
         image_size=setup.data.transform.image_size,
-        calibrated=setup.loaded.calibration is not None,
+        calibrated=is_fitted,
         suspects=len(suspects),
         unreadable=len(unreadable),
     )
@@ -287,7 +288,7 @@ def notes_on(setup: EvaluationSetup, resamples: int, classes_with_images: int) -
         f"Bayesian bootstrap (Rubin 1981): random weights of the images, always the same."
     ]
     scores = "The scores are those of the model: the checkpoint is not calibrated."
-    if calibration is not None:
+    if calibration is not None and calibration.images:
         fitted = f"fitted to {calibration.images:,} images on {calibration.date}"
         scores = f"The scores are scaled, {fitted}; their calibration error was not measured."
         if calibration.error is not None:

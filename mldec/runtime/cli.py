@@ -114,6 +114,12 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
         metavar="FILE",
         help="other names of its classes, one per line, in the checkpoint's order",
     )
+    arguments.add_argument(
+        "--thresholds",
+        metavar="FILE",
+        help="thresholds of its classes, a number per line in the checkpoint's order, or a .csv "
+        "file with the columns class and threshold; a score above one counts as present",
+    )
 
 
 def add_views_option(arguments: argparse._ActionsContainer) -> None:
@@ -180,6 +186,7 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
         "weights": args.weights,
         "image_size": args.image_size,
         "class_names": args.class_names,
+        "thresholds": args.thresholds,
         "plugins": args.plugin,
         "views": getattr(args, "views", None),  # not every command has them
     }

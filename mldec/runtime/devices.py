@@ -21,19 +21,22 @@ MAX_IMAGE_SIZE = 4096  # pixels per side of a model's input, in a setting or in 
 
 def check_device(name: str) -> None:
     """Check the name of a device; `distributed.pick_device` checks that it is available."""
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,4})?", name):
         raise ConfigError(
-            f"device '{name[:40]}' is unknown: choose auto, cpu, cuda or cuda:<number>"
+            f"device '{name[:40]}' is unknown: choose auto, cpu, mps, cuda or cuda:<number>"
         )
+
+
+def in_double(values: "torch.Tensor") -> "torch.Tensor":
+    """Return values as float64; on the CPU if they are on an Apple GPU, which has no float64."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def processors() -> int:
     """Return the number of processors for this process; torchrun's processes share them."""
     # Not every system can limit a process to some processors.
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
@@ -49,7 +52,7 @@ class Precision(Enum):
         """Return the number format that is used on a device; never `auto`.
 
         `auto` is bf16 on CUDA devices that compute with it (capability 8.0 and above), fp16 on
-        older ones, and fp32 on a CPU.
+        older ones, and fp32 elsewhere.
         """
         if device.type != "cuda":
             return Precision.bf16 if self is Precision.bf16 else Precision.fp32

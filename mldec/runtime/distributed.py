@@ -1,6 +1,7 @@
 """Processes and devices: the only module that uses torch.distributed; a no-op with one process."""
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from mldec.errors import ConfigError, Stopped, UserError
 from mldec.runtime.devices import check_device
 
 T = TypeVar("T")
+log = logging.getLogger("mldec")
 
 # The environment variables that torchrun sets, and that describe the group of processes.
 GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -40,20 +42,24 @@ def is_main() -> bool:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of a name: "auto", "cpu", "cuda" or "cuda:<n>".
+    """Return the device of a name: "auto", "cpu", "mps", "cuda" or "cuda:<n>".
 
-    Under torchrun "auto" and "cuda" give each process its own GPU, otherwise the first one. A
-    device of CUDA always has an index.
+    "auto" is CUDA where there is such a GPU, else an Apple GPU ("mps"), else the CPU. Under
+    torchrun "auto" and "cuda" give each process its own GPU, otherwise the first one. A device of
+    CUDA always has an index.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        elsewhere = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else elsewhere
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     check_device(name)
 
     kind, _, number = name.partition(":")
-    if kind == "cpu":
-        return torch.device("cpu")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device mps is not there: this is no Apple GPU; use device=cpu")
+    if kind != "cuda":
+        return torch.device(kind)
     if int(number) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu"
@@ -73,6 +79,8 @@ def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> 
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.benchmark = not deterministic
+    if device.type == "mps":
+        log.info("device mps: float64 and what torch cannot do on an Apple GPU go to the CPU")
 
 
 @contextmanager

@@ -81,13 +81,13 @@ def read_facts(folder: Path) -> RunFacts | None:
     """Read run.json; None if there is none."""
     path = folder / RUN_FILE
     with written_by_run(path):
-        return RunFacts(**json.loads(path.read_text())) if path.exists() else None
+        return RunFacts(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl, each a number or null by name; none without the file."""
     with written_by_run(path):
-        texts = path.read_text().splitlines() if path.exists() else []
+        texts = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [dict(json.loads(text)) for text in texts]
 
 

@@ -1,4 +1,4 @@
-"""Requests to stop: the signals SIGTERM and SIGUSR1 of schedulers, and SIGINT of Ctrl-C."""
+"""Requests to stop: the signals of schedulers, and of Ctrl-C."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,14 @@ T = TypeVar("T")
 
 # Seconds that a wait for data may go on after a stop was requested.
 PATIENCE = 5.0
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# SIGUSR1 comes from SLURM before the time is over. Windows has no such signal, but Ctrl-Break.
+SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGUSR1", "SIGBREAK", "SIGINT")
+    if hasattr(signal, name)
+)
+# Without it, as on Windows, a wait for data ends when the data comes.
+ALARM = getattr(signal, "SIGALRM", None)
 
 
 class NothingCame(BaseException):
@@ -50,7 +57,7 @@ class StopRequest:
             self.signal = signal.Signals(number)
             # The loop is inside `bounded` and looks at no signal: an alarm must end the wait.
             if self._waiting:
-                signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+                _set_alarm(PATIENCE)
 
     def bounded(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over items; after a request to stop, wait at most `PATIENCE` seconds for each."""
@@ -58,7 +65,7 @@ class StopRequest:
         while True:
             self._waiting = True
             if self and self.listening:
-                signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+                _set_alarm(PATIENCE)
             try:
                 item = next(iterator)
             except StopIteration:
@@ -67,7 +74,7 @@ class StopRequest:
                 self._waiting = False
                 # Switch the alarm off: it may be set by this wait or by `note`.
                 if self and self.listening:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    _set_alarm(0)
             yield item
 
     def give_up(self, number: int, frame: FrameType | None) -> None:
@@ -76,12 +83,19 @@ class StopRequest:
             raise NothingCame
 
 
+def _set_alarm(seconds: float) -> None:
+    """Ask for an alarm after this time; 0 takes it back."""
+    if ALARM is not None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 @contextmanager
 def listening() -> Iterator[StopRequest]:
     """Record signals in a `StopRequest` instead of ending the process."""
     request = StopRequest()
     before = {number: signal.signal(number, request.note) for number in SIGNALS}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, request.give_up)
+    if ALARM is not None:
+        before[ALARM] = signal.signal(ALARM, request.give_up)
     request.listening = True
 
     try:

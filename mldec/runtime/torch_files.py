@@ -21,6 +21,7 @@ from mldec.errors import CheckpointError, refusing, writing
 from mldec.runtime.results import replacing, write_file
 
 SUFFIX = ".safetensors"
+MAPPED = 2**30  # bytes from which on a file is mapped into memory, not read
 RECORD_LENGTH = 2**16  # characters of a checksum file that are read; one of ours has two lines
 
 
@@ -130,9 +131,13 @@ def read_torch(path: Path) -> Any:
         if fault := _start_fault(file):
             raise CheckpointError(f"{path} {fault}")
 
+        # Of a mapped file the parts that nobody uses, such as moments of an optimiser, take no
+        # memory. The older format cannot be mapped.
+        is_mapped = path.stat().st_size >= MAPPED and zipfile.is_zipfile(file)
         file.seek(0)
+        source: Any = str(path) if is_mapped else file
         try:
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
         except pickle.UnpicklingError as error:
             # One line of the message names what the pickle asked for. The others, and the end of
             # this one, are advice to trust the file.
@@ -230,7 +235,9 @@ def _rename(source: Path, target: Path, hashes: list[str]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the renames in a folder to the disk."""
+    """Flush the renames in a folder to the disk; Windows cannot open a folder."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

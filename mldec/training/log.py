@@ -50,7 +50,7 @@ class RunLog:
         """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
         # Opened once here, so that a folder that cannot be written ends the run before it starts.
-        with writing(text, of_run=True), text.open("a" if step else "w"):
+        with writing(text, of_run=True), text.open("a" if step else "w", encoding="utf-8"):
             pass
 
         self._handler = TextFile(text)
@@ -83,7 +83,7 @@ class RunLog:
         with writing(self._jsonl, of_run=True):
             # If the folder was deleted meanwhile, the run goes on.
             self._jsonl.parent.mkdir(parents=True, exist_ok=True)
-            with self._jsonl.open("a") as file:
+            with self._jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         self.details(step, Details(scalars=values))
 
@@ -224,6 +224,7 @@ class Evaluation:
     metric: str  # the first one, which decides which checkpoint is the best
     value: float  # NaN if it is undefined
     weights: str  # raw or ema
+    metrics: dict[str, float | None] = field(default_factory=dict, compare=False)  # of the weights
 
 
 @dataclass
@@ -278,4 +279,7 @@ def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
     for name, score in scores.items():
         if score is not None and (math.isnan(value) or float(score) > value):
             value, weights = float(score), name
-    return Evaluation(int(line["epoch"]), seconds, metric, value, weights)
+
+    prefix = "val_raw/" if has_average and weights == "raw" else "val/"
+    metrics = {key.removeprefix(prefix): line[key] for key in line if key.startswith(prefix)}
+    return Evaluation(int(line["epoch"]), seconds, metric, value, weights, metrics)

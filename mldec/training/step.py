@@ -195,6 +195,7 @@ class Learner:
             torch.compiler.cudagraph_mark_step_begin()
 
         # 1. Gradients of the whole batch.
+        self.loss.progress = self.step / self.steps  # type: ignore[assignment]
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):

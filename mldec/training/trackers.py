@@ -38,7 +38,7 @@ def require_trackers(settings: Log) -> None:
 def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
     """Begin or continue the records of a run; call it on the main process."""
     path = directory / ID_FILE
-    run_id = path.read_text().strip() if path.exists() else ""
+    run_id = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if not run_id:
         run_id = uuid.uuid4().hex[:16]
         torch_files.write_text(path, f"{run_id}\n")

@@ -34,7 +34,7 @@ from mldec.errors import ConfigError
 TOP = Path(__file__).parents[2]
 FILES = [*TOP.glob("*.md"), *TOP.glob("docs/**/*.md"), *TOP.glob("tests/**/*.md")]
 DOCUMENTS = {path.relative_to(TOP).as_posix(): path for path in sorted(FILES)}
-LARGEST_README = 9_000  # bytes
+LARGEST_README = 8_500  # bytes
 
 # What a page tells you to write, and what only a machine with a GPU writes.
 TO_BE_WRITTEN = re.compile(r"mine\b|benchmarks/gpu\.json")
@@ -103,9 +103,11 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    linked = {link.partition("#")[0] for link in LINK.findall(text_of("README.md"))}
+    assert "docs/README.md" in LINK.findall(text_of("README.md"))
+    links = {link.partition("#")[0] for link in LINK.findall(text_of("docs/README.md"))}
+    linked = {os.path.normpath(f"docs/{link}") for link in links}
     pages = {name for name in DOCUMENTS if not name.startswith("tests/")}
-    assert pages - {"README.md"} <= linked
+    assert pages - {"README.md", "docs/README.md"} <= linked
 
 
 def test_the_readme_is_short() -> None:

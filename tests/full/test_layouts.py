@@ -127,6 +127,8 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(cli, tree,
 TWO_STEPS = {
     "coco_json_tresnet_l": ("coco", ["data.train=train2014", "data.val=val2014"]),
     "coco_partial_rps": ("coco", []),
+    "coco_single_positive_gr": ("coco", []),
+    "voc_single_positive_em": ("voc", ["data.single_positive=null", "data.observed=0.4"]),
     "coco_partial_fpc": ("coco", ["data.keep_per_class=3"]),
     "openimages_tresnet_m": ("openimages", ["head.num_groups=5"]),
     "voc2012_tresnet_l": ("voc", []),
@@ -144,7 +146,11 @@ def test_an_experiment_trains_two_steps(cli, tree, name):
         (root / "VOCdevkit" / "VOC2007").rename(root / "VOCdevkit" / "VOC2012")
 
     # The decoder of TINY is no setting of the GAP head.
-    tiny = [word for word in TINY if not (word.startswith("head.") and "partial" in name)]
+    tiny = [
+        word
+        for word in TINY
+        if not (word.startswith("head.") and ("partial" in name or "positive" in name))
+    ]
     words = [f"+experiment={name}", f"data.root={root}", *tiny, "train.batch_size=24", *words]
     cli.out("train", *words)
     state = read_torch(Path("outputs", name, "checkpoints", "last.pt"))

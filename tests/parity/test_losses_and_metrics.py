@@ -5,6 +5,7 @@ import official
 import pytest
 import torch
 
+from mldec import losses
 from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
@@ -13,6 +14,7 @@ from mldec.losses.partial import PartialAsymmetricLoss
 
 LOSSES = official.read("losses")
 PARTIAL = official.read("partial_labels")
+MISSING = official.read("missing_labels")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,19 @@ def test_partial_loss(case: dict) -> None:
     assert value.item() == pytest.approx(case["loss"], rel=1e-5)
     value.backward()
     np.testing.assert_allclose(logits.grad[0], case["grad_row0"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "case", MISSING["cases"], ids=lambda case: f"{case['target']}-{case['progress']}"
+)
+def test_loss_for_missing_labels(case: dict) -> None:
+    loss = getattr(losses, case["target"])(**case["arguments"])
+    loss.progress = case["progress"]
+    logits = torch.tensor(MISSING["logits"], dtype=torch.float64, requires_grad=True)
+    value = loss(logits, torch.tensor(MISSING["targets"]))
+    assert value.item() == pytest.approx(case["value"], rel=1e-7)
+    value.backward()
+    np.testing.assert_allclose(logits.grad, case["gradient"], rtol=1e-5, atol=1e-8)
 
 
 def test_average_precision_of_partial_labels() -> None:

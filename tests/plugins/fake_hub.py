@@ -46,6 +46,8 @@ class Hub:
     blobs: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)  # method and path of each request
     status: int | None = None  # answer everything with it
+    ranges: list[str] = field(default_factory=list)  # those that were asked for
+    cut: int | None = None  # break off after so many bytes of a file
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -142,13 +144,16 @@ class Handler(BaseHTTPRequestHandler):
             self.fail(404, "EntryNotFound")
             return
         content = files[file]
-        self.answer(
-            200,
-            content,
-            X_Repo_Commit=commit,
-            ETag=f'"{hashlib.sha256(content).hexdigest()}"',
-            Content_Length=str(len(content)),
-        )
+        headers = {"X_Repo_Commit": commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        status, asked, start = 200, self.headers.get("Range"), 0
+        if asked:
+            self.hub.ranges.append(asked)
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            status = 206
+            headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        length = str(len(content) - start)
+        self.answer(status, content[start : self.hub.cut], Content_Length=length, **headers)
+        self.close_connection = self.hub.cut is not None
 
     def api(self, name: str, rest: list[str], body: bytes) -> None:
         """Answer about a repository, or change it."""

@@ -4,17 +4,20 @@ import csv
 import json
 import math
 import shutil
+import statistics
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from scipy.stats import ttest_1samp, ttest_rel
 from support import one_line
 
 from mldec import checkpoint
 from mldec.errors import CheckpointError
 from mldec.runtime.torch_files import read_torch
-from mldec.summary import COLUMNS, Run, draw, gather, table
+from mldec.summary import COLUMNS, Run, draw, gather, paired, table
 from mldec.training.log import Evaluation, Progress, read_progress
 
 HEADS = {".png": b"\x89PNG", ".SVG": b"<?xml", ".pdf": b"%PDF"}
@@ -223,3 +226,155 @@ def test_what_cannot_be_done_is_one_line(cli, outputs, monkeypatch, words, fault
     (started / "metrics.jsonl").unlink()
     started.rename("started")
     one_line(cli.fault("summary", *words), fault)
+
+
+# ----------------------------------------------------------------------------- tables over seeds
+
+SEEDS = {"as_l": [71.0, 72.0, 73.5], "gr": [74.0, 74.5, 76.9], "hill": [71.2, 71.9, 73.4]}
+
+
+def seeded(outputs, values=SEEDS, first=0):
+    """Make finished runs of these best values; groups differ in their loss."""
+    for name, results in values.items():
+        for seed, value in enumerate(results, start=first):
+            folder = copy(outputs, f"{name}_seed{seed}", best={})
+            lines = []
+            for epoch, part in enumerate((value / 2, value, value - 1), start=1):
+                metrics = {"mAP": part, "CF1": part - 10, "CF1@3": part - 20}
+                line = {"step": epoch, "epoch": epoch, "time": float(epoch)}
+                line |= {f"val/{key}": number - 5 for key, number in metrics.items()}
+                lines.append(line | {f"val_raw/{key}": number for key, number in metrics.items()})
+            (folder / "metrics.jsonl").write_text(
+                "".join(json.dumps(line) + "\n" for line in lines)
+            )
+            config = {"seed": seed, "name": folder.name, "loss": {"_target_": f"x.{name}", "a": 1}}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config))
+            per_class = {"dog_1": {"AP": value + 1, "f1": 0.0}, "cat": {"AP": None}}
+            (folder / "evaluation.json").write_text(json.dumps({"per_class": per_class}))
+
+
+def without_a(outputs):
+    shutil.rmtree(outputs / "a")
+    return outputs
+
+
+def markdown(cli, outputs, *words):
+    status, out, err = cli("summary", outputs, "--table", "-", *words)
+    assert (status, err) == (0, "")
+    rows = [line.strip("| ").split(" | ") for line in out.splitlines() if line.startswith("|")]
+    return {row[0]: row[1:] for row in rows[2:]}, rows[0]
+
+
+def test_runs_that_differ_in_their_seed_are_a_row(cli, outputs):
+    seeded(outputs)
+    without_a(outputs)
+    table, heading = markdown(cli, outputs)
+    assert heading == ["seeds", "mAP", "CF1", "CF1@3"]
+    mean, deviation = statistics.fmean(SEEDS["hill"]), statistics.stdev(SEEDS["hill"])
+    assert table["hill"] == [
+        "3",
+        *(f"{mean - lower:.2f} ± {deviation:.2f}" for lower in (0, 10, 20)),
+    ]
+    assert table["gr"][1:] == [f"**{number} ± 1.55**" for number in ("75.13", "65.13", "55.13")]
+    assert r"as\_l" in table
+
+    table, heading = markdown(cli, outputs, "--metrics", "AP(dog_1)", "--at", "last")
+    assert heading == ["seeds", "mAP", r"AP(dog\_1)"]
+    assert table["gr"] == ["3", "**74.13 ± 1.55**", "**76.13 ± 1.55**"]
+
+
+def test_groups_are_compared_by_paired_tests(cli, outputs, tmp_path):
+    seeded(outputs)
+    without_a(outputs)
+    path = tmp_path / "t.csv"
+    assert cli("summary", outputs, "--table", path, "--against", "as_l").status == 0
+    with path.open(newline="") as file:
+        rows = {row["group"]: row for row in csv.DictReader(file)}
+    for name, verdict in (("gr", "better"), ("hill", "as good")):
+        test = ttest_rel(SEEDS[name], SEEDS["as_l"])
+        interval = test.confidence_interval(0.95)
+        row = rows[name]
+        assert float(row["mAP deviation"]) == pytest.approx(statistics.stdev(SEEDS[name]))
+        expected = [test.pvalue, *interval]
+        assert [float(row[key]) for key in ("p", "low", "high")] == pytest.approx(expected)
+        assert row["verdict"] == verdict
+    assert rows["as_l"]["difference"] == ""
+
+    # Only the seeds that both have count.
+    (outputs / "gr_seed0").rename(tmp_path / "gone")
+    table, heading = markdown(cli, outputs, "--against", "as_l")
+    assert heading[-4:] == ["difference in mAP", "95 % interval", "p", "verdict"]
+    low, high = ttest_rel(SEEDS["gr"][1:], SEEDS["as_l"][1:]).confidence_interval(0.95)
+    assert table["gr"][-4:-2] == ["+2.95", f"{low:+.2f} to {high:+.2f}"]
+    assert table[r"as\_l"][-4:] == ["-"] * 4
+
+
+@pytest.mark.parametrize(
+    ("differences", "margin", "verdict"),
+    [
+        ([0.1, -0.1, 0.0, 0.05], 0.5, "as good"),
+        ([0.1, -0.1, 0.0, 0.05], 0.05, "open"),
+        ([-1.0, -1.1, -0.9], 0.5, "worse"),
+        ([3.0, -2.0, 1.0], 0.5, "open"),
+        ([1.0], 0.5, "open"),
+        ([0.0, 0.0], 0.5, "open"),
+    ],
+)
+def test_as_good_means_within_the_margin(differences, margin, verdict):
+    found = paired(differences, [0.0] * len(differences), margin=margin)
+    assert found.verdict == verdict
+    assert found.mean == pytest.approx(statistics.fmean(differences))
+    # The test within a margin is that of an interval of 90 %.
+    if verdict == "as good":
+        interval = ttest_1samp(differences, 0).confidence_interval(0.90)
+        assert -margin < interval.low < interval.high < margin
+
+
+def test_the_table_is_a_tabular_that_latex_compiles(cli, outputs, tmp_path):
+    seeded(outputs, {"50%_of a&b": SEEDS["gr"], "as_l": SEEDS["as_l"]})
+    without_a(outputs)
+    path = tmp_path / "t.tex"
+    words = ["--against", "as_l", "--metrics", "CF1,AP(dog_1)"]
+    assert cli("summary", outputs, "--table", path, *words).status == 0
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(
+        "\\begin{tabular}{lrrrrrrrr}\n\\toprule\n & seeds & mAP & CF1 & AP(dog\\_1)"
+    )
+    assert r"50\%\_of a\&b & 3 & \textbf{75.13 $\pm$ 1.55} &" in text
+    assert text.isascii()
+    if not (compiler := shutil.which("pdflatex")):
+        pytest.skip("needs pdflatex with booktabs")
+    page = (
+        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{t}\\end{document}"
+    )
+    (tmp_path / "page.tex").write_text(page)
+    command = [compiler, "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_settings_that_differ(cli, outputs):
+    seeded(outputs)
+    out = cli("summary", "--diff", outputs / "gr_seed0", outputs / "hill_seed1").out
+    assert out.splitlines() == ["loss._target_: x.gr -> x.hill", "seed: 0 -> 1"]
+    out = cli("summary", "--diff", outputs / "gr_seed0", outputs / "gr_seed0").out
+    assert out == "no setting differs\n"
+    one_line(cli.fault("summary", "--diff", outputs, outputs), "config.yaml cannot be used")
+
+
+def test_a_table_that_cannot_be_made_is_one_line(cli, outputs):
+    seeded(outputs, {"b": SEEDS["gr"]}, first=5)
+    seeded(outputs, {"c": SEEDS["gr"]})
+    without_a(outputs)
+    words = ["summary", outputs, "--table", "-"]
+    fault = "--against b: c has no seed in common with it (0, 1, 2 and 5, 6, 7); train both"
+    one_line(cli.fault(*words, "--against", "b"), fault)
+    one_line(cli.fault(*words, "--against", "z"), "--against z: there is no such group; choose")
+    one_line(cli.fault(*words, "--metrics", "mAPP"), "--metrics mAPP: no run has it")
+    one_line(cli.fault(*words, "--metrics", "AP(cow)"), "evaluation.json cannot be used (KeyError")
+    one_line(
+        cli.fault("summary", outputs, "--table", "t.doc"), "name a file that ends in .md, .tex"
+    )
+    shutil.copytree(outputs / "c_seed0", outputs / "d")
+    one_line(cli.fault(*words), "d and c_seed0 have the same settings and the same seed")

@@ -83,11 +83,18 @@ def test_names_are_read_as_they_stand(tmp_path):
     assert read_class_names(path) == ("a b", " c\u00e9 ", "d")
 
 
+def test_names_that_classes_share_get_their_numbers(tmp_path, caplog):
+    path = tmp_path / "names.txt"
+    path.write_text("\u732b\nb\n\u732b")
+    assert read_class_names(path) == ("\u732b (0)", "b", "\u732b (2)")
+    assert f"{path}: 2 share a name: \u732b (0), \u732b (2)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ("a\n\nb\n", "the name '' of class 1 is empty"),
-        ("a\nb\na\n", "the classes 0 and 2 are both called 'a'"),
+        ("a\nb\na\na (0)", "the classes 0 and 3 are both called 'a (0)'"),
         ("a\tb\n", "has the control character U+0009"),
     ],
 )

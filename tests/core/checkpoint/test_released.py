@@ -1,5 +1,7 @@
 """Files in the layouts of the authors; more of their logits are in tests/full/checkpoint."""
 
+from pathlib import Path
+
 import fill
 import numpy as np
 import official
@@ -31,7 +33,7 @@ def path(medium, tmp_path_factory):
 
 
 def converted(state, file=FILE, image_size=None, names=None):
-    return released.convert(state, file, image_size=image_size, names=names)
+    return released.convert(state, Path(file), image_size=image_size, names=names)
 
 
 def test_a_released_file_gives_the_official_logits(path):

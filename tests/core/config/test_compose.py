@@ -177,6 +177,18 @@ def test_the_recipe_of_figure_6_is_that_of_the_official_command(network):
     assert wanted.items() <= build.recorded(config, build.check(config)).data.items()
 
 
+@pytest.mark.parametrize("name", [name for name in experiments() if "single_positive" in name])
+def test_one_positive_at_a_constant_rate_without_augmentation_but_flips(name):
+    config = compose([f"+experiment={name}"])
+    config = build.recorded(config, build.check(config))
+    wanted = {"single_positive": 0, "augment": "none", "cutout": 0.0, "flip": True}
+    assert {**wanted, "unobserved": "negative"}.items() <= config.data.items()
+    assert config.loss["_target_"].startswith("mldec.losses.")
+    assert (config.optim.backbone_lr or config.optim.lr) == 1e-5
+    assert config.schedule.min_lr == config.optim.lr
+    assert config.train.ema_decay is None
+
+
 @pytest.mark.parametrize(
     ("name", "gammas", "simulation"),
     [("coco_partial_rps", (0, 1, 4), (0.5, None)), ("coco_partial_fpc", (0, 3, 4), (0.0, 1000))],

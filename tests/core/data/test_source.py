@@ -13,7 +13,7 @@ from support import made
 
 from mldec.data.randomness import SampleRandom
 from mldec.data.readers.coco import coco
-from mldec.data.settings import FileSettings, Source, View, assemble
+from mldec.data.settings import FileSettings, Observed, Source, View, assemble
 from mldec.data.table import Table, encode_paths, fold_numbers, from_dense
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, ZeroShot
 from mldec.data.transforms import EvalTransform, TrainTransform
@@ -169,6 +169,39 @@ def test_a_fold_without_an_image_is_refused(source):
     fold = f"{fold_numbers(encode_paths(['0.png']), 2)[0]}/2"
     data = assemble(one, PLAIN, FILES, Sampling(fold=fold))
     assert f"data.fold={fold} leaves no image to train, of 1" in fault(data, "train")
+
+
+def several(split, images):
+    return replace(images, labels=from_dense(np.tile([[1, 1, 0]], (len(images), 1))))
+
+
+@pytest.mark.parametrize(("unobserved", "value"), [("negative", 0), ("unknown", -1)])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(fold="1/2")])
+def test_only_training_has_missing_labels(source, unobserved, value, sampling, caplog):
+    observed = Observed(single_positive=3, unobserved=unobserved)
+    caplog.set_level(logging.INFO, "mldec")
+    data = assemble(changed(source, several), PLAIN, FILES, sampling, observed)
+    found = {tuple(target(data.train, index)) for index in range(len(data.train.dataset))}
+    assert found == {(1, value, value), (value, 1, value)}
+    assert target(data.val, 0) == [1, 1, 0]
+    counts = "20 of 40 positives are observed, all other labels count as"
+    assert f"train: {counts} {unobserved}" in caplog.text
+
+
+def test_a_share_and_a_list_of_positives(source, tmp_path):
+    path = tmp_path / "kept.txt"
+    path.write_text("".join(f"{number}.png,0\n" for number in range(20)))
+    for observed, count in ((Observed(observed=0.6), 24), (Observed(observed_list=str(path)), 20)):
+        data = assemble(changed(source, several), PLAIN, FILES, observed=observed)
+        assert data.train.dataset.labels.counts().sum() == count
+
+
+def test_missing_labels_are_for_several_labels_per_image(source):
+    task = ZeroShot(lambda names: ([0, 1], [2]), lambda names: None, "all", "here")
+    for other in (SingleLabel(), task):
+        with pytest.raises(ConfigError, match=r"^data\.observed is for data with several labels"):
+            assemble(replace(source, task=other), PLAIN, FILES, observed=Observed(observed=0.5))
+    assemble(replace(source, task=PartialLabels()), PLAIN, FILES, observed=Observed(observed=0.5))
 
 
 def test_zero_shot_data_has_no_folds(source):

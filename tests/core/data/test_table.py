@@ -17,11 +17,13 @@ from mldec.data.table import (
     from_single,
     from_statements,
     given_names,
+    listed_positives,
     log_split,
     name_fault,
     names_fault,
     path_inside,
     random_drop,
+    random_positives,
     split_names,
     told_apart,
 )
@@ -165,6 +167,54 @@ def test_what_goes_depends_on_the_seed_and_what_is_unknown_stays_so():
             assert not np.array_equal(first, other)
             assert (first[::2] == -1).all()
         assert np.array_equal(labels.dense(), partly)
+
+
+# Positives that are observed, to simulate missing labels
+
+
+@pytest.mark.parametrize("share", [None, 0.3, 0.7, 1.0])
+def test_one_positive_of_each_image_is_observed_or_a_share_of_all(share):
+    labels = from_dense(LARGE)
+    chosen = random_positives(labels, 1, share)
+    kept = labels.only(chosen).dense()
+    assert (kept <= LARGE).all()
+    assert np.array_equal(kept.any(1), LARGE.any(1))  # every image keeps one
+    one_each = LARGE.any(1).sum()
+    wanted = one_each if share is None else max(one_each, round(share * LARGE.sum()))
+    assert kept.sum() == wanted
+    assert np.array_equal(chosen, random_positives(labels, 1, share))
+    if share != 1:
+        assert not np.array_equal(chosen, random_positives(labels, 2, share))
+
+
+def test_each_positive_of_an_image_is_as_likely():
+    labels = from_dense(np.tile(np.array([[0, 1, 1, 0, 1]], np.int8), (3000, 1)))
+    share = labels.only(random_positives(labels, 0)).counts() / 3000
+    deviation = (1 / 3 * 2 / 3 / 3000) ** 0.5
+    assert np.abs(share - np.array([0, 1, 1, 0, 1]) / 3).max() <= 5 * deviation
+
+
+def test_a_public_list_names_the_observed_positives(tmp_path):
+    labels = from_dense(np.array([[1, 1, 0], [0, 1, 1]], np.int8))
+    files, path = ["x/a.jpg", "y/b c.jpg"], tmp_path / "kept.txt"
+
+    def chosen(text):
+        path.write_text(text)
+        return labels.only(listed_positives(labels, files, path, SEE)).dense().tolist()
+
+    assert chosen("b c.jpg, 1 2\nother.jpg,9\na.jpg,0\n") == [[1, 0, 0], [0, 1, 1]]
+    assert chosen("b c.jpg,\na.jpg,1\n") == [[0, 1, 0], [0, 0, 0]]
+    for text, part in (
+        ("a.jpg,0\n", "1 training images are not in it, as b c.jpg"),
+        ("a.jpg,2\nb c.jpg,1\n", "'a.jpg' does not show class 2"),
+        ("other.jpg,0\n", "2 training images are not in it, as a.jpg"),
+        ("a.jpg,cat\n", "invalid literal"),
+    ):
+        with pytest.raises(DataError) as caught:
+            chosen(text)
+        assert str(caught.value).startswith(f"{path} cannot be used (")
+        assert part in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 # Tables

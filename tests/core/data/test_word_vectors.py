@@ -1,7 +1,9 @@
 """Word vectors from text files and arrays: what is read, and what is refused."""
 
 import hashlib
+import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +13,8 @@ from clip_models import clip_folder
 from mldec.data.settings import VectorSettings
 from mldec.data.tasks import neighbours
 from mldec.data.text_encoder import open_encoder, read_templates
-from mldec.data.types import Classes
-from mldec.data.word_vectors import word_vectors
+from mldec.data.types import Classes, VectorOrigin, WordVectors
+from mldec.data.word_vectors import described, word_vectors
 from mldec.errors import DataError
 
 NAMES = ["sky", "dog", "sea"]
@@ -233,3 +235,51 @@ def test_a_text_encoder_with_prompts(tmp_path):
     templates = read_templates("simple7", tmp_path)
     torch.testing.assert_close(queries, encoder.encode_names(names, templates))
     assert (origin.source, origin.templates) == (source, templates)
+
+
+def test_descriptions_take_the_place_of_prompts(tmp_path, caplog):
+    source = f"clip:{clip_folder(tmp_path / 'model')}"
+    encoder, cache = open_encoder(source), str(tmp_path / "cache")
+    sentences = {"ox": ["a heavy animal", "it pulls a cart"], "sky": ["blue"]}
+    path = tmp_path / "about.json"
+    path.write_text(json.dumps(sentences))
+    settings = {"vectors": source, "prompts": "simple7", "cache_dir": cache}
+    with caplog.at_level("INFO", "mldec"):
+        about = VectorSettings(**settings, descriptions="about.json")
+        _, queries, origin = about.of_classes(tmp_path, ["dog", "ox"], [])
+
+    # One by one: unit vectors of the sentences, their mean, and length 1 again.
+    each = [encoder.encode([text])[0] for text in sentences["ox"]]
+    mean = sum(vector / vector.norm() for vector in each) / 2
+    torch.testing.assert_close(queries[1], mean / mean.norm())
+    plain = VectorSettings(**settings).of_classes(tmp_path, ["dog", "ox"], [])
+    assert torch.equal(queries[0], plain.queries[0])
+    assert f"{path} describes 1 classes; prompts serve dog" in caplog.text
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert origin == replace(plain.origin, descriptions=f"about.json (sha256 {digest})")
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "describes no class of the data"),
+        ('{"cat": ["meows"]}', "describes no class of the data"),
+        ('{"ox": "heavy"}', "'ox' has no list of sentences"),
+        ('{"ox": []}', "'ox' has no list of sentences"),
+        ('{"ox": ["heavy", ""]}', "'ox' has no list of sentences"),
+    ],
+)
+def test_descriptions_of_another_content_are_one_line(tmp_path, content, fault):
+    path = tmp_path / "about.json"
+    path.write_text(content)
+    vectors = WordVectors(("ox",), torch.ones(1, 3), VectorOrigin("clip:x", "0" * 64))
+    with pytest.raises(DataError) as caught:
+        described(vectors, "clip:x", path)
+    assert str(caught.value).startswith(f"{path}")
+    assert fault in str(caught.value)
+
+
+def test_descriptions_are_for_a_text_encoder():
+    with pytest.raises(ValueError, match=r"^descriptions a.json: .* data\.vectors is glove\.txt"):
+        VectorSettings(vectors="glove.txt", descriptions="a.json")

@@ -187,7 +187,13 @@ def test_names_of_the_training_count_without_case_or_from_a_file(config, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "options", "error", "part"),
     [
-        ({"classes": Classes(TRAINED)}, {}, CheckpointError, "best.pt knows its own classes only"),
+        ({"classes": Classes(TRAINED)}, {}, ConfigError, "best.pt knows its own classes only"),
+        (
+            {"classes": Classes(TRAINED)},
+            {"vectors": None},
+            DataError,
+            "classes.txt: best.pt knows no name of 2 of 5 classes: bus, boat; add a synonym",
+        ),
         ({"unseen": None}, {}, CheckpointError, "which classes it was trained on: pass --seen"),
         (
             {"classes": Classes(TRAINED, queries=torch.ones(3, 5))},
@@ -206,6 +212,29 @@ def test_what_does_not_fit_is_refused(config, tmp_path, changes, options, error,
     data = module(SingleLabelEvaluator, exclusive=True)
     with pytest.raises(ConfigError, match="--class-list: an image of this data has one label"):
         with_class_list(loaded(config), data, listing(tmp_path))
+
+
+def test_a_model_of_known_classes_is_asked_by_names_and_synonyms(config, tmp_path):
+    known = ("zebra", "Pet-Cat", "bus", "Couch", "dog", "kitten", "boat")
+
+    class Tags(nn.Module):
+        """The logits of the names as the class list writes them."""
+
+        def forward(self, images, queries=None):
+            names = [name.lower().replace("-", " ") for name in known]
+            return Words()(images, vectors(names))
+
+    tagger = replace(loaded(config), model=Tags(), classes=Classes(known))
+    model, data = with_class_list(tagger, module(), listing(tmp_path, vectors=None))
+    results = evaluate(model, data, config, device=CPU)
+
+    scores, labels = best_scores()
+    # The tagger does not know "cat" and "sofa", but their synonyms.
+    images = torch.stack([fixed_sample(Random(), index)[0] for index in range(IMAGES)])
+    for column, names in ((1, ["kitten", "pet cat"]), (2, ["couch"])):
+        scores[:, column] = Words()(images, vectors(names)).amax(1)
+    assert data.val.classes.names == tuple(names[0] for names in LISTED)
+    assert results.metrics["mAP"] == pytest.approx(mean_ap(scores, labels, range(5)))
 
 
 def test_the_list_of_all_classes_has_the_numbers_of_the_zero_shot_task(tmp_path):

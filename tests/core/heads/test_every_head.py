@@ -12,7 +12,7 @@ from torchvision.transforms.v2.functional import resize
 
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
-from mldec.heads import CSRA, GAP, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
+from mldec.heads import CSRA, GAP, RAM, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier, TokenClassifier, Viewed
 
 WIDTH, CLASSES, WORD = 16, 7, 5
@@ -35,6 +35,8 @@ HEADS = {
     "query2label_self": lambda **own: Query2Label(
         WIDTH, CLASSES, input_proj=True, self_attention=True, **SIZES, **own
     ),
+    "ram": lambda **own: RAM(WIDTH, CLASSES, word_dim=WORD, **SIZES, **own),
+    "ram_plus": lambda **own: RAM(WIDTH, CLASSES, descriptions=3, word_dim=WORD, **SIZES, **own),
     "zero_shot": lambda **own: MLDecoder(WIDTH, 0, word_dim=WORD, **FULL, **own),
     "zero_shot_wide": lambda **own: MLDecoder(WIDTH, 0, word_dim=16, **FULL, **own),
     "word_gap": lambda **own: WordGAP(WIDTH, 0, word_dim=WORD, **own),
@@ -153,7 +155,9 @@ def shared(old, new):
     new.load_state_dict(state, strict=False)
 
 
-@pytest.mark.parametrize("name", ["gap", "bottleneck", "csra", "full", "query2label"])
+@pytest.mark.parametrize(
+    "name", ["gap", "bottleneck", "csra", "full", "query2label", "ram", "ram_plus"]
+)
 @torch.no_grad()
 def test_a_class_that_is_carried_over_keeps_its_logit(name):
     # Drawn classes of seven, one twice; the new head has seven classes too.

@@ -11,10 +11,16 @@ from support import loss_of_option
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses import (
+    SPLC,
+    AssumeNegative,
     AsymmetricLoss,
     BinaryCrossEntropy,
     CrossEntropy,
     DistributionBalancedLoss,
+    EntropyMaximization,
+    GeneralizedRobustLoss,
+    HillLoss,
+    LargeLoss,
     PartialAsymmetricLoss,
     TwoWayLoss,
 )
@@ -74,9 +80,10 @@ def test_extreme_logits_give_finite_losses_and_gradients(loss, dtype):
 
 @pytest.mark.parametrize("wrong", [2.0, -0.5, math.nan, -1.0, 0.5])
 def test_other_targets_are_refused_with_their_value(loss, wrong):
-    is_taken = (wrong == 0.5 and getattr(loss, "soft", False)) or (
-        wrong == -1 and isinstance(loss, BinaryCrossEntropy | PartialAsymmetricLoss)
+    takes_unknown = isinstance(loss, BinaryCrossEntropy | PartialAsymmetricLoss) or (
+        type(loss).__module__ == "mldec.losses.missing"
     )
+    is_taken = (wrong == 0.5 and getattr(loss, "soft", False)) or (wrong == -1 and takes_unknown)
     targets = ONE_LABEL.double()
     targets[2, 3] = wrong
     if isinstance(loss, CrossEntropy) and wrong == 0.5:
@@ -107,6 +114,13 @@ WRONG = [
     (TwoWayLoss, {"negative_temperature": 0}, "negative_temperature is 0: it must be above 0"),
     (DistributionBalancedLoss, {"kappa": -0.1}, "kappa is -0.1: it must be 0 or more"),
     (DistributionBalancedLoss, {"gamma": 0.5}, "gamma is 0.5: it must be 1 or more"),
+    (AssumeNegative, {"weight": 0}, "weight is 0: it must be above 0"),
+    (EntropyMaximization, {"alpha": -0.1}, "alpha is -0.1: it must be above 0"),
+    (HillLoss, {"lam": 0.5}, "lam is 0.5: it must be 1 or more"),
+    (SPLC, {"tau": 1.5}, r"tau is 1.5: it must lie in \[0, 1\)"),
+    (LargeLoss, {"stages": 0}, "stages is 0: it must be 1 or more"),
+    (GeneralizedRobustLoss, {"sigma": [2.0, 0.0]}, "sigma is 0.0: it must be above 0"),
+    (GeneralizedRobustLoss, {"w": [2.0]}, r"w is \[2.0\]: it must be its value at start and end"),
 ]
 
 

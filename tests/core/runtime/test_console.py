@@ -214,7 +214,9 @@ def test_options_become_the_arguments_of_load_model(capsys):
 
     add_model_options(parser)
     words = ["a.pt", "--weights=raw", "--image-size=96", "--class-names=n", "--plugin=a"]
+    words.append("--thresholds=t")
     chosen = chosen_model(parser.parse_args(words))
     expected = {"weights": "raw", "image_size": 96, "class_names": "n", "plugins": ["a"]}
+    expected["thresholds"] = "t"
     assert chosen == {"path": "a.pt", "views": None, **expected}, "not every command has views"
     inspect.signature(load_model).bind(**chosen)

@@ -46,10 +46,22 @@ def in_a_group(monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:-1", "cuda:12345", "cpu ", "cpu:0"])
 def test_an_unknown_device_is_refused(name):
-    for known in ("auto", "cpu", "cuda", "cuda:0", "cuda:9999"):
+    for known in ("auto", "cpu", "mps", "cuda", "cuda:0", "cuda:9999"):
         check_device(known)
-    with pytest.raises(ConfigError, match=f"^device '{name}' is unknown: choose auto, cpu, cuda"):
+    with pytest.raises(
+        ConfigError, match=f"^device '{name}' is unknown: choose auto, cpu, mps, cuda"
+    ):
         pick_device(name)
+
+
+def test_an_apple_gpu_comes_before_the_cpu_and_after_cuda(monkeypatch):
+    with pytest.raises(ConfigError, match="device mps is not there: this is no Apple GPU"):
+        pick_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("auto") == pick_device("mps") == torch.device("mps")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device("auto") == GPU
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,19 @@ def test_an_optimiser_goes_on_from_its_own_state(name):
     assert_equal(trained(second, resumed), trained(whole, first))
 
 
+def test_muon_computes_in_float32_on_a_cpu():
+    # With this polynomial its matrix is the gradient itself, at unit length.
+    layer = nn.Linear(8, 16, bias=False)
+    before = layer.weight.detach().clone()
+    options = {"ns_steps": 1, "ns_coefficients": (1.0, 0.0, 0.0)}
+    muon = build_optimizer(layer, name="muon", lr=1.0, weight_decay=0.0, options=options)
+    layer.weight.grad = torch.randn(16, 8)
+    muon.step()
+    update = (before - layer.weight).detach()
+    gradient = layer.weight.grad
+    torch.testing.assert_close(update / update.norm(), gradient / gradient.norm())
+
+
 # Schedules
 
 

@@ -20,6 +20,7 @@ from mldec.config.compose import compose
 from mldec.data.types import Classes, Sampling
 from mldec.errors import CheckpointError, DataError, NonFiniteError
 from mldec.evaluation import Results
+from mldec.losses.missing import GeneralizedRobustLoss, LargeLoss
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed, torch_files
 from mldec.runtime.devices import Precision
@@ -132,6 +133,17 @@ def test_accumulation_the_scaler_and_the_state_of_a_loss_go_on(tmp_path):
     words = ["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"]
     config = settings(*words, "train.epochs=2", "train.save_every_steps=1")
     check_resume(lambda folder: trainer(config, folder, loss=estimating()), tmp_path, step=6)
+
+
+@pytest.mark.parametrize(
+    "make_loss", [partial(LargeLoss, delta=0.05), partial(GeneralizedRobustLoss, w=[0.0, 9.0])]
+)
+def test_a_loss_that_follows_the_run_goes_on(make_loss, tmp_path):
+    config = settings("train.epochs=2", "train.save_every_steps=1")
+    resumed = check_resume(
+        lambda folder: trainer(config, folder, loss=make_loss()), tmp_path, step=5
+    )
+    assert resumed.learner.loss.progress == 7 / 8
 
 
 def estimating():

@@ -127,6 +127,32 @@ def test_what_cannot_be_used_is_one_line(cli, best, tmp_path, words, part):
     assert not (tmp_path / "x.pt").exists()
 
 
+def test_thresholds_of_a_file_are_stored_as_a_calibration_is(cli, best, tmp_path):
+    names = checkpoint.load(best).classes.names
+    given = tmp_path / "given.csv"
+    with given.open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["class", "AP", "threshold"])
+        writer.writerows([name, "", number / 20] for number, name in enumerate(names[::-1]))
+    out = tmp_path / "given.pt"
+    words = ["--plugin", "patches", "--thresholds", given]
+    text = cli.out("calibrate", best, *words, "--out", out)
+    assert f"{out}: a copy of {best} with the thresholds of {given}" in text
+
+    # evaluate finds them in the copy, and with the file in the original: the same numbers.
+    reports = []
+    for source, more in ((out, WORDS), (best, [*WORDS, "--thresholds", given])):
+        text = cli.out("evaluate", source, *more, "--json", tmp_path / "e.json")
+        assert f"at the thresholds of {source} from given.csv" in text
+        reports.append(json.loads((tmp_path / "e.json").read_text()))
+    assert reports[0]["metrics"] == reports[1]["metrics"]
+    thresholds = {name: row["threshold"] for name, row in reports[0]["per_class"].items()}
+    expected = {name: number / 20 for number, name in enumerate(names[::-1])}
+    assert thresholds == pytest.approx(expected, abs=1e-6)
+    err = cli.fault("calibrate", best, *words, "data.val_images=3")
+    one_line(err, "--thresholds fits nothing: leave out the settings")
+
+
 def test_a_copy_has_a_name_of_its_own(tmp_path):
     path = tmp_path / "best.pt"
     args = Namespace(out=None, checkpoint="outputs/digits")

@@ -1,0 +1,112 @@
+"""Thresholds that a user gives in a file, in the place of calibrated ones."""
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from mldec.checkpoint.state import Calibration
+from mldec.data.table import unknown_class
+from mldec.data.types import Classes
+from mldec.errors import ConfigError, DataError
+from mldec.runtime.text import csv_rows, read_lines
+
+_SEE = "see docs/running.md, section Thresholds of a file"
+COLUMNS = ("class", "threshold")  # of a CSV file, as mldec.calibrate --csv calls them
+
+
+def with_thresholds(
+    path: Path, classes: Classes, weights: str, calibration: Calibration | None = None
+) -> Calibration:
+    """Return a calibration of K classes with the thresholds of a file, and the scores of another.
+
+    The file has a number per line, in the order of the classes, or is a .csv file by their names;
+    classes that this does not name keep the threshold of the calibration. A class is present if its
+    score is above its threshold, as in the code of RAM for an image; a threshold of 1 is never
+    reached.
+
+    Raises:
+        UserError: if it is not for these classes, or a threshold is no number from 0 to 1.
+    """
+    if classes.exclusive or classes.queries is not None:
+        kind = "an image has one label" if classes.exclusive else "it scores any classes by vectors"
+        raise ConfigError(f"--thresholds {path} has no effect: {kind} here; leave it out")
+
+    known = calibration.thresholds_of(classes.names, classes.names) if calibration else []
+    known = known * len(classes) if len(known) == 1 else known
+    given = _by_name(path, classes) if path.suffix == ".csv" else _by_line(path, classes)
+    missing = [name for name in classes.names if name not in given]
+    if missing and not known:
+        raise DataError(
+            f"--thresholds {path}: {len(missing):,} of {len(classes):,} classes have no threshold, "
+            f"the first is {missing[0]!r}; {_SEE}"
+        )
+
+    # Scores are float32, and compared by "at least": the next number makes that "above".
+    above = np.nextafter(np.array([*given.values()], np.float32), np.float32(2)).tolist()
+    values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
+    base = calibration or Calibration(
+        weights=weights,
+        objective=None,
+        scope=None,
+        thresholds=(),
+        slopes=(1.0,),
+        offsets=(0.0,),
+        images=0,
+        data={},
+        fingerprint=None,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    thresholds = tuple(values[name] for name in classes.names)
+    return replace(base, thresholds=thresholds, scope="class", objective=None, file=path.name)
+
+
+def _by_line(path: Path, classes: Classes) -> dict[str, float]:
+    """Return the thresholds of all classes, from a line each."""
+    lines = read_lines(path, _SEE)
+    if len(lines) != len(classes):
+        raise ConfigError(
+            f"--thresholds {path}: it has {len(lines):,} lines for {len(classes):,} classes; write "
+            f"one number per line, in the checkpoint's order, or a .csv file by name"
+        )
+    numbered = enumerate(zip(classes.names, lines, strict=True), 1)
+    return {name: _number(text, path, row) for row, (name, text) in numbered}
+
+
+def _by_name(path: Path, classes: Classes) -> dict[str, float]:
+    """Return the thresholds of some classes, from a CSV file with the columns of `COLUMNS`."""
+    header: list[str] = []
+    given: dict[str, float] = {}
+    known = set(classes.names)
+    for row, fields in csv_rows(path, _SEE):
+        if not header:
+            header = fields
+            if not set(COLUMNS) <= set(header):
+                raise DataError(
+                    f"--thresholds {path}: its first row is {','.join(header)[:80]!r}, without the "
+                    f"columns class and threshold; {_SEE}"
+                )
+            continue
+
+        cells = dict(zip(header, fields, strict=False))
+        name = cells.get("class", "")
+        if name not in known:
+            raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}", _SEE)
+        if name in given:
+            raise DataError(f"--thresholds {path}, row {row}: {name!r} is there twice; {_SEE}")
+        given[name] = _number(cells.get("threshold", ""), path, row)
+    return given
+
+
+def _number(text: str, path: Path, row: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise DataError(
+            f"--thresholds {path}, row {row}: {text[:40]!r} is no number from 0 to 1; {_SEE}"
+        )
+    return value

@@ -1,0 +1,247 @@
+"""Compare losses under missing labels: `python scripts/studies/missing_labels.py SET=FOLDER ...`.
+
+Sets, network and tokens are those of `own_photos.py`; the head is average pooling. Each loss is
+trained on one random positive per photo, and on 40 % of all positives but at least one per photo,
+both drawn anew for each seed; binary cross-entropy also on all labels, as a bound.
+
+- tune: each loss at each of several rates, on two thirds of the training photos and judged on the
+  third with all of its labels, three times for seed 0. Where the best rate is at an end, the next
+  one is tried. All other settings of a loss are those of its authors.
+- judge: each loss at its best rate on all training photos, with three seeds, and judged on the
+  validation photos after the last step.
+
+Each finished run is a line of benchmarks/missing_labels.jsonl, so that an interrupted study goes on
+where it stopped. `--report` writes benchmarks/missing_labels.json and its plot, and prints the
+tables, with verdicts against AN that are those of `mldec.summary --table --against`.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import own_photos
+import torch
+from torch import Tensor
+
+from mldec.benchmark import environment
+from mldec.config.compose import compose
+from mldec.data.table import from_dense, random_positives
+from mldec.evaluators.average_precision import average_precision
+from mldec.summary import paired
+
+TOP = Path(__file__).resolve().parents[2]
+RUNS, OUT = TOP / "benchmarks" / "missing_labels.jsonl", TOP / "benchmarks" / "missing_labels.json"
+SEEDS, FOLDS = range(3), 3
+RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+FIRST = RATES[2:5]  # tried for every loss
+
+RECIPE = ["head=gap", "train.batch_size=32", "train.epochs=10", "train.min_steps=300"]
+RECIPE += ["train.start_at_frequency=false"]
+BOUND, BASE, MARGIN = "bce, all labels", "an", 0.5
+PROTOCOLS = ("single positive", "40 % observed")
+LOSSES = {
+    BASE: ["loss=an"],
+    "wan": ["loss=wan"],
+    "an_ls": ["loss=an_ls"],
+    "asl": ["loss=asl"],
+    "focal": ["loss=focal"],
+    "em": ["loss=em", "loss.alpha=0.2"],
+    "hill": ["loss=hill"],
+    "splc": ["loss=splc", "loss.start=0.1"],
+    "ll_r": ["loss=ll_r"],
+    "ll_ct": ["loss=ll_ct"],
+    "gr": ["loss=gr"],
+}
+SETTINGS = {BOUND: ["loss=bce"], **LOSSES}
+ROWS = [("all labels", BOUND), *((protocol, loss) for protocol in PROTOCOLS for loss in LOSSES)]
+
+
+def observed(labels: Tensor, protocol: str, seed: int) -> Tensor:
+    """Return the labels [n, K] that a protocol leaves, all others 0."""
+    if protocol == "all labels":
+        return labels
+    sparse = from_dense(labels.numpy())
+    share = None if protocol == "single positive" else 0.4
+    return torch.from_numpy(sparse.only(random_positives(sparse, seed, share)).dense())
+
+
+def run(folder: str, row: tuple[str, str], rate: float, seed: int, fold: int | None) -> Any:
+    """Train a loss under a protocol, and return its mean average precision and its cost."""
+    protocol, loss = row
+    settings = [*RECIPE, *SETTINGS[loss], f"optim.lr={rate}", f"seed={seed}"]
+    config = compose([*own_photos.COMMON, f"data.root={folder}", *settings])
+    photos = own_photos.load(folder, own_photos.PIXELS)
+    (tokens, labels), (judged, judged_labels) = photos.train, photos.val
+    kept = observed(labels, protocol, seed)
+
+    # The same folds for all losses; the held-out one has all of its labels.
+    if fold is not None:
+        part = torch.from_numpy(np.random.default_rng(seed).permutation(len(tokens)) % FOLDS)
+        judged, judged_labels = tokens[part == fold], labels[part == fold]
+        tokens, kept = tokens[part != fold], kept[part != fold]
+
+    began = time.process_time()
+    model = own_photos.train(config, tokens, kept).eval()
+    seconds = time.process_time() - began
+    with torch.no_grad():
+        logits = torch.cat([model(block) for block in judged.split(64)])
+    precision = 100 * average_precision(logits, judged_labels)["none"]
+    return {
+        "mAP": precision.nanmean().item(),
+        "positives": int(kept.sum()),
+        "all positives": int(labels.sum()),
+        "cpu_seconds": round(seconds, 1),
+    }
+
+
+def finished() -> dict[str, dict[str, Any]]:
+    """Return the finished runs by their keys."""
+    lines = RUNS.read_text().splitlines() if RUNS.exists() else []
+    return {line["key"]: line for line in map(json.loads, lines)}
+
+
+def key(name: str, row: tuple[str, str], rate: float, seed: int, fold: int | None) -> str:
+    """Return the key of a run."""
+    text = f"{name}, {row[0]}, {row[1]}, rate {rate:g}, seed {seed}"
+    return text if fold is None else f"{text}, fold {fold}"
+
+
+def record(name: str, folder: str, row: tuple[str, str], rate: float, *which: Any) -> None:
+    """Do a run if it is not finished, and keep its result."""
+    title = key(name, row, rate, *which)
+    if title in finished():
+        return
+    line = {"key": title, **run(folder, row, rate, *which)}
+    with RUNS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(f"{title}: mAP {line['mAP']:.2f}, {line['cpu_seconds']} s", flush=True)
+
+
+def tuned(name: str, row: tuple[str, str]) -> dict[float, float]:
+    """Return the mean over the folds for each rate whose runs are finished."""
+    runs, means = finished(), {}
+    for rate in RATES:
+        keys = [key(name, row, rate, 0, fold) for fold in range(FOLDS)]
+        if runs.keys() >= set(keys):
+            means[rate] = statistics.fmean(runs[one]["mAP"] for one in keys)
+    return means
+
+
+def tune(name: str, folder: str, row: tuple[str, str]) -> None:
+    """Try the rates of a loss, and further ones as long as the best is at an end."""
+    wanted = set(FIRST)
+    while new := wanted - tuned(name, row).keys():
+        for rate in sorted(new):
+            for fold in range(FOLDS):
+                record(name, folder, row, rate, 0, fold)
+        means = tuned(name, row)
+        place = RATES.index(max(means, key=lambda rate: means[rate]))
+        wanted |= set(RATES[max(place - 1, 0) : place + 2])
+
+
+def judged(name: str, row: tuple[str, str]) -> dict[int, float]:
+    """Return the results of a loss at its best rate on the validation photos, by seed."""
+    runs, means = finished(), tuned(name, row)
+    if not means:
+        return {}
+    rate = max(means, key=lambda rate: means[rate])
+    keys = {seed: key(name, row, rate, seed, None) for seed in SEEDS}
+    return {seed: runs[one]["mAP"] for seed, one in keys.items() if one in runs}
+
+
+def judge(name: str, folder: str, row: tuple[str, str]) -> None:
+    """Do the runs of a loss at its best rate on all training photos."""
+    means = tuned(name, row)
+    for seed in SEEDS:
+        record(name, folder, row, max(means, key=lambda rate: means[rate]), seed, None)
+
+
+def report(names: list[str]) -> None:
+    """Write the JSON file and the plot, and print a table per set."""
+    content: dict[str, Any] = {"settings": SETTINGS, "recipe": RECIPE, "environment": environment()}
+    content["runs"] = list(finished().values())
+    for name in names:
+        print(f"\n| {name} | loss | rate | mAP | difference to {BASE} | 95 % interval | verdict |")
+        print("|---|---|---|---|---|---|---|")
+        for row in ROWS:
+            results, base = judged(name, row), judged(name, (row[0], BASE))
+            means = tuned(name, row)
+            if not results:
+                continue
+            common = sorted(results.keys() & base.keys()) if row[1] != BASE else []
+            cells = ["-"] * 3
+            if len(common) > 1:
+                pairs = [results[seed] for seed in common], [base[seed] for seed in common]
+                found = paired(*pairs, margin=MARGIN)
+                interval = "-" if found.interval is None else "{:+.1f} to {:+.1f}"
+                cells = [
+                    f"{found.mean:+.1f}",
+                    interval.format(*(found.interval or ())),
+                    found.verdict,
+                ]
+            rate = max(means, key=lambda rate: means[rate])
+            content.setdefault("judged", {})[", ".join((name, *row))] = {
+                "rate": rate,
+                "mAP by seed": results,
+                "folds by rate": means,
+            }
+            shown = own_photos.cell(list(results.values()))
+            print("| " + " | ".join([*row, f"{rate:g}", shown, *cells]) + " |")
+    OUT.write_text(json.dumps(content, indent=1) + "\n")
+    draw(names)
+
+
+def draw(names: list[str]) -> None:
+    """Draw the results on the validation photos, a panel per protocol and a group per set."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
+    for axes, protocol in zip(panels, PROTOCOLS, strict=True):
+        rows = [("all labels", BOUND), *((protocol, loss) for loss in LOSSES)]
+        for number, row in enumerate(rows):
+            found = [(place, judged(name, row)) for place, name in enumerate(names)]
+            shown = [(place, list(values.values())) for place, values in found if len(values) > 1]
+            axes.errorbar(
+                [place + 0.06 * (number - len(rows) / 2) for place, _ in shown],
+                [statistics.fmean(values) for _, values in shown],
+                [statistics.stdev(values) for _, values in shown],
+                fmt="o^sDvP"[number % 6],
+                capsize=2,
+                label=row[1],
+            )
+        axes.set_xticks(range(len(names)), names)
+        axes.set_title(protocol)
+    panels[0].set_ylabel("mAP, three seeds ± standard deviation")
+    panels[1].legend(fontsize=7)
+    figure.savefig(OUT.with_suffix(".png"), dpi=110)
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sets", nargs="+", metavar="SET=FOLDER")
+    parser.add_argument("--weights", help="those of EfficientNet-Lite0, in timm's form")
+    parser.add_argument("--losses", nargs="*", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--judge", action="store_true")
+    parser.add_argument("--report", action="store_true", help="write what is finished")
+    arguments = parser.parse_args()
+    sets = dict(text.split("=", 1) for text in arguments.sets)
+    if arguments.weights:
+        own_photos.COMMON.append(f"backbone.pretrained={arguments.weights}")
+
+    for name, folder in sets.items():
+        for row in ROWS:
+            if row[1] in arguments.losses and arguments.tune:
+                tune(name, folder, row)
+            if row[1] in arguments.losses and arguments.judge:
+                judge(name, folder, row)
+    if arguments.report:
+        report(list(sets))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""An exported file in engines that are not ours."""
+
+import hostile
+import numpy as np
+import openvino
+import pytest
+import torch
+
+from mldec.checkpoint import load_model
+from mldec.predict.engine import scores
+
+
+@pytest.mark.parametrize("words", [(), ("--any-size",)])
+def test_openvino_answers_as_the_checkpoint(words, cli, here):
+    torch.save(hostile.good(), "best.pt")
+    cli.out("export", "best.pt", "model.onnx", *words)
+    loaded = load_model("best.pt")
+    side = loaded.transform.image_size
+    images = torch.randint(256, (2, 3, side, side), dtype=torch.uint8)
+
+    network = openvino.Core().compile_model("model.onnx", "CPU")
+    # A file for one size takes any number of images, the other one image.
+    blocks = images.split(1) if words else [images]
+    answers = [network({"images": block.numpy()})["probabilities"] for block in blocks]
+    np.testing.assert_allclose(np.concatenate(answers), scores(loaded, images), atol=1e-4)

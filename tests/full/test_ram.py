@@ -1,0 +1,162 @@
+"""A made-up file in the layout of RAM++, from end to end through the commands."""
+
+import csv
+import json
+from xml.dom import minidom
+
+import numpy as np
+import pytest
+import ram_files
+import torch
+from pictures import picture
+from starlette.testclient import TestClient
+
+from mldec.checkpoint import load, load_model
+from mldec.checkpoint.sources import TAG_LIST, TAG_THRESHOLDS
+from mldec.demo.app import Answerer, application
+from mldec.predict.engine import TorchEngine, scores
+
+TAGS = ("dog", "living room", "sofa", "tree", "Set")
+CLASSES = ("tree", "couch", "puppy")  # of other data
+SYNONYMS = "tree\ncouch; sofa\npuppy; dog; Living-Room\n"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A data set of six photos with a class each, and the file beside it."""
+    root = tmp_path_factory.mktemp("ram")
+    data = root / "data"
+    data.mkdir()
+    rows = []
+    for number in range(6):
+        picture(60, 50, seed=number).save(data / f"{number}.png")
+        rows.append([f"{number}.png", CLASSES[number % 3], "train" if number < 3 else "val"])
+    with (data / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["path", "labels", "split"], *rows])
+    (root / TAG_LIST).write_text("\n".join(TAGS))
+
+    # Half of the tags are above their thresholds: those that the first photo shows best.
+    path = ram_files.write(root / "ram_plus_swin_large_14m.pth", len(TAGS))
+    (root / "classes.txt").write_text(SYNONYMS)
+    values = answers(root)[0]
+    level = [f"{value - 0.001 * (-1) ** k:.6f}" for k, value in enumerate(values.tolist())]
+    (root / TAG_THRESHOLDS).write_text("\n".join(level[:-1]) + "\n1\n")
+    return path.parent
+
+
+def file(root):
+    return root / "ram_plus_swin_large_14m.pth"
+
+
+def answers(root):
+    """Return the scores of all photos [6, K]."""
+    loaded = load_model(file(root))
+    images = [picture(60, 50, seed=number) for number in range(6)]
+    return scores(loaded, torch.stack([loaded.transform(image) for image in images]))
+
+
+def decided(root):
+    """Return the tags of the first photo by the rule of the authors."""
+    limits = np.array((root / TAG_THRESHOLDS).read_text().split(), np.float32)
+    return [tag for tag, one in zip(TAGS, answers(root)[0].numpy() > limits, strict=True) if one]
+
+
+def test_predict_names_tags(cli, root):
+    words = ["predict", file(root), root / "data" / "0.png"]
+    status, out, err = cli(*words, "--content", "decisions", "--jsonl", "-")
+    assert (status, err) == (0, "")
+    assert sorted(json.loads(out)["classes"]) == sorted(decided(root))
+    assert "Set" not in decided(root)
+    assert 0 < len(decided(root)) < 4
+
+    # The same tags as keywords beside the photo.
+    cli.out(*words, "--content", "decisions", "--xmp")
+    items = minidom.parse(str(root / "data" / "0.png.xmp")).getElementsByTagName("dc:subject")
+    keywords = [item.firstChild.data for item in items[0].getElementsByTagName("rdf:li")]
+    assert sorted(keywords) == sorted(decided(root))
+    err = cli.fault(*words, "--xmp", "--content", "scores")
+    assert "--xmp writes the classes that are present" in err
+
+    # Names and thresholds of one's own, in another language.
+    (root / "names.txt").write_text("狗\n客厅\n沙发\n树\n集", encoding="utf-8")
+    (root / "all.csv").write_text("class,threshold\n" + "".join(f"{n},0\n" for n in "狗树集"))
+    more = ["--class-names", root / "names.txt", "--thresholds", root / "all.csv"]
+    _, out, _ = cli(*words, "--jsonl", "-", *more)
+    assert {"狗", "树", "集"} <= {row["name"] for row in json.loads(out)["predictions"]}
+
+
+def test_the_page_shows_tags_and_heat_maps(root):
+    engine = TorchEngine(load_model(file(root)))
+    client = TestClient(application(Answerer(engine)), base_url="http://127.0.0.1:7860")
+    photo = (root / "data" / "0.png").read_bytes()
+    settings = {"heat_maps": "true", "threshold": "0"}
+    answer = client.post("/api/predict", files=[("photos", ("a.png", photo))], data=settings)
+    assert answer.status_code == 200, answer.text
+    assert client.get("/api/model").json()["calibrated"] is False
+    names = {row["name"] for row in answer.json()[0]["predictions"]}
+    assert names == set(TAGS)
+
+
+def test_an_exported_file_weighs_the_descriptions_for_each_image(cli, root):
+    out = root / "tagger.onnx"
+    text = cli.out("export", file(root), out)
+    assert f"at the thresholds of the checkpoint from {TAG_THRESHOLDS}" in text
+    status, text, err = cli("predict", out, root / "data", "--content", "scores", "--jsonl", "-")
+    assert (status, err) == (0, "")
+    rows = sorted((json.loads(line) for line in text.splitlines()), key=lambda row: row["image"])
+    exported = [[row["scores"][tag] for tag in TAGS] for row in rows]
+    np.testing.assert_allclose(exported, answers(root), rtol=0, atol=1e-4)
+
+
+def test_other_data_is_asked_by_names_and_synonyms(cli, root):
+    settings = ["data=csv", f"data.root={root / 'data'}", "train.workers=0"]
+    words = ["--class-list", root / "classes.txt", "--json", root / "e.json"]
+    out = cli.out("evaluate", file(root), *settings, *words)
+    assert "3 classes by 4 known names" in out
+    content = json.loads((root / "e.json").read_text())
+    assert content["images"] == 3
+
+    # Each class has one positive among three photos: its AP is one over the rank of this one.
+    values = answers(root)[3:].numpy()
+    columns = {"tree": [3], "couch": [2], "puppy": [0, 1]}
+    for number, (name, own) in enumerate(columns.items()):
+        best = values[:, own].max(1)
+        rank = 1 + int((best > best[number]).sum())
+        assert content["per_class"][name]["AP"] == pytest.approx(100 / rank)
+    assert content["metrics"]["mAP"] > 0
+
+
+def test_a_run_starts_from_the_rows_of_the_same_tags(cli, root, here):
+    out = cli.out(
+        "train",
+        "+experiment=digits",
+        "name=mine",
+        "data=csv",
+        f"data.root={root / 'data'}",
+        "data.image_size=224",
+        "backbone=timm",
+        f"backbone.name={ram_files.SWIN}",
+        "backbone.pretrained=false",
+        "backbone.image_size=224",
+        "head=ram",
+        "head.descriptions=51",
+        *(f"head.{name}={value}" for name, value in ram_files.HEAD.items()),
+        f"init.path={file(root)}",
+        "init.classes=by_name",
+        f"init.synonyms={root / 'classes.txt'}",
+        "train.epochs=1",
+        "train.batch_size=1",
+        "train.workers=0",
+        "optim.name=adamw",
+        "optim.lr=1e-9",
+        "train.freeze=[backbone]",
+        "device=cpu",
+    )
+    assert "3 classes carried by name (couch, puppy, tree)" in out
+    rows = load(here / "outputs/mine/checkpoints/last.pt").model["head.label_embed"]
+    released = load_model(file(root)).model.head.label_embed.detach()
+    names = load(here / "outputs/mine/checkpoints/last.pt").classes.names
+    for name, tag in (("tree", 3), ("couch", 2), ("puppy", 0)):
+        row = names.index(name)
+        mine, theirs = rows[51 * row : 51 * (row + 1)], released[51 * tag : 51 * (tag + 1)]
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)

@@ -1,0 +1,129 @@
+"""RAM and RAM++: logits of the official code on rebuilt weights, and the layout of its files."""
+
+import json
+from pathlib import Path
+
+import fill
+import numpy as np
+import official
+import pytest
+import torch
+from PIL import Image
+
+from mldec.checkpoint import load_model, released
+from mldec.checkpoint.loading import COMPUTED, check_fit
+from mldec.checkpoint.thresholds import with_thresholds
+from mldec.config import build
+from mldec.config.compose import parse
+from mldec.data.types import Classes
+
+
+def small_state(name: str) -> dict[str, torch.Tensor]:
+    """Return a small file of this layout, with the buffers that a reader drops."""
+    facts = official.read(name)
+
+    def factor(key: str) -> float:
+        fits = (own == key or (own[0] == "." and key.endswith(own)) for own in facts["factors"])
+        return next((f for f, fit in zip(facts["factors"].values(), fits, strict=True) if fit), 1)
+
+    state = official.rebuilt(facts["keys"])
+    state = {key: np.float32(factor(key)) * value for key, value in state.items()}
+    return state | {key: torch.zeros(shape) for key, shape in facts["buffers"].items()}
+
+
+@pytest.fixture(scope="module", params=["ram_plus_small", "ram_small"])
+def small(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("ram") / f"{request.param}.pth"
+    torch.save({"model": small_state(request.param), "optimizer": {}, "epoch": 1}, path)
+    numbers = np.load(official.NUMBERS / f"{request.param}.npz")
+    return request.param, load_model(path), numbers
+
+
+@torch.no_grad()
+def test_logits(small) -> None:
+    _, loaded, numbers = small
+    assert loaded.classes.names[19] == "class 19"
+    assert loaded.transform.image_size == 224
+    noise = np.minimum(fill.features(224, (1, 3, 224, 224)), 1)
+    for key, images in (("logits", fill.images(224)), ("logits_noise", noise)):
+        logits = loaded.model(torch.from_numpy(images))
+        np.testing.assert_allclose(logits, numbers[key], rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_attention_and_weights_of_descriptions(small) -> None:
+    name, loaded, numbers = small
+    head = loaded.model.head
+    tokens = loaded.model.backbone(torch.from_numpy(fill.images(224)))
+    logits, attention = head(tokens, attention=True)
+    np.testing.assert_allclose(logits, numbers["logits"], rtol=0, atol=1e-4)
+    expected = numbers["attention1"].mean(0)[:, 1:]  # of the first image and three tags
+    np.testing.assert_allclose(attention[0, :3], expected, rtol=0, atol=1e-5)
+
+    # By the formula of the code: an image has weights of its own for the rows of a tag.
+    if name == "ram_plus_small":
+        mean = head.embed(tokens.mean(1))
+        rows = head.label_embed.view(20, 51, -1)
+        weights = torch.einsum("bw,tdw->btd", mean / mean.norm(dim=1, keepdim=True), rows) / 0.07
+        weights = weights.softmax(-1)
+        np.testing.assert_allclose(weights, numbers["description_weights"], rtol=0, atol=1e-4)
+        summed = torch.einsum("btd,tdw->btw", weights, rows)
+        torch.testing.assert_close(head._label_embeddings(mean), summed)
+
+
+def test_pixels(small) -> None:
+    _, loaded, numbers = small
+    picture = np.random.RandomState(5).randint(0, 256, (300, 500, 3)).astype(np.uint8)
+    pixels = loaded.transform(Image.fromarray(picture)) / 255
+    normalised = (pixels - loaded.model.backbone.mean) / loaded.model.backbone.std
+    expected = numbers["preprocessed"]
+    np.testing.assert_allclose(normalised[:, ::16, ::16], expected, rtol=0, atol=1e-5)
+
+
+def test_tags_above_their_thresholds(small, sample_data, tmp_path) -> None:
+    """The rule for one image, with a part of the authors' lists, which are not copied to here."""
+    name, loaded, _ = small
+    path = sample_data.parent / "parity" / f"{name}.json"
+    if not path.is_file():
+        pytest.skip(f"no file at {path}")
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    thresholds = [str(value) for value in facts["thresholds"]]
+    (tmp_path / "thresholds.txt").write_text("\n".join(thresholds))
+    classes = Classes(tuple(facts["tag_list"]))
+    calibration = with_thresholds(tmp_path / "thresholds.txt", classes, "raw")
+
+    noise = np.minimum(fill.features(224, (1, 3, 224, 224)), 1)
+    limits = torch.tensor(calibration.thresholds)
+    for key, images in (("found", fill.images(224)), ("found_noise", noise)):
+        with torch.no_grad():
+            scores = loaded.model(torch.from_numpy(images)).sigmoid()
+        found = [
+            [tag for tag, given in zip(facts["tag_list"], row, strict=True) if given]
+            for row in (scores >= limits).tolist()
+        ]
+        assert found == facts[key]
+
+
+@pytest.mark.parametrize(("name", "descriptions"), [("ram_plus", 51), ("ram", 1)])
+def test_the_released_layout_fits(name: str, descriptions: int, caplog) -> None:
+    shapes = official.read(f"{name}_released.keys")
+    with torch.device("meta"), caplog.at_level("INFO", "mldec"):
+        state = {key: torch.empty(shape) for key, shape in shapes.items()}
+        file = Path(f"{name}_swin_large_14m.pth")
+        checkpoint = released.convert({"model": state}, file, image_size=None, names=None)
+        config = parse(checkpoint.config)
+        parts = build.check(config, build.MODEL_PARTS)
+        model = build.model(parts, checkpoint.classes, pretrained=False)
+    check_fit(model, checkpoint.model, COMPUTED)
+
+    assert (len(checkpoint.classes), model.head.descriptions) == (4585, descriptions)
+    assert (config.backbone["name"], checkpoint.transform.image_size) == (
+        "swin_large_patch4_window12_384",
+        384,
+    )
+    assert not checkpoint.classes.exclusive
+    rows = {"ram_plus": "logit_scale (1)", "ram": "tag_encoder (317), text_decoder (324)"}
+    assert f"because tags do not need these tensors: {rows[name]}" in caplog.text
+    # What training would change: more would be a part that inference does not use.
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    assert millions == pytest.approx({"ram_plus": 329.5, "ram": 211.9}[name], abs=1)

@@ -1,0 +1,114 @@
+"""Sidecars of photos, read back by Exiv2, which photo managers use."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from mldec.errors import DataError
+from mldec.predict import xmp
+from mldec.predict.answers import Prediction, Row
+from mldec.predict.xmp import write_sidecar
+
+SUBJECT, TAGS, OWN = "Xmp.dc.subject", "Xmp.digiKam.TagsList", "Xmp.mldec.keywords"
+
+# As digiKam writes it, with properties of others and a comment.
+OF_OTHERS = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="XMP Core 4.4.0-Exiv2">
+ <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><!-- mine -->
+  <rdf:Description rdf:about="" xmlns:digiKam="http://www.digikam.org/ns/1.0/"
+    xmlns:dc="http://purl.org/dc/elements/1.1/" xmlns:xmp="http://ns.adobe.com/xap/1.0/"
+    xmp:Rating="4">
+   <digiKam:TagsList><rdf:Seq><rdf:li>Places/Paris</rdf:li><rdf:li>dog</rdf:li></rdf:Seq></digiKam:TagsList>
+   <dc:subject><rdf:Bag><rdf:li>Paris</rdf:li><rdf:li>dog</rdf:li></rdf:Bag></dc:subject>
+  </rdf:Description>
+ </rdf:RDF>
+</x:xmpmeta>
+<?xpacket end="w"?>"""
+
+
+@pytest.fixture
+def photo(tmp_path):
+    path = tmp_path / "photo.jpg"
+    Image.new("RGB", (8, 8), "red").save(path)
+    return path
+
+
+def row(photo, *names):
+    return Row(str(photo), [Prediction(i, name, 0.9) for i, name in enumerate(names)])
+
+
+def read(path):
+    """Return the properties of a sidecar, as Exiv2 reads them."""
+    pyexiv2 = pytest.importorskip("pyexiv2")
+    pyexiv2.registerNs(xmp.OWN[1], "mldec")
+    pyexiv2.registerNs(xmp.DIGIKAM[1], "digiKam")
+    # Exiv2 opens a file of XMP alone as an image without pixels.
+    with pyexiv2.Image(str(path)) as image:
+        return image.read_xmp()
+
+
+def test_a_new_sidecar_holds_the_names(photo):
+    content = photo.read_bytes()
+    path = write_sidecar(row(photo, "dog", "living room", "客厅 & <sofa>", "dog"))
+    assert path == photo.with_name("photo.jpg.xmp")
+    names = ["dog", "living room", "客厅 & <sofa>"]
+    properties = read(path)
+    assert properties[SUBJECT] == properties[TAGS] == properties[OWN] == names
+    assert photo.read_bytes() == content
+    assert sorted(photo.parent.iterdir()) == [photo, path]
+
+
+def test_keywords_of_others_stay_and_ours_are_replaced(photo):
+    path = photo.with_name("photo.jpg.xmp")
+    path.write_text(OF_OTHERS, encoding="utf-8")
+    write_sidecar(row(photo, "dog", "tree"))
+    properties = read(path)
+    assert properties[SUBJECT] == ["Paris", "dog", "tree"]
+    assert properties[TAGS] == ["Places/Paris", "dog", "tree"]
+    assert properties[OWN] == ["tree"]
+    assert properties["Xmp.xmp.Rating"] == "4"
+    assert "<!-- mine -->" in path.read_text(encoding="utf-8")
+
+    # The dog is theirs, the tree was ours; the cat is added by hand in between.
+    path.write_text(path.read_text().replace("<rdf:li>Paris", "<rdf:li>cat</rdf:li><rdf:li>Paris"))
+    write_sidecar(row(photo, "sky"))
+    properties = read(path)
+    assert properties[SUBJECT] == ["cat", "Paris", "dog", "sky"]
+    assert properties[TAGS] == ["Places/Paris", "dog", "sky"]
+    assert properties[OWN] == ["sky"]
+
+    write_sidecar(row(photo))
+    properties = read(path)
+    assert properties[SUBJECT] == ["cat", "Paris", "dog"]
+    assert not properties.get(OWN)
+
+
+def test_the_same_answer_writes_nothing(photo):
+    path = write_sidecar(row(photo, "dog"))
+    written = path.stat().st_mtime_ns, path.stat().st_ino
+    assert write_sidecar(row(photo, "dog")) == path
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
+    assert ElementTree.parse(path).getroot().tag == "{adobe:ns:meta/}xmpmeta"
+
+
+def test_nothing_is_made_of_nothing(photo):
+    assert write_sidecar(row(photo)) is None
+    assert write_sidecar(Row(str(photo), error="it cannot be read")) is None
+    assert list(photo.parent.iterdir()) == [photo]
+
+
+@pytest.mark.parametrize("content", [b"", b"<x", b"<x:xmpmeta xmlns:x='adobe:ns:meta/'/>"])
+def test_a_sidecar_that_cannot_be_read_is_one_line_and_stays(photo, content):
+    path = photo.with_name("photo.jpg.xmp")
+    path.write_bytes(content or b"\x00")
+    with pytest.raises(DataError) as caught:
+        write_sidecar(row(photo, "dog"))
+    assert str(caught.value).startswith(f"{path} cannot be used (")
+    assert path.read_bytes() == content or b"\x00"
+
+
+def test_an_image_without_a_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match="is no file of its own"):
+        write_sidecar(row(Path(tmp_path, "photos.tar", "a.jpg"), "dog"))
