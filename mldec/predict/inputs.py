@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
@@ -33,6 +34,7 @@ STANDARD_INPUT = STANDARD_OUTPUT  # the same sign
 TAR = ".tar"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
 COLUMNS = ("image", "path", "url", "bytes")  # of a table, if --column does not say
+CORRECT = "correct it"
 ROWS = 256  # of a Parquet list in memory at a time: they may hold images
 
 
@@ -69,29 +71,16 @@ class Inputs:
             if value is not None and listing is None:
                 raise ConfigError(f"{option} has no effect without --list: leave it out")
 
-        self._paths = list(paths)
-        self._listing = listing or ""
-        self._column = column
-        self._root = root
-        kind = Path(self._listing).suffix.lower()
-        self._is_csv, self._is_parquet = kind == ".csv", kind == ".parquet"
-        if column is not None and not (self._is_csv or self._is_parquet):
+        self._paths, self._listing = list(paths), listing or ""
+        self._column, self._root = column, root
+        self._kind = Path(self._listing).suffix.lower()
+        if column is not None and self._kind not in (".csv", ".parquet"):
             raise ConfigError(
                 f"--column has no effect: --list {listing} is no .csv or .parquet file"
             )
-        if self._is_parquet:
+        if self._kind == ".parquet":
             require(f"--list {listing}", "parquet", "pyarrow")
         self._check()
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the images can be gone through again: standard input cannot."""
-        return self._listing != STANDARD_INPUT
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all of it is on this machine, where counting the images is quick."""
-        return not any(map(storage.is_address, [*self._paths, self._listing]))
 
     def __iter__(self) -> Iterator[Item]:
         return (item for _, item in self.divided(1))
@@ -119,11 +108,8 @@ class Inputs:
                     owner = _shard_of(key + member.name.removeprefix(item.path), shards)
                 yield owner, member
 
-        if self._is_parquet:
-            yield from self._of_parquet(shards, only)
-        elif self._listing:
-            for row, path in enumerate(self._listed()):
-                yield row % shards, self._rooted(path)
+        if self._listing:
+            yield from self._listed(shards, only)
 
     def of(self, number: int, shards: int) -> Iterator[Item]:
         """Yield the images of one shard."""
@@ -151,7 +137,8 @@ class Inputs:
         root = self._root
         if root is not None and not storage.is_address(root) and not Path(root).is_dir():
             raise DataError(f"--root {root}: no such folder; check the path")
-        if self._listing and self.repeatable and next(self.of(0, 1), None) is None:
+        is_file = self._listing not in ("", STANDARD_INPUT)
+        if is_file and next(self.of(0, 1), None) is None:
             raise DataError(f"--list {self._listing}: it names no image")
 
     def _rooted(self, name: str) -> Item:
@@ -161,17 +148,6 @@ class Inputs:
         if storage.is_address(self._root):
             return Item(name, f"{self._root.rstrip('/')}/{name}")
         return Item(name, str(Path(self._root, name)))
-
-    def _opened(self, stack: ExitStack) -> IO[bytes]:
-        """Open the list."""
-        if self._listing == STANDARD_INPUT:
-            return sys.stdin.buffer
-        try:
-            return stack.enter_context(storage.opened(self._listing))
-        except OSError as error:
-            raise DataError(
-                f"--list {self._listing} cannot be read ({error.strerror or error}); check the path"
-            ) from error
 
     def _column_of(self, names: list[str]) -> int:
         """Return the index of the column of images among those of a table."""
@@ -184,65 +160,57 @@ class Inputs:
             f"pass --column with one of {visible(', '.join(names))[:200]!r}"
         )
 
-    def _listed(self) -> Iterator[str]:
-        """Yield the paths of a list that is text."""
-        with ExitStack() as stack:
-            file = self._opened(stack)
-            yield from self._of_csv(file) if self._is_csv else _of_lines(file)
+    def _listed(self, shards: int, only: int | None) -> Iterator[tuple[int, Item]]:
+        """Yield the images of the list with their shards, see `divided`."""
+        with ExitStack() as stack, refusing(f"--list {self._listing}", DataError, remedy=CORRECT):
+            file: IO[bytes] = sys.stdin.buffer
+            if self._listing != STANDARD_INPUT:
+                file = stack.enter_context(storage.opened(self._listing))
+            if self._kind == ".parquet":
+                yield from self._of_parquet(file, shards, only)
+                return
+            paths = self._of_csv(file) if self._kind == ".csv" else _of_lines(file)
+            for row, path in enumerate(paths):
+                yield row % shards, self._rooted(path)
 
     def _of_csv(self, file: IO[bytes]) -> Iterator[str]:
         """Yield the paths in a column of a CSV file."""
         # Bytes of a path that are not UTF-8 come through as in the names of files.
         text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(text, strict=True)
-        try:
-            header = next(reader, [])
-            column = self._column_of(header)
-            for fields in reader:
-                if not fields:
-                    continue
-                if len(fields) != len(header):
-                    raise DataError(
-                        f"--list {self._listing}: line {reader.line_num} has {len(fields)} "
-                        f"columns, not {len(header)}; correct the file"
-                    )
-                yield fields[column]
-        except csv.Error as error:
-            raise DataError(
-                f"--list {self._listing}: line {reader.line_num} is not CSV ({error}); "
-                f"check its quotes"
-            ) from error
+        header = next(reader, [])
+        column = self._column_of(header)
+        for fields in filter(None, reader):
+            if len(fields) != len(header):
+                counts = f"{len(fields)} columns, not {len(header)}"
+                raise ValueError(f"line {reader.line_num} has {counts}")
+            yield fields[column]
 
-    def _of_parquet(self, shards: int, only: int | None) -> Iterator[tuple[int, Item]]:
+    def _of_parquet(
+        self, file: IO[bytes], shards: int, only: int | None
+    ) -> Iterator[tuple[int, Item]]:
         """Yield the images of a Parquet file, of which each shard has a range of rows."""
-        from pyarrow import parquet
+        from pyarrow.parquet import ParquetFile
 
-        with ExitStack() as stack:
-            file = self._opened(stack)
-            with refusing(f"--list {self._listing}", DataError):
-                table = parquet.ParquetFile(file)
-                total = table.metadata.num_rows
-                groups = range(table.metadata.num_row_groups)
-                lengths = [table.metadata.row_group(group).num_rows for group in groups]
-            names = table.schema_arrow.names
-            columns = [names[self._column_of(names)]]
-            # What names an image beside its bytes.
-            columns += [name for name in COLUMNS[:2] if name in names and name not in columns][:1]
+        table = ParquetFile(file)
+        total, names = table.metadata.num_rows, table.schema_arrow.names
+        columns = [names[self._column_of(names)]]
+        # What names an image beside its bytes.
+        columns += [name for name in COLUMNS[:2] if name in names and name not in columns][:1]
 
-            def owner(row: int) -> int:
-                return ((row + 1) * shards - 1) // total
+        def owner(row: int) -> int:
+            return ((row + 1) * shards - 1) // total
 
-            end = 0
-            for group, length in enumerate(lengths):
-                first, end = end, end + length
-                if only is not None and not owner(first) <= only <= owner(end - 1):
-                    continue
-                row = first
-                for batch in table.iter_batches(ROWS, row_groups=[group], columns=columns):
-                    cells = [batch.column(name).to_pylist() for name in columns]
-                    for value, beside in zip(cells[0], cells[-1], strict=True):
-                        yield owner(row), self._cell(value, beside, row)
-                        row += 1
+        end = 0
+        for group in range(table.metadata.num_row_groups):
+            row, end = end, end + table.metadata.row_group(group).num_rows
+            if only is not None and not owner(row) <= only <= owner(end - 1):
+                continue
+            for batch in table.iter_batches(ROWS, row_groups=[group], columns=columns):
+                cells = [batch.column(name).to_pylist() for name in columns]
+                for value, beside in zip(cells[0], cells[-1], strict=True):
+                    yield owner(row), self._cell(value, beside, row)
+                    row += 1
 
     def _cell(self, value: Any, beside: Any, row: int) -> Item:
         """Return the image of a cell: a path, bytes, or both as in tables of Hugging Face."""
@@ -271,9 +239,14 @@ def _of_lines(file: IO[bytes]) -> Iterator[str]:
         mark = b""
 
 
+@cache
 def _suffixes() -> set[str]:
     """Return the endings of files of images, in lower case."""
     return {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
+
+
+def _is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in _suffixes()
 
 
 def _is_tar(item: Item) -> bool:
@@ -281,26 +254,21 @@ def _is_tar(item: Item) -> bool:
     return item.fault is None and item.path.endswith((TAR, *COMPRESSED))
 
 
-def _in_folder(path: str) -> Iterator[Item]:
+def _in_folder(folder: str) -> Iterator[Item]:
     """Yield the images and tar files of a folder and of its folders, sorted by their paths."""
-    suffixes = _suffixes()
+    try:
+        entries = storage.entries(folder)
+    except (OSError, DataError) as error:
+        fault = f"{visible(folder)}: the folder cannot be listed ({brief(error)})"
+        yield Item(folder, folder, fault=f"{fault}; check its permissions")
+        return
 
-    def walk(folder: str) -> Iterator[Item]:
-        try:
-            entries = storage.entries(folder)
-        except (OSError, DataError) as error:
-            fault = f"{visible(folder)}: the folder cannot be listed ({brief(error)})"
-            yield Item(folder, folder, fault=f"{fault}; check its permissions")
-            return
-
-        for entry in entries:
-            item = Item(entry.path, entry.path)
-            if entry.is_folder:
-                yield from walk(entry.path)
-            elif Path(entry.name).suffix.lower() in suffixes or _is_tar(item):
-                yield item
-
-    return walk(path)
+    for entry in entries:
+        item = Item(entry.path, entry.path)
+        if entry.is_folder:
+            yield from _in_folder(entry.path)
+        elif _is_image(entry.name) or _is_tar(item):
+            yield item
 
 
 def _in_tar(path: str) -> Iterator[Item]:
@@ -310,7 +278,6 @@ def _in_tar(path: str) -> Iterator[Item]:
     are a stream, which is read once, with the members.
     """
     is_stream = storage.is_address(path) or path.endswith(COMPRESSED)
-    suffixes = _suffixes()
     try:
         with (
             storage.opened(path) as file,
@@ -320,8 +287,7 @@ def _in_tar(path: str) -> Iterator[Item]:
                 # The list of all members would grow with their number.
                 tar.members.clear()  # type: ignore[attr-defined]
 
-                is_image = Path(member.name).suffix.lower() in suffixes
-                if not is_image or not member.isreg() or member.issparse():
+                if not _is_image(member.name) or not member.isreg() or member.issparse():
                     continue
                 name = f"{path}/{member.name}"
                 if is_stream:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import chain, islice, tee, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,6 @@ from mldec.errors import ConfigError, DataError, refusing, visible, writing
 from mldec.predict import storage
 from mldec.predict.answers import Content, Row, Rule, entries, named
 from mldec.predict.inputs import Inputs, Item
-from mldec.runtime.cli import require
 from mldec.runtime.results import ResultFile, to_json
 from mldec.runtime.run_folder import RunLock
 
@@ -46,80 +45,6 @@ def row_of(line: bytes) -> dict[str, Any]:
     return dict(json.loads(line.partition(FEATURES)[0]))
 
 
-@dataclass(frozen=True)
-class Text:
-    """A file of text."""
-
-    encode: Callable[[bytes], str]  # returns the text of a line
-    opening: str = ""  # the text before the first row
-    between: str = ""  # the text between two rows
-    closing: str = ""  # the text after the last row
-
-    def write(self, lines: Lines, file: BinaryIO) -> None:
-        """Write a file that holds the rows of all lines."""
-        before = self.opening
-        for line in lines:
-            file.write((before + self.encode(line)).encode())
-            before = self.between
-        if not file.tell():
-            file.write(before.encode())
-        file.write(self.closing.encode())
-
-
-def json_lines(rule: Rule) -> Text:
-    """Return the format of JSON Lines: a JSON object per line."""
-    return Text(lambda line: line.partition(FEATURES)[0].decode() + "\n")
-
-
-def json_list(rule: Rule) -> Text:
-    """Return the format of one JSON list."""
-
-    def encode(line: bytes) -> str:
-        # A list of one row has the indentation that the row has in the whole list.
-        return to_json([row_of(line)], indent=1).removeprefix("[\n").removesuffix("\n]")
-
-    return Text(encode, "[\n", ",\n", "\n]\n")
-
-
-def comma_separated(rule: Rule) -> Text:
-    """Return the format of CSV; its columns are image, error, and what the rule's content is.
-
-    These are: classes and scores, with semicolons between them; a column per class; or classes. If
-    a class has a semicolon in its name, the classes are a JSON list.
-    """
-    names = rule.classes.names
-    columns = ["image", "error", "classes"]
-    if rule.content is Content.TOP:
-        columns.append("scores")
-    elif rule.content is Content.SCORES:
-        columns[2:] = names
-
-    has_separator = any(SEPARATOR in name for name in names)
-
-    def encode(line: bytes) -> str:
-        cells = cells_of(row_of(line))
-        fields = [cells["image"], cells.get("error", "")]
-        scores = [*map(repr, cells.get("scores", ()))]
-        if rule.content is Content.SCORES:
-            return _line([*fields, *(scores or [""] * len(names))])
-
-        chosen = cells.get("classes", [])
-        text = json.dumps(chosen) if has_separator and "error" not in cells else None
-        fields.append(SEPARATOR.join(chosen) if text is None else text)
-        if rule.content is Content.TOP:
-            fields.append(SEPARATOR.join(scores))
-        return _line(fields)
-
-    return Text(encode, _line(columns))
-
-
-def _line(fields: Sequence[str]) -> str:
-    """Return fields as a line of CSV."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow(fields)
-    return text.getvalue()
-
-
 def cells_of(row: dict[str, Any]) -> dict[str, Any]:
     """Return the cells of a row in a table; a cell that is not there is empty."""
     cells: dict[str, Any] = {key: row[key] for key in ("image", "error", "classes") if key in row}
@@ -133,81 +58,141 @@ def cells_of(row: dict[str, Any]) -> dict[str, Any]:
     return cells
 
 
-class Parquet:
-    """A Parquet file; see `Text`.
+def json_lines(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of JSON Lines: a JSON object per line."""
+    for line in lines:
+        yield line.partition(FEATURES)[0].decode() + "\n"
+
+
+def json_list(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of one JSON list, row by row."""
+    before = "[\n"
+    for line in lines:
+        # A list of one row has the indentation that the row has in the whole list.
+        yield before + to_json([row_of(line)], indent=1).removeprefix("[\n").removesuffix("\n]")
+        before = ",\n"
+    yield "[\n\n]\n" if before == "[\n" else "\n]\n"
+
+
+def comma_separated(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of CSV, row by row; its columns are image, error, and the rule's content.
+
+    These are: classes and scores, with semicolons between them; a column per class; or classes. If
+    a class has a semicolon in its name, the classes are a JSON list.
+    """
+    names, content = rule.classes.names, rule.content
+    columns = names if content is Content.SCORES else ["classes", "scores"][: 1 + _is_top(rule)]
+    has_separator = any(SEPARATOR in name for name in names)
+
+    before = _line(["image", "error", *columns])
+    for line in lines:
+        cells = cells_of(row_of(line))
+        chosen, scores = cells.get("classes", []), [*map(repr, cells.get("scores", []))]
+        fields = scores or [""] * len(names)
+        if content is not Content.SCORES:
+            is_list = has_separator and "error" not in cells
+            fields = [json.dumps(chosen) if is_list else SEPARATOR.join(chosen)]
+            fields += [SEPARATOR.join(scores)] * _is_top(rule)
+        yield before + _line([cells["image"], cells.get("error", ""), *fields])
+        before = ""
+    yield before
+
+
+def _is_top(rule: Rule) -> bool:
+    return rule.content is Content.TOP
+
+
+def _line(fields: Sequence[str]) -> str:
+    """Return fields as a line of CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow(fields)
+    return text.getvalue()
+
+
+# The formats that are written row by row, by the names of their options.
+TEXTS = {"jsonl": json_lines, "json": json_list, "csv": comma_separated}
+
+
+def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
+    """Write a Parquet file.
 
     Its columns are those of `comma_separated`, with lists in place of separators, and with all
     scores of an image as one list; the classes are in the metadata of the file, a JSON list.
     """
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
 
-    def __init__(self, rule: Rule) -> None:
-        require("--parquet", "parquet", "pyarrow")
-        import pyarrow
+    columns = [("image", pyarrow.string()), ("error", pyarrow.string())]
+    if rule.content is not Content.SCORES:
+        columns.append(("classes", pyarrow.list_(pyarrow.string())))
+    if rule.content is not Content.DECISIONS:
+        columns.append(("scores", pyarrow.list_(pyarrow.float32())))
+    names = rule.classes.names
+    schema = pyarrow.schema(columns, metadata={"classes": json.dumps([*names])})
 
-        columns = [("image", pyarrow.string()), ("error", pyarrow.string())]
-        if rule.content is not Content.SCORES:
-            columns.append(("classes", pyarrow.list_(pyarrow.string())))
-        if rule.content is not Content.DECISIONS:
-            columns.append(("scores", pyarrow.list_(pyarrow.float32())))
-        classes = json.dumps([*rule.classes.names])
-        self._schema = pyarrow.schema(columns, metadata={"classes": classes})
-
-    def write(self, lines: Lines, file: BinaryIO) -> None:
-        """Write the rows in groups of at most `CHUNK` rows and about `GROUP` bytes."""
-        import pyarrow
-        from pyarrow import parquet
-
-        remaining = iter(lines)
-        with parquet.ParquetWriter(file, self._schema) as writer:
-            tables: list[Any] = []
-            while True:
-                # Objects of Python take many times the memory of a table.
-                rows = [cells_of(row_of(line)) for line in islice(remaining, 1000)]
-                is_full = sum(table.nbytes for table in tables) >= GROUP
-                if tables and (not rows or is_full or 1000 * len(tables) == CHUNK):
-                    writer.write_table(pyarrow.concat_tables(tables))
-                    tables = []
-                if not rows:
-                    return
-                tables.append(pyarrow.Table.from_pylist(rows, schema=self._schema))
+    # The rows of a group are in memory together.
+    group = min(10_000, 1 + 10**6 // len(names))
+    remaining = iter(lines)
+    with ParquetWriter(file, schema) as writer:
+        while rows := [cells_of(row_of(line)) for line in islice(remaining, group)]:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
 
-class Features:
-    """Pooled features as an array of NumPy, float32 [N, C]; see `Text`.
+def features(lines: Callable[[], Lines], file: BinaryIO) -> None:
+    """Write pooled features as an array of NumPy, float32 [N, C]; [N, 0] if no image was read.
 
     The row of an image without an answer is NaN.
     """
+    arrays = (base64.b64decode(line.partition(FEATURES)[2]) for line in lines())
+    width = next((len(array) // 4 for array in arrays if array), 0)
+    kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
+    shape = (sum(1 for _ in lines()), width)
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
-    def write(self, lines: Lines, file: BinaryIO) -> None:
-        """Write the features; [N, 0] if no image was read."""
-        count = width = 0
-        for line in lines:
-            content = base64.b64decode(line.partition(FEATURES)[2])
-            if content and not width:
-                width = len(content) // 4
-                self._head(file, 0, width)
-                file.write(_nan(count * width))
-            file.write(content or _nan(width))
-            count += 1
-        # NumPy leaves room in the header for the number of rows.
-        file.seek(0)
-        self._head(file, count, width)
-
-    def _head(self, file: BinaryIO, count: int, width: int) -> None:
-        kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
-        header = {"descr": kind, "fortran_order": False, "shape": (count, width)}
-        np.lib.format.write_array_header_1_0(file, header)
+    missing = np.full(width, np.nan, np.float32).tobytes()
+    for line in lines():
+        file.write(base64.b64decode(line.partition(FEATURES)[2]) or missing)
 
 
-def _nan(count: int) -> bytes:
-    return np.full(count, np.nan, np.float32).tobytes()
+def write(kind: str, rule: Rule, lines: Callable[[], Lines], file: BinaryIO) -> None:
+    """Write a result file of the kind that an option names."""
+    if kind == "parquet":
+        parquet(rule, lines(), file)
+    elif kind == "features":
+        features(lines, file)
+    else:
+        file.writelines(text.encode() for text in TEXTS[kind](rule, lines()))
 
 
-Format = Text | Parquet | Features  # how lines become the bytes of a file
+def stream(targets: Mapping[str, str], rule: Rule, lines: Lines) -> None:
+    """Write each line at once to standard output or devices; their kinds are `TEXTS`.
+
+    A list is completed however the lines end.
+    """
+    faults: list[BaseException] = []
+
+    def until_end() -> Iterator[bytes]:
+        try:
+            yield from lines
+        except BaseException as error:
+            faults.append(error)
+
+    files = [ResultFile(target) for target in targets.values()]
+    # The first copy counts where there is no target.
+    first, *copies = tee(until_end(), 1 + len(files))
+    texts = [TEXTS[kind](rule, copy) for kind, copy in zip(targets, copies, strict=True)]
+    for _, *added in zip_longest(first, *texts, fillvalue=""):
+        for file, text in zip(files, added, strict=True):
+            file.write(str(text), flush=True)
+    for file in files:
+        file.commit()
+    if faults:
+        raise faults[0]
+
 
 FORMAT = 3  # of records and lines; raise it when their meaning changes
 CHUNK = 100_000  # rows of a Parquet file of a shard
-GROUP = 2**26  # bytes of a group of rows
 FLUSHED_ROWS, FLUSHED_SECONDS = 1000, 30.0  # at most these are answered again after a crash
 RECORD, JOURNAL = ".run.json", ".progress"  # what stands beside a result file
 WORK = "_mldec"  # folder beside the parts of shards; readers of tables skip names with _
@@ -426,34 +411,24 @@ def joined(parts: Sequence[str], inputs: Inputs) -> Iterator[bytes]:
         raise changed(str(Path(parts[0]).parent), f"they were more than {number:,}")
 
 
-def write_chunks(
-    targets: Mapping[str, Format],
-    lines: Callable[[], Lines],
-    numbers: Iterable[int],
-    scratch: Path,
-) -> None:
-    """Write files of `CHUNK` rows of the Parquet part, if there is one."""
-    for target, kind in targets.items():
-        for number in numbers if _is_chunked(target, kind) else ():
-            with storage.publishing(chunk_of(target, number), scratch) as file:
-                kind.write(islice(lines(), number * CHUNK, (number + 1) * CHUNK), file)
-
-
-def _is_chunked(target: str, kind: Format) -> bool:
-    return is_part(target) and isinstance(kind, Parquet)
+def write_chunk(part: str, rule: Rule, lines: Callable[[], Lines], number: int, work: Path) -> None:
+    """Write one of the files of `CHUNK` rows of a Parquet part."""
+    with storage.publishing(chunk_of(part, number), work) as file:
+        parquet(rule, islice(lines(), number * CHUNK, (number + 1) * CHUNK), file)
 
 
 def publish(
-    targets: Mapping[str, Format],
+    targets: Mapping[str, str],
+    rule: Rule,
     lines: Callable[[], Lines],
     made_with: dict[str, Any],
-    scratch: Path,
+    work: Path,
     *,
     written: Iterable[int] = (),
 ) -> Record:
-    """Write result files of lines, and then beside each the record that it is complete.
+    """Write result files, by their kinds, and then beside the first the record that they are whole.
 
-    Chunks of parts that were `written` on the way stay.
+    Chunks of a part that were `written` on the way stay.
     """
     errors = 0
 
@@ -464,16 +439,16 @@ def publish(
             yield row["image"]
 
     images, digest = summed(names())
-    chunks = range(max(1, -(-images // CHUNK)))
-    write_chunks(targets, lines, sorted({*chunks} - {*written}), scratch)
-    for target, kind in targets.items():
-        if not _is_chunked(target, kind):
-            with storage.publishing(target, scratch) as file:
-                kind.write(lines(), file)
+    for kind, target in targets.items():
+        if kind == "parquet" and is_part(target):
+            for number in {*range(max(1, -(-images // CHUNK)))} - {*written}:
+                write_chunk(target, rule, lines, number, work)
+        else:
+            with storage.publishing(target, work) as file:
+                write(kind, rule, lines, file)
 
     record = Record(made_with=made_with, images=images, errors=errors, names=digest)
-    for target in targets:
-        record.write(beside(target, RECORD))
+    record.write(beside(next(iter(targets.values())), RECORD))
     return record
 
 
@@ -484,25 +459,3 @@ def summed(names: Iterable[str]) -> tuple[int, str]:
         digest.update(name.encode() + b"\0")
         count += 1
     return count, digest.hexdigest()
-
-
-@contextmanager
-def streaming(target: str, text: Text) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that writes a line to standard output or a device at once."""
-    file = ResultFile(target)
-    before = text.opening
-
-    def add(line: bytes) -> None:
-        nonlocal before
-        file.write(before + text.encode(line), flush=True)
-        before = text.between
-
-    try:
-        yield add
-    finally:
-        # A list is completed however the work ends; after a write that failed the file is closed.
-        if file.stream is not None:
-            if before is text.opening:
-                file.write(text.opening)
-            file.write(text.closing)
-            file.commit()

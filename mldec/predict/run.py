@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,13 +52,13 @@ from mldec.predict.engine import (
 )
 from mldec.predict.heat_maps import Typeface
 from mldec.predict.inputs import STANDARD_INPUT, Inputs, Item
-from mldec.predict.results import Format, Journal, Record, Text
+from mldec.predict.results import Journal, Record
 from mldec.predict.xmp import write_sidecar
 from mldec.runtime import distributed
-from mldec.runtime.cli import chosen_model, keep_output_clean, on_terminal
+from mldec.runtime.cli import chosen_model, keep_output_clean, on_terminal, require
 from mldec.runtime.devices import Precision
 from mldec.runtime.results import STANDARD_OUTPUT, check_folder, check_targets, is_special, to_json
-from mldec.runtime.signals import listening
+from mldec.runtime.signals import StopRequest, listening
 from mldec.runtime.torch_files import sha256_of
 
 
@@ -118,15 +118,8 @@ def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
 
 log = logging.getLogger("mldec")
 
-# The options that name result files, and their formats.
-FORMATS: dict[str, Callable[[Rule], Format]] = {
-    "jsonl": results.json_lines,
-    "json": results.json_list,
-    "csv": results.comma_separated,
-    "parquet": results.Parquet,
-    "features": lambda rule: results.Features(),
-}
-STREAMED = ("jsonl", "json", "csv")  # they can be written to a pipe
+# The options that name result files: rows of text, which can be written to a pipe, and others.
+FORMATS = (*results.TEXTS, "parquet", "features")
 PARTS = ("jsonl", "parquet")  # they can be the parts of shards
 NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables with the number of a shard
 EVERY = 60.0  # seconds between two lines of the log
@@ -181,7 +174,6 @@ class Job:
     inputs: Inputs
     predictor: Predictor
     rule: Rule
-    formats: dict[str, Format]  # of the results, by their paths or addresses
     made_with: dict[str, Any]  # see `Record`
 
     def journal(self, target: str) -> Path:
@@ -191,10 +183,6 @@ class Job:
             return Path(results.beside(target, results.JOURNAL))
         name = f"{target.rpartition('/')[2]}-{sha256(target.encode()).hexdigest()[:12]}"
         return Path(folder or cache_folder(None) / "predict", name + results.JOURNAL)
-
-    def own_items(self) -> Iterator[Item]:
-        """Return the images of this process."""
-        return self.inputs.of(*self.shard)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -214,7 +202,6 @@ def run(args: argparse.Namespace) -> int:
         top=args.top,
         threshold=args.threshold,
     )
-    formats = {target: FORMATS[option](rule) for option, target in wanted(args).items()}
     has_thresholds = args.threshold is not None or rule.stored is not None
     is_decided = rule.content is Content.DECISIONS or has_thresholds
     if args.xmp and (rule.content is Content.SCORES or not is_decided):
@@ -237,15 +224,15 @@ def run(args: argparse.Namespace) -> int:
         pictures=pictures,
     )
 
-    job = Job(args, shard, inputs, predictor, rule, formats, facts(args, engine, rule))
+    job = Job(args, shard, inputs, predictor, rule, facts(args, engine, rule))
     if is_streamed(args):
         status = to_streams(job)
     elif args.merge is not None:
         status = merge(job)
     elif args.shard is not None:
-        status = to_files(job, parts_of(job), Shard(0, 1))
+        status = to_files(job, part_of(job), Shard(0, 1))
     else:
-        status = to_files(job, formats, shard)
+        status = to_files(job, wanted(args), shard)
 
     # Said once, where several processes have written.
     has_no_threshold = args.threshold is None and rule.stored is None
@@ -294,15 +281,19 @@ def check_options(args: argparse.Namespace, shard: Shard) -> None:
     if is_exported(args.checkpoint):
         check_exported_options(args, "features", "pictures", "views")
 
+    if args.parquet is not None:
+        require("--parquet", "parquet", "pyarrow")
+
     is_stream, is_sharded = is_streamed(args), args.shard is not None
-    for option, target in wanted(args).items():
+    targets = wanted(args)
+    for option, target in targets.items():
         fault = None
         if is_stream and not _is_stream(target):
             fault = "a file is written at the end and a pipe row by row: choose one of them"
-        elif is_stream and option not in STREAMED:
+        elif is_stream and option not in results.TEXTS:
             fault = "it must be a file, because it is not written row by row"
-        elif is_sharded and not is_stream and option not in PARTS:
-            fault = f"shards write --{' or --'.join(PARTS)}: join them to others with --merge"
+        elif is_sharded and not is_stream and (option not in PARTS or len(targets) > 1):
+            fault = f"a shard writes --{' or --'.join(PARTS)}: join them to others with --merge"
         elif target.startswith("http"):
             fault = "no file can be written there: name a path or an object of a store"
         if fault is not None:
@@ -310,21 +301,24 @@ def check_options(args: argparse.Namespace, shard: Shard) -> None:
         if is_sharded and not is_stream and not storage.is_address(target):
             check_folder(f"--{option}", target)
     if is_stream or not is_sharded:
-        check_targets(*(name for name in wanted(args).values() if not storage.is_address(name)))
+        check_targets(*(name for name in targets.values() if not storage.is_address(name)))
 
     # Options that exclude each other; several processes are those of torchrun.
-    is_shared = not is_sharded and shard.of > 1
+    is_one, is_input = shard.of == 1, args.list == STANDARD_INPUT
     for is_refused, fault in (
         (args.overwrite and is_stream, "--overwrite has no effect without a result file"),
-        (args.merge is not None and is_stream, "--merge has no effect without a result file"),
-        (args.merge is not None and shard.of > 1, "--merge is for one process, and no shard"),
-        (is_shared and is_stream, "several processes write to a file only, such as --jsonl FILE"),
+        (args.merge and is_stream, "--merge has no effect without a result file"),
+        (args.merge and not is_one, "--merge is for one process, and no shard"),
         (
-            args.overwrite and (is_sharded or is_shared),
+            is_stream and not is_sharded and not is_one,
+            "several processes write to a file only, such as --jsonl FILE",
+        ),
+        (
+            args.overwrite and (is_sharded or not is_one),
             "--overwrite is for a single process: remove the result, and it is begun anew",
         ),
         (
-            args.list == STANDARD_INPUT and (shard.of > 1 or args.merge is not None),
+            is_input and (args.merge or not is_one),
             "--list -: standard input can be read once, by one process: name a file",
         ),
     ):
@@ -395,25 +389,22 @@ def noted(rows: Iterator[Row], args: argparse.Namespace) -> Iterator[Row]:
 def to_streams(job: Job) -> int:
     """Write the rows as they come: to the console, standard output or a device."""
     # Standard output is for a person or for a program, not for both.
-    to_person = STANDARD_OUTPUT not in job.formats
+    targets, errors = wanted(job.args), 0
+    to_person = STANDARD_OUTPUT not in targets.values()
 
-    status = 0
-    with ExitStack() as stack:
-        stop = stack.enter_context(listening())
-        streams = []
-        for target, text in job.formats.items():
-            assert isinstance(text, Text)
-            streams.append(stack.enter_context(results.streaming(target, text)))
-
-        for row in noted(job.predictor.rows(job.own_items(), stop), job.args):
+    def lines(stop: StopRequest) -> Iterator[bytes]:
+        nonlocal errors
+        for row in noted(job.predictor.rows(job.inputs.of(*job.shard), stop), job.args):
             if row.error is not None:
-                status = 1
+                errors += 1
                 complain(row.error)
             elif to_person:
                 say(line(row, job.rule))
-            for add in streams:
-                add(results.line_of(job.rule, row))
-    return status
+            yield results.line_of(job.rule, row)
+
+    with listening() as stop:
+        results.stream(targets, job.rule, lines(stop))
+    return 1 if errors else 0
 
 
 def line(row: Row, rule: Rule) -> str:
@@ -428,17 +419,15 @@ def line(row: Row, rule: Rule) -> str:
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 
-def to_files(job: Job, targets: dict[str, Format], share: Shard) -> int:
+def to_files(job: Job, targets: dict[str, str], share: Shard) -> int:
     """Answer the images of this process and write result files; return the exit status.
 
     Several processes with one result leave their rows to the one that ends last: none waits for
     another one, so that any of them may end and begin again at any time.
     """
-    first, overwrite = next(iter(targets)), job.args.overwrite
-    own = {**job.made_with, "the number of processes": share.of}
+    first = next(iter(targets.values()))
     work = job.journal(first)
-    journals = [work / f"{number}-of-{share.of}" for number in range(share.of)]
-    if (finished := None if overwrite else existing(targets, work, job.made_with)) is not None:
+    if (finished := existing(job, targets, work)) is not None:
         items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
         return check_finished(first, finished, items)
     others = {path.name.partition("-of-")[2] for path in work.glob("*-of-*")} - {str(share.of)}
@@ -448,65 +437,81 @@ def to_files(job: Job, targets: dict[str, Format], share: Shard) -> int:
             f"or remove {work}"
         )
 
-    journal = Journal(journals[share.number], first, own)
+    folders = [work / f"{number}-of-{share.of}" for number in range(share.of)]
+    made_with = {**job.made_with, "the number of processes": share.of}
+    journal = Journal(folders[share.number], first, made_with)
     with results.locked(journal.folder):
-        written = answer(job, journal, targets)
+        written = answer(job, journal)
 
     try:
         with results.locked(work):
-            records = [Record.read(str(folder / results.HOW)) for folder in journals]
+            records = [Record.read(str(folder / results.HOW)) for folder in folders]
             # A status of 1 would make torchrun end the other processes.
             if not all(record and record.images is not None for record in records):
                 return 0
-            rows = [str(folder / results.ROWS) for folder in journals]
-            lines = partial(results.joined, rows, job.inputs)
-            record = results.publish(targets, lines, job.made_with, work, written=written)
-            for folder in journals:
+            rows = [str(folder / results.ROWS) for folder in folders]
+            status = publish(job, targets, rows, work, written)
+            for folder in folders:
                 shutil.rmtree(folder)
     except RunInUseError:
         if share.of == 1:
             raise
         return 0  # another process has ended too, and writes the result
-    return summary(first, record)
+    return status
 
 
-def existing(targets: Iterable[str], work: Path, made_with: dict[str, Any]) -> Record | None:
+def publish(
+    job: Job, targets: dict[str, str], rows: list[str], work: Path, written: Sequence[int] = ()
+) -> int:
+    """Write result files of rows, say what they hold, and return the exit status."""
+    lines = partial(results.joined, rows, job.inputs)
+    record = results.publish(targets, job.rule, lines, job.made_with, work, written=written)
+    errors = f", {record.errors:,} without an answer" if record.errors else ""
+    say(f"{next(iter(targets.values()))}: {counted(record.images or 0)}{errors}")
+    return 1 if record.errors else 0
+
+
+def existing(job: Job, targets: dict[str, str], work: Path) -> Record | None:
     """Return the record of a complete result; None if something is to be done.
 
     What was made otherwise is refused, and so is what has no record.
     """
-    records = [Record.read(results.beside(target, results.RECORD)) for target in targets]
-    for target, record in zip(targets, records, strict=True):
-        if record is not None:
-            record.compare(target, made_with)
-        elif storage.exists(target) and not work.exists() and not results.is_part(target):
+    if job.args.overwrite:
+        return None
+    first = next(iter(targets.values()))
+    record = Record.read(results.beside(first, results.RECORD))
+    if record is not None:
+        record.compare(first, job.made_with)
+        return record if all(map(storage.exists, targets.values())) else None
+
+    for target in targets.values():
+        if not work.exists() and not results.is_part(target) and storage.exists(target):
             raise ConfigError(
                 f"{target} exists, and nothing says how it was made: name another file, or pass "
                 f"--overwrite"
             )
-    return records[0] if all(records) and all(map(storage.exists, targets)) else None
+    return None
 
 
-def parts_of(job: Job) -> dict[str, Format]:
-    """Return the files of a shard in the folders that the options name."""
-    targets = {}
-    for option, folder in wanted(job.args).items():
-        shards = len(results.parts_in(folder))
-        if shards not in (0, job.shard.of):
-            raise ConfigError(
-                f"{folder} holds parts of {shards} shards, not {job.shard.of}: name another folder"
-            )
-        targets[results.part_of(folder, option, *job.shard)] = job.formats[folder]
-    return targets
+def part_of(job: Job) -> dict[str, str]:
+    """Return the file of a shard in the folder that the option names."""
+    [(option, folder)] = wanted(job.args).items()
+    shards = len(results.parts_in(folder))
+    if shards not in (0, job.shard.of):
+        raise ConfigError(
+            f"{folder} holds parts of {shards} shards, not {job.shard.of}: name another folder"
+        )
+    return {option: results.part_of(folder, option, *job.shard)}
 
 
 def merge(job: Job) -> int:
     """Join the parts of shards to result files, and return the exit status."""
-    folder, (first, *_) = job.args.merge, job.formats
+    folder, targets = job.args.merge, wanted(job.args)
+    first = next(iter(targets.values()))
     parts = results.parts_in(folder)
     if not parts:
         raise DataError(f"--merge {folder}: there are no parts; name the folder of --shard")
-    if parts[0].endswith(".parquet") and [*wanted(job.args)] != ["parquet"]:
+    if parts[0].endswith(".parquet") and [*targets] != ["parquet"]:
         raise ConfigError(f"--merge {folder}: parts of Parquet are joined to --parquet alone")
 
     # The parts are made alike, but for the names of files.
@@ -520,42 +525,40 @@ def merge(job: Job) -> int:
         Record(made_with={**record.made_with, **own}).compare(part, {**job.made_with, **own})
 
     work = job.journal(first)
-    finished = None if job.args.overwrite else existing(job.formats, work, job.made_with)
-    if finished is not None:
+    if (finished := existing(job, targets, work)) is not None:
         return check_finished(first, finished, job.inputs)
     with results.locked(work):
-        lines = partial(results.joined, parts, job.inputs)
-        return summary(first, results.publish(job.formats, lines, job.made_with, work))
+        return publish(job, targets, parts, work)
 
 
-def answer(job: Job, journal: Journal, targets: dict[str, Format]) -> list[int]:
+def answer(job: Job, journal: Journal) -> list[int]:
     """Answer the images of this process, or what is left of them.
 
-    Returns the numbers of the files of rows of a shard that were written on the way.
+    Returns the numbers of the files of rows of a Parquet part that were written on the way.
     """
-    written = []
+    written: list[int] = []
+    lines = partial(results.lines_in, str(journal.rows))
+    is_parquet = journal.target.endswith(".parquet") and results.is_part(journal.target)
     with ExitStack() as stack:
         stop = stack.enter_context(listening())
-        batch, overwrite = job.predictor.batch_size, job.args.overwrite
-        items = journal.begin(job.own_items(), batch, overwrite=overwrite)
+        items = journal.begin(
+            job.inputs.of(*job.shard), job.predictor.batch_size, overwrite=job.args.overwrite
+        )
         if journal.images:
             log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
         show = stack.enter_context(progress(journal.target))
-        try:
-            rows = job.predictor.rows(items, stop, then="; the same command goes on")
-            for row in noted(rows, job.args):
-                if row.error is not None:
-                    complain(row.error)
-                journal.add(results.line_of(job.rule, row))
-                show()
-                if journal.images % results.CHUNK == 0:
-                    journal.flush()
-                    written.append(journal.images // results.CHUNK - 1)
-                    lines = partial(results.lines_in, str(journal.rows))
-                    results.write_chunks(targets, lines, written[-1:], journal.folder)
-        finally:
-            journal.flush()
-        journal.finish()
+        stack.callback(journal.flush)
+        rows = job.predictor.rows(items, stop, then="; the same command goes on")
+        for row in noted(rows, job.args):
+            if row.error is not None:
+                complain(row.error)
+            journal.add(results.line_of(job.rule, row))
+            show()
+            if is_parquet and journal.images % results.CHUNK == 0:
+                journal.flush()
+                written.append(journal.images // results.CHUNK - 1)
+                results.write_chunk(journal.target, job.rule, lines, written[-1], journal.folder)
+    journal.finish()
     return written
 
 
@@ -576,14 +579,6 @@ def progress(title: str) -> Iterator[Callable[[], None]]:
                 log.info(f"{title}: {images:,} images, {images / (now - started):.1f} images/s")
 
         yield show
-
-
-def summary(target: str, record: Record) -> int:
-    """Print what a complete result holds, and return the exit status."""
-    assert record.images is not None
-    errors = f", {record.errors:,} without an answer" if record.errors else ""
-    say(f"{target}: {counted(record.images)}{errors}")
-    return 1 if record.errors else 0
 
 
 def check_finished(target: str, record: Record, items: Iterable[Item]) -> int:

@@ -87,7 +87,6 @@ def check(folder, whole):
         "r.jsonl",
         "r.jsonl.run.json",
         "r.npy",
-        "r.npy.run.json",
     ]
 
 

@@ -405,7 +405,7 @@ def test_shards_that_do_not_fit_are_one_line(cli, best, photos):
         ([*part, "1/3", "--draft"], "part-00001-of-00003.jsonl was begun with --draft false, not"),
         ([*part, "1/4"], "parts holds parts of 3 shards, not 4: name another folder"),
         ([*part, "0/3", "--overwrite"], "--overwrite is for a single process"),
-        ([*words, "--csv", "parts", "--shard", "0/3"], "shards write --jsonl or --parquet"),
+        ([*words, "--csv", "parts", "--shard", "0/3"], "a shard writes --jsonl or --parquet"),
         ([*words, "--jsonl", "r.jsonl", "--merge", "parts"], "part-00000-of-00003.jsonl is not co"),
         ([*words, "--jsonl", "r.jsonl", "--merge", "photos"], "--merge photos: there are no parts"),
         ([*words, "--merge", "parts"], "--merge has no effect without a result file"),

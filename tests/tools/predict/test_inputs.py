@@ -127,9 +127,7 @@ def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
 
     given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
     monkeypatch.setattr(sys, "stdin", given)
-    inputs = Inputs([], "-")
-    assert not inputs.repeatable
-    assert list(inputs) == [Item("a.png", "a.png"), Item("b.png", "b.png")]
+    assert list(Inputs([], "-")) == [Item("a.png", "a.png"), Item("b.png", "b.png")]
 
     listing = tmp_path / "list.csv"
     listing.write_bytes(b'\xef\xbb\xbflabels,path\r\ncat,"a,b.png"\r\n\r\n,\xff.png\r\n')
@@ -239,7 +237,7 @@ def test_a_parquet_list_has_paths_or_bytes(tmp_path):
         ),
         ("path\na,b\n", {}, "line 2 has 2 columns, not 1"),
         ("path\na\n", {"root": "nowhere"}, "--root nowhere: no such folder"),
-        ("path\na\n", {"listing": "missing.csv"}, "missing.csv cannot be read"),
+        ("path\na\n", {"listing": "missing.csv"}, "missing.csv cannot be used .No such file"),
         ("a\n", {"listing": "list.txt", "column": "x"}, "--column has no effect: .* no .csv"),
         ("a\n", {"listing": None}, "no image is named: pass files, folders, tar files or --list"),
     ],

@@ -2,10 +2,10 @@
 
 import csv
 import errno
-import importlib.util
 import io
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,15 +17,9 @@ from mldec.predict import results
 from mldec.predict.answers import Content, Prediction, Row, Rule, chosen_rule, entries, named
 from mldec.predict.inputs import Item
 from mldec.predict.results import (
-    Features,
     Journal,
-    Parquet,
     Record,
-    Text,
     cells_of,
-    comma_separated,
-    json_lines,
-    json_list,
     line_of,
     lines_in,
     locked,
@@ -33,12 +27,12 @@ from mldec.predict.results import (
     parts_in,
     publish,
     row_of,
-    streaming,
+    stream,
     summed,
-    write_chunks,
+    write,
+    write_chunk,
 )
 
-LINES = Text(lambda line: line.decode() + "\n")
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)
 SCORES = torch.tensor([0.5, 0.75, 0.51, 0.25])
@@ -128,7 +122,9 @@ def rows_of(rule):
 def made(kind, rows, rule=None):
     """Return the file of a format."""
     file = io.BytesIO()
-    kind.write([line_of(rule or rule_of(), row) for row in rows], file)
+    rule = rule or rule_of()
+    lines = [line_of(rule, row) for row in rows]
+    write(kind, rule, lambda: lines, file)
     return file.getvalue()
 
 
@@ -138,16 +134,16 @@ def test_every_format_has_the_same_rows(content):
     rule = rule_of(content)
     rows = rows_of(rule)
     expected = [entries(rule, row) for row in rows]
-    lines = made(json_lines(rule), rows, rule).decode().splitlines()
+    lines = made("jsonl", rows, rule).decode().splitlines()
     assert [json.loads(line) for line in lines] == expected
-    text = made(json_list(rule), rows, rule).decode()
+    text = made("json", rows, rule).decode()
     assert text == json.dumps(expected, indent=1) + "\n"
 
-    text = made(comma_separated(rule), rows, rule).decode()
+    text = made("csv", rows, rule).decode()
     heading, *cells = csv.reader(io.StringIO(text, newline=""))
     columns = {"top": ["classes", "scores"], "scores": rule.classes.names, "decisions": ["classes"]}
     assert heading == ["image", "error", *columns[content]]
-    table = parquet.read_table(io.BytesIO(made(Parquet(rule), rows, rule)))
+    table = parquet.read_table(io.BytesIO(made("parquet", rows, rule)))
     assert json.loads(table.schema.metadata[b"classes"]) == [*rule.classes.names]
     for row, fields, values in zip(rows, cells, table.to_pylist(), strict=True):
         assert fields[:2] == [row.image, row.error or ""]
@@ -169,32 +165,28 @@ def test_every_format_has_the_same_rows(content):
             assert values["scores"] == scores
 
 
-def test_a_class_with_the_separator_makes_lists_of_json(monkeypatch):
+def test_a_class_with_the_separator_makes_lists_of_json():
     rule = rule_of(names=("x;y", "z"))
     rows = [Row("i", rule.chosen(torch.tensor([0.5, 0.35])))]
-    [row] = csv.DictReader(io.StringIO(made(comma_separated(rule), rows, rule).decode()))
+    [row] = csv.DictReader(io.StringIO(made("csv", rows, rule).decode()))
     assert json.loads(row["classes"]) == ["x;y", "z"]
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--parquet needs pyarrow.*pip install -e '\.\[parquet"):
-        Parquet(rule)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_features_are_an_array_with_nan_for_errors(first):
     rows = rows_of(rule_of())[first:]
-    array = np.load(io.BytesIO(made(Features(), rows)))
+    array = np.load(io.BytesIO(made("features", rows)))
     assert (array.dtype, array.shape) == (np.float32, (5 - first, 4))
     assert [row.tolist() for row in array if not np.isnan(row).any()] == [
         [float(number)] * 4 for number in (0, 2, 3, 4) if number >= first
     ]
     assert np.isnan(array[1 - first]).all()
-    content = made(Features(), [Row("a", error="e")] * 3)
+    content = made("features", [Row("a", error="e")] * 3)
     assert np.load(io.BytesIO(content)).shape == (3, 0)
     whole = np.arange(8, dtype=np.float32).reshape(2, 4)
     file = io.BytesIO()
     np.save(file, whole)
-    assert made(Features(), [Row("a", features=torch.tensor(row)) for row in whole]) == (
+    assert made("features", [Row("a", features=torch.tensor(row)) for row in whole]) == (
         file.getvalue()
     )
 
@@ -288,19 +280,18 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     assert journal.images + len(left) == 9
 
     # At the end too: no file is half-written, and no record says that it is complete.
-    targets = {str(tmp_path / "out.csv"): LINES, str(tmp_path / "out.jsonl"): LINES}
+    targets = {"jsonl": str(tmp_path / "out.jsonl"), "json": str(tmp_path / "out.json")}
     with monkeypatch.context() as patch:
-        patch.setattr(Text, "write", full)
-        with pytest.raises(DataError, match=r"cannot write .*out\.csv: No space left"):
-            publish(targets, lambda: lines(0, 1), MADE, tmp_path)
+        patch.setattr(results, "write", full)
+        with pytest.raises(DataError, match=r"cannot write .*out\.jsonl: No space left"):
+            publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
 
-    (tmp_path / "out.csv").symlink_to("real")
-    record = publish(targets, lambda: lines(0, 1), MADE, tmp_path)
-    assert (tmp_path / "out.csv").is_symlink()
+    (tmp_path / "out.jsonl").symlink_to("real")
+    record = publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
+    assert (tmp_path / "out.jsonl").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
-    for target in targets:
-        assert Record.read(target + ".run.json") == record
+    assert Record.read(targets["jsonl"] + ".run.json") == record
     assert (record.images, record.errors) == (2, 0)
     digests = {summed(names)[1] for names in (["ab", "c"], ["a", "bc"], ["c", "ab"], ["abc"])}
     assert len(digests) == 4
@@ -328,8 +319,9 @@ def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, cou
     assert part == f"{tmp_path}/part-00001-of-00002.parquet"
     # The first one was written on the way.
     written = [0] if count > 3 else []
-    write_chunks({part: Parquet(rule)}, lambda: given, written, tmp_path)
-    publish({part: Parquet(rule)}, lambda: given, MADE, tmp_path, written=written)
+    for number in written:
+        write_chunk(part, rule, lambda: given, number, tmp_path)
+    publish({"parquet": part}, rule, lambda: given, MADE, tmp_path, written=written)
     files = sorted(tmp_path.glob("*.parquet"))
     lengths = [parquet.read_metadata(file).num_rows for file in files]
     assert lengths == {0: [0], 3: [3], 6: [3, 3], 7: [3, 3, 1]}[count]
@@ -338,10 +330,9 @@ def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, cou
     expected = [{**cells_of(row_of(line))} for line in given]
     read = [row_of(line) for line in lines_in(part)]
     assert [row["image"] for row in read] == [row["image"] for row in expected]
-    table = Parquet(rule)
     again, whole = io.BytesIO(), io.BytesIO()
-    table.write(lines_in(part), again)
-    table.write(given, whole)
+    write("parquet", rule, lambda: lines_in(part), again)
+    write("parquet", rule, lambda: given, whole)
     assert parquet.read_table(again) == parquet.read_table(whole)
     assert parts_in(str(tmp_path)) == [part_of(str(tmp_path), "parquet", n, 2) for n in (0, 1)]
     (tmp_path / "part-00000-of-00003.parquet").touch()
@@ -353,14 +344,31 @@ def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, cou
 
 
 def test_rows_are_there_at_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with streaming(str(tmp_path / "pipe"), LINES) as add:
-        for number in range(3):
-            add(str(number).encode())
-            assert os.read(reader, 99) == f"{number}\n".encode()
-    os.close(reader)
+    for name in ("a", "b"):
+        os.mkfifo(tmp_path / name)
+    a, b = (os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK) for name in ("a", "b"))
+    rule = rule_of()
+    given = [line_of(rule, replace(row, features=None)) for row in rows_of(rule)]
+    whole = {kind: made(kind, rows_of(rule)) for kind in ("csv", "json")}
+    parts = {"csv": b"", "json": b""}
+
+    def noted():
+        for line in given:
+            yield line
+            for kind, pipe in (("csv", a), ("json", b)):
+                written = os.read(pipe, 9999)
+                parts[kind] += written
+                assert b".png" in written
+        raise KeyboardInterrupt
+
+    # A list is completed before the error goes on.
+    with pytest.raises(KeyboardInterrupt):
+        stream({"csv": str(tmp_path / "a"), "json": str(tmp_path / "b")}, rule, noted())
+    assert parts["csv"] == whole["csv"]
+    assert parts["json"] + os.read(b, 99) == whole["json"]
+    os.close(a)
+    os.close(b)
 
     message = "cannot write /dev/full: No space left on device; free space"
-    with pytest.raises(DataError, match=message), streaming("/dev/full", LINES) as add:
-        add(b"x" * 100_000)
+    with pytest.raises(DataError, match=message):
+        stream({"jsonl": "/dev/full"}, rule, [b"x" * 100_000])
