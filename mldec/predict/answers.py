@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,33 +121,25 @@ def chosen_rule(
 
     `stored` are the thresholds [K] of the checkpoint; an option is None if it is not given.
     """
-    kind = Content(content)
+    kind, without = Content(content), "has no effect with --content"
+    is_decision = kind is Content.DECISIONS
     if top is not None and kind is not Content.TOP:
-        raise ConfigError(f"--top has no effect with --content {content}: leave it out")
+        raise ConfigError(f"--top {without} {content}: leave it out")
     if threshold is not None and kind is Content.SCORES:
-        raise ConfigError("--threshold has no effect with --content scores: leave it out")
-
-    if kind is Content.DECISIONS:
-        if classes.exclusive and threshold is not None:
-            raise ConfigError(
-                "--threshold has no effect on the decision of an image with one label: leave it out"
-            )
-        if not classes.exclusive and threshold is None and stored is None:
-            raise ConfigError(
-                "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
-                "calibrate it with python -m mldec.calibrate"
-            )
+        raise ConfigError(f"--threshold {without} scores: leave it out")
+    if is_decision and classes.exclusive and threshold is not None:
+        raise ConfigError(
+            "--threshold has no effect on the decision of an image with one label: leave it out"
+        )
+    if is_decision and not classes.exclusive and threshold is None and stored is None:
+        raise ConfigError(
+            "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
+            "calibrate it with python -m mldec.calibrate"
+        )
 
     # A threshold of the command line stands for all those of the checkpoint.
-    if threshold is not None:
-        stored = None
-    return Rule(
-        classes=classes,
-        content=kind,
-        top=10 if top is None else top,
-        threshold=threshold or 0.0,
-        stored=stored,
-    )
+    lowest = {"stored": stored} if threshold is None else {"threshold": threshold}
+    return Rule(classes=classes, content=kind, top=10 if top is None else top, **lowest)
 
 
 def named(name: str) -> dict[str, str]:
@@ -182,9 +174,7 @@ class Pictures:
     """Draw images and where the model looked, a file per image."""
 
     def __init__(self, loaded: Loaded, folder: Path, typeface: Typeface) -> None:
-        self._loaded = loaded
-        self._folder = folder
-        self._typeface = typeface
+        self._loaded, self._folder, self._typeface = loaded, folder, typeface
         self._device = next(loaded.model.parameters()).device
         size = loaded.transform.image_size
         self._advice = (
@@ -224,13 +214,9 @@ BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
 DRAFT = 2
 
 
-class _Answered(NamedTuple):
-    """A batch whose scores are on their way to main memory."""
-
-    items: list[Item]
-    faults: dict[int, str]  # see `Decoded`
-    # Of the readable images: scores, the marks of their classes, whether they are finite, features.
-    copies: Copies | None  # None if there is no readable image
+# A batch, and what is on its way to main memory of its readable images: scores, the marks of their
+# classes, whether they are finite, features; None without such an image.
+_Answered = tuple[Decoded, Copies | None]
 
 
 class Predictor:
@@ -248,8 +234,8 @@ class Predictor:
         features: bool = False,
         pictures: Pictures | None = None,
     ) -> None:
-        self._engine = engine
-        self._rule = rule
+        self._engine, self._rule = engine, rule
+        self._features, self._pictures = features, pictures
         self._on_gpu = device.type == "cuda"
         self.batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
         if workers is None:
@@ -257,25 +243,17 @@ class Predictor:
         self._workers = workers
         smallest = DRAFT * engine.shorter_side if draft else None
         self._decoder = Decoder(engine.transform, smallest, engine.decoder)
-        self._features = features
-        self._pictures = pictures
         self._lowest = rule.lowest()
 
     def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
         """Yield the row of each item, in their order."""
-        batches = decoded(
-            items,
-            self._decoder,
-            batch_size=self.batch_size,
-            workers=self._workers,
-            pin=self._on_gpu,
-        )
-
+        amounts = {"batch_size": self.batch_size, "workers": self._workers}
+        batches = decoded(items, self._decoder, **amounts, pin=self._on_gpu)
         answered = 0
         try:
             # The device works on the next batch while the rows of this one are written.
-            for batch in one_late(self._answered(batches, stop)):
-                yield from self._batch_rows(batch)
+            for batch, copies in one_late(self._answered(batches, stop)):
+                yield from self._batch_rows(batch, copies)
                 answered += len(batch.items)
         except NothingCame:
             end_workers()
@@ -283,33 +261,27 @@ class Predictor:
                 f"stopped by {stop.name} after {counted(answered)}{then}", stop.status
             ) from None
 
-    def _answered(self, batches: Iterator[Decoded], stop: StopRequest) -> Iterator["_Answered"]:
+    def _answered(self, batches: Iterator[Decoded], stop: StopRequest) -> Iterator[_Answered]:
         """Score batches until the end or a request to stop, without waiting for the scores."""
         for batch in stop.bounded(batches):
             if stop:
                 raise NothingCame
-            yield self._scored(batch)
+            yield batch, self._scored(batch) if len(batch.images) else None
 
-    def _scored(self, batch: Decoded) -> "_Answered":
+    def _scored(self, batch: Decoded) -> Copies:
         """Begin to score a batch, and to bring what its rows need to main memory."""
-        if not len(batch.images):
-            return _Answered(batch.items, batch.faults, None)
-
         answers = self._engine.answer(batch.images, features=self._features)
         scores = answers.scores
         self._lowest = self._lowest.to(scores.device)  # waits in the first batch only
         tensors = [scores, self._rule.marked(scores, self._lowest), scores.sum(1).isfinite()]
         if answers.features is not None:
             tensors.append(answers.features)
-        return _Answered(batch.items, batch.faults, Copies(*tensors))
+        return Copies(*tensors)
 
-    def _batch_rows(self, batch: "_Answered") -> Iterator[Row]:
+    def _batch_rows(self, batch: Decoded, copies: Copies | None) -> Iterator[Row]:
         """Yield the rows of a batch."""
         # The answers belong to the readable images, in their order.
-        answers: Iterator[tuple[Tensor, ...]] = iter(())
-        if batch.copies is not None:
-            answers = zip(*batch.copies.wait(), strict=True)
-
+        answers = iter(zip(*copies.wait(), strict=True) if copies else ())
         for index, item in enumerate(batch.items):
             if index in batch.faults:
                 yield Row(item.name, error=batch.faults[index])
@@ -326,11 +298,8 @@ class Predictor:
     ) -> Row:
         """Return the row of an image that was scored."""
         if not is_finite:
-            return Row(
-                item.name,
-                error=f"{visible(item.name)}: its scores are not finite; "
-                f"look at the weights of the checkpoint",
-            )
+            fault = "its scores are not finite; look at the weights of the checkpoint"
+            return Row(item.name, error=f"{visible(item.name)}: {fault}")
 
         # Objects for all classes cost more than everything else: only where they are seen.
         predictions: list[Prediction] = []

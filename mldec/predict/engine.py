@@ -154,16 +154,14 @@ def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
+    remaining = map(_named, inputs)
+
     class Batches(CalibrationDataReader):
         """The inputs one after the other, in the form that the calibration asks for."""
 
-        def __init__(self) -> None:
-            self.remaining: Iterator[tuple[Tensor, ...]] = iter(inputs)
-
         def get_next(self) -> dict[str, Any] | None:
             """Return the next batch by the names of the inputs, and None at the end."""
-            batch = next(self.remaining, None)
-            return None if batch is None else _named(batch)
+            return next(remaining, None)
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
         target = Path(folder, "model.onnx")
@@ -189,11 +187,8 @@ def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
 def _products(model: Any) -> list[str]:
     """Return the names of the matrix products that are no linear layers."""
     matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
-    return [
-        node.name
-        for node in model.graph.node
-        if node.op_type == "MatMul" and node.input[1] not in matrices
-    ]
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    return [node.name for node in products if node.input[1] not in matrices]
 
 
 def content(model: Any, metadata: Metadata, path: str) -> bytes:
@@ -294,9 +289,7 @@ def scores(loaded: Loaded, images: Tensor) -> Tensor:
         float32 [B, K].
     """
     queries = loaded.classes.queries
-    if queries is not None:
-        queries = queries.to(images.device)
-
+    queries = None if queries is None else queries.to(images.device)
     return probabilities(loaded, loaded.model(images, queries))
 
 
@@ -385,14 +378,10 @@ class ExportedEngine:
         self.zero_shot = metadata.word_dim is not None
         self._set_classes(classes)
 
-        self.image_size = metadata.image_size
-        self.precision = metadata.precision
-        self.decoder = metadata.transform.decoder
-        self.shorter_side = metadata.transform.shorter_side
-        self._resizes = metadata.resizes
-        self.transform: Callable[[Picture], Tensor] = metadata.transform
-        if self._resizes:
-            self.transform = to_tensor
+        self.image_size, self.precision = metadata.image_size, metadata.precision
+        transform, self._resizes = metadata.transform, metadata.resizes
+        self.decoder, self.shorter_side = transform.decoder, transform.shorter_side
+        self.transform: Callable[[Picture], Tensor] = to_tensor if self._resizes else transform
 
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score B images; see `TorchEngine`."""
@@ -402,9 +391,7 @@ class ExportedEngine:
             )
 
         # A file that resizes takes images of any size, and a batch has one.
-        batches = [image[None] for image in images]
-        if not self._resizes:
-            batches = [_stacked(images)]
+        batches = [image[None] for image in images] if self._resizes else [_stacked(images)]
         with explain_out_of_memory(lambda: _advice("cpu", len(images), self.image_size)):
             scores = [self._exported(batch, *self._queries)[0] for batch in batches]
         return Answers(torch.cat(scores), None)
@@ -417,26 +404,22 @@ class ExportedEngine:
 
     def _set_classes(self, classes: Classes | None) -> None:
         """Take the classes of the file, or those given, with a threshold for each."""
-        metadata = self._exported.metadata
-        if metadata.word_dim is None:
-            if classes is not None:
-                raise CheckpointError(
-                    f"--classes: {self.path} knows its own classes only; export the checkpoint "
-                    f"with them"
-                )
-            classes, self._queries = Classes(tuple(metadata.classes)), []
-        else:
-            if classes is None or classes.queries is None:
-                raise CheckpointError(
-                    f"{self.path} asks for word vectors: pass --classes and --vectors"
-                )
-            width, self._queries = classes.queries.shape[1], [classes.queries]
-            if width != metadata.word_dim:
-                raise CheckpointError(
-                    f"{self.path} takes word vectors of {metadata.word_dim} numbers, and those of "
-                    f"--vectors have {width}; pass the kind that the model was trained with"
-                )
+        metadata, fault = self._exported.metadata, None
+        queries = None if classes is None else classes.queries
+        if metadata.word_dim is None and classes is not None:
+            fault = f"--classes: {self.path} knows its own classes only; export it with them"
+        elif metadata.word_dim is not None and queries is None:
+            fault = f"{self.path} asks for word vectors: pass --classes and --vectors"
+        elif queries is not None and queries.shape[1] != metadata.word_dim:
+            fault = (
+                f"{self.path} takes word vectors of {metadata.word_dim} numbers, and those of "
+                f"--vectors have {queries.shape[1]}; pass the kind that the model was trained with"
+            )
+        if fault is not None:
+            raise CheckpointError(fault)
 
+        self._queries = [] if queries is None else [queries]
+        classes = classes or Classes(tuple(metadata.classes))
         self.classes = replace(classes, exclusive=metadata.exclusive)
         self.thresholds: Sequence[float] | None = metadata.thresholds
         if self.thresholds is not None and len(self.thresholds) == 1:

@@ -240,15 +240,10 @@ class Explainer:
 
 def _side(num_tokens: int) -> int:
     """Return the number of tokens per row, and per column."""
-    if num_tokens == 1:
-        raise ConfigError(
-            "the backbone gives one token for the whole image: heat maps need tokens of its parts"
-        )
-
     side = math.isqrt(num_tokens)
-    if side * side != num_tokens:
+    if side == 1 or side * side != num_tokens:
         raise ConfigError(
-            f"the backbone gives {num_tokens} tokens, which form no square map: heat maps need one"
+            f"the backbone gives {num_tokens} tokens for an image: heat maps need a square of them"
         )
     return side
 
@@ -339,22 +334,15 @@ class Typeface:
         """Replace letters that the font lacks: by the letter without its accent, else by `?`."""
         letters = []
         for letter in unicodedata.normalize("NFC", visible(text)):
-            if self._lacks(letter):
-                letter = unicodedata.normalize("NFKD", letter)[0]
-            if self._lacks(letter):
-                letter = "?"
-            letters.append(letter)
+            plain = unicodedata.normalize("NFKD", letter)[0]
+            letters.append(next((one for one in (letter, plain) if not self._lacks(one)), "?"))
         return "".join(letters)
 
     def fitted(self, text: str, size: int, width: float) -> str:
         """Return a text that this font can write within a width in pixels, shortened if need be."""
-        text, font = self.writable(text), self.at(size)
-        if font.getlength(text) <= width:
-            return text
-
-        while text and font.getlength(text + "...") > width:
-            text = text[:-1]
-        return text + "..."
+        whole, font = self.writable(text), self.at(size)
+        cuts = (f"{whole[:length]}..." for length in range(len(whole), 0, -1))
+        return next((cut for cut in (whole, *cuts) if font.getlength(cut) <= width), "...")
 
     def lines(self, text: str, size: int, width: float) -> list[str]:
         """Break a text into lines of at most a width in pixels."""
@@ -401,16 +389,12 @@ def draw(
     )
     notes = typeface.lines(note, NOTE_SIZE, width - 2 * SPACING) if findings else []
     line = round(1.4 * NOTE_SIZE)
-    height = SPACING + rows * (panel_height + SPACING) + len(notes) * line
-    if notes:
-        height += SPACING
+    height = SPACING + rows * (panel_height + SPACING) + len(notes) * line + SPACING * bool(notes)
 
     sheet = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(sheet)
-    score = "" if findings else "no class named"
-    panels = [(image, title, score)]
-    for finding in findings:
-        panels.append((heated(image, finding.heat), finding.name, f"{finding.score:.3f}"))
+    panels = [(image, title, "" if findings else "no class named")]
+    panels += [(heated(image, one.heat), one.name, f"{one.score:.3f}") for one in findings]
 
     for number, (panel, name, below) in enumerate(panels):
         row, column = divmod(number, columns)

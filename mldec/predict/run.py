@@ -64,16 +64,16 @@ from mldec.runtime.torch_files import sha256_of
 
 def check_class_options(args: argparse.Namespace) -> None:
     """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
-    if args.vectors is not None and args.classes is None:
-        raise ConfigError(
-            f"--vectors {args.vectors} has no effect without --classes: name the classes too"
-        )
     if args.classes is not None:
         class_names(args.classes)
-    if args.classes is not None and args.class_names is not None:
+        if args.class_names is not None:
+            raise ConfigError(
+                "--classes and --class-names exclude each other: other classes, or other names for "
+                "those of the checkpoint"
+            )
+    elif args.vectors is not None:
         raise ConfigError(
-            "--classes and --class-names exclude each other: other classes, or other names for "
-            "those of the checkpoint"
+            f"--vectors {args.vectors} has no effect without --classes: name the classes too"
         )
 
 
@@ -195,16 +195,10 @@ def run(args: argparse.Namespace) -> int:
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     device = distributed.pick_device(args.device)
     engine = open_engine(args, device)
-    rule = chosen_rule(
-        engine.classes,
-        engine.thresholds,
-        content=args.content,
-        top=args.top,
-        threshold=args.threshold,
-    )
-    has_thresholds = args.threshold is not None or rule.stored is not None
-    is_decided = rule.content is Content.DECISIONS or has_thresholds
-    if args.xmp and (rule.content is Content.SCORES or not is_decided):
+    limits = {"content": args.content, "top": args.top, "threshold": args.threshold}
+    rule = chosen_rule(engine.classes, engine.thresholds, **limits)
+    is_ranked = args.threshold is None and rule.stored is None and rule.content is Content.TOP
+    if args.xmp and (rule.content is Content.SCORES or is_ranked):
         raise ConfigError(
             "--xmp writes the classes that are present: pass --threshold or --content decisions"
         )
@@ -213,18 +207,18 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures is not None:
         assert isinstance(engine, TorchEngine)
         pictures = Pictures(engine.loaded, Path(args.pictures), Typeface(args.font))
+    amounts = {"batch_size": args.batch_size, "workers": args.workers}
     predictor = Predictor(
         engine,
         rule,
         device,
-        batch_size=args.batch_size,
-        workers=args.workers,
         draft=args.draft,
         features=args.features is not None,
         pictures=pictures,
+        **amounts,
     )
 
-    job = Job(args, shard, inputs, predictor, rule, facts(args, engine, rule))
+    job = Job(args, shard, inputs, predictor, rule, facts(args, shard, engine, rule))
     if is_streamed(args):
         status = to_streams(job)
     elif args.merge is not None:
@@ -235,9 +229,7 @@ def run(args: argparse.Namespace) -> int:
         status = to_files(job, wanted(args), shard)
 
     # Said once, where several processes have written.
-    has_no_threshold = args.threshold is None and rule.stored is None
-    is_ranked_only = has_no_threshold and not engine.classes.exclusive
-    if shard.number == 0 and is_ranked_only and rule.content is Content.TOP:
+    if shard.number == 0 and is_ranked and not engine.classes.exclusive:
         complain(
             f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
             f"--threshold, or calibrate it with python -m mldec.calibrate"
@@ -347,31 +339,23 @@ def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
     return TorchEngine(loaded, Precision(args.precision or "auto"))
 
 
-def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
+def facts(args: argparse.Namespace, shard: Shard, engine: Engine, rule: Rule) -> dict[str, Any]:
     """Return all that decides what a result holds, by the names that users know, as in JSON."""
     queries = engine.classes.queries
     known = {
         "the checkpoint": sha256_of(engine.path),
-        "--weights": args.weights,
         "--precision": engine.precision,
         "--image-size": engine.image_size,
-        "--views": args.views,
         "the classes": sha256(to_json(engine.classes.names).encode()).hexdigest(),
         "the word vectors": queries and sha256(queries.numpy().tobytes()).hexdigest(),
         "--content": rule.content.value,
         "--top": rule.top,
-        "--threshold": args.threshold,
-        "--draft": args.draft,
         "the images": args.images,
-        "--list": args.list,
-        "--column": args.column,
-        "--root": args.root,
-        "--pictures": args.pictures,
-        "--shard of": None if args.shard is None else chosen_shard(args.shard).of,
+        "--shard of": None if args.shard is None else shard.of,
         "the result files": [f"--{option} {target}" for option, target in wanted(args).items()],
     }
-    if args.xmp:
-        known["--xmp"] = True
+    options = "weights views threshold draft list column root pictures xmp"
+    known |= {f"--{name}": getattr(args, name) for name in options.split()}
     if args.thresholds is not None:
         known["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
     # As they are read from a record, so that they compare equal to it.

@@ -60,17 +60,13 @@ def _patiently(address: str, job: Callable[[], T]) -> T:
         except FileNotFoundError as error:
             raise DataError(f"{visible(address)}: there is no such object; check it") from error
         except Exception as error:
+            fault = f"it cannot be used ({brief(error)}), tried {attempt} times; try again later"
             is_refused = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
             if is_refused:
-                raise DataError(
-                    f"{visible(address)}: no access ({brief(error)}); give the credentials that "
-                    f"{SCHEMES[address.partition('://')[0]]} looks for"
-                ) from error
-            if attempt == ATTEMPTS:
-                raise DataError(
-                    f"{visible(address)}: it cannot be used ({brief(error)}), "
-                    f"tried {ATTEMPTS} times; try again later"
-                ) from error
+                package = SCHEMES[address.partition("://")[0]]
+                fault = f"no access ({brief(error)}); give the credentials that {package} looks for"
+            if is_refused or attempt == ATTEMPTS:
+                raise DataError(f"{visible(address)}: {fault}") from error
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError
 
@@ -110,12 +106,9 @@ class Entry(NamedTuple):
 def entries(folder: str) -> list[Entry]:
     """Return what a folder holds, sorted by name; raises an `OSError` or a `DataError`."""
     if not is_address(folder):
+        # A link to a folder may lead back to a folder above.
         with os.scandir(folder) as scanned:
-            # A link to a folder may lead back to a folder above.
-            found = [
-                Entry(one.name, one.path, one.is_dir(follow_symlinks=False)) for one in scanned
-            ]
-        return sorted(found)
+            return sorted(Entry(e.name, e.path, e.is_dir(follow_symlinks=False)) for e in scanned)
 
     files, scheme = _files_of(folder), folder.partition("://")[0]
     own = files._strip_protocol(folder).rstrip("/")
@@ -142,15 +135,6 @@ def exists(path: str) -> bool:
         return Path(path).exists()
     files = _files_of(path)
     return bool(_patiently(path, lambda: files.exists(path)))
-
-
-def remove(path: str) -> None:
-    """Remove a file."""
-    if not is_address(path):
-        Path(path).unlink(missing_ok=True)
-    else:
-        files = _files_of(path)
-        _patiently(path, lambda: files.rm_file(path))
 
 
 @contextmanager

@@ -241,8 +241,8 @@ def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift():
 
     given = cells()
     for change, message in (
-        (lambda tokens: torch.cat([tokens, tokens[:, :1]], 1), "gives 17 tokens, which form no"),
-        (lambda tokens: tokens.mean(1, keepdim=True), "heat maps need tokens of its parts"),
+        (lambda tokens: torch.cat([tokens, tokens[:, :1]], 1), "gives 17 tokens for an image"),
+        (lambda tokens: tokens.mean(1, keepdim=True), "gives 1 tokens for an image"),
     ):
         given.backbone = Other(change)
         with pytest.raises(ConfigError, match=message):
