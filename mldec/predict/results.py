@@ -348,15 +348,14 @@ def part_of(folder: str, ending: str, number: int, shards: int) -> str:
 
 def parts_in(folder: str) -> list[str]:
     """Return the paths of all parts that a folder should have, by the names of those in it."""
-    with suppress(FileNotFoundError, DataError):
-        names = [entry.name for entry in storage.entries(folder)]
-        matches = filter(None, (re.fullmatch(_PART, name) for name in names))
-        kinds = {(int(match[1]), match[2]) for match in matches}
-        if len(kinds) > 1:
-            raise ConfigError(f"{folder} holds parts of several kinds: name one folder for each")
-        for shards, ending in kinds:
-            return [part_of(folder, ending, number, shards) for number in range(shards)]
-    return []
+    try:
+        matches = [re.fullmatch(_PART, entry.name) for entry in storage.entries(folder)]
+    except (FileNotFoundError, DataError):
+        return []
+    kinds = {(int(match[1]), match[2]) for match in matches if match}
+    if len(kinds) > 1:
+        raise ConfigError(f"{folder} holds parts of several kinds: name one folder for each")
+    return [part_of(folder, ending, n, shards) for shards, ending in kinds for n in range(shards)]
 
 
 def beside(target: str, ending: str) -> str:

@@ -244,10 +244,7 @@ def wanted(args: argparse.Namespace) -> dict[str, str]:
 
 
 def is_streamed(args: argparse.Namespace) -> bool:
-    """Tell whether rows are written as soon as they are known: to the console, a pipe or a device.
-
-    Other rows wait until all are there.
-    """
+    """Tell whether rows are written as they come: to the console, a pipe or a device."""
     targets = wanted(args).values()
     return not targets or any(map(_is_stream, targets))
 
@@ -259,17 +256,9 @@ def _is_stream(target: str) -> bool:
 def check_options(args: argparse.Namespace, shard: Shard) -> None:
     """Raise an error for options that do not fit each other, or files that cannot be written."""
     check_class_options(args)
-    if args.font is not None and args.pictures is None:
-        raise ConfigError("--font has no effect without --pictures: leave it out")
     if args.pictures is not None:
         check_folder("--pictures", args.pictures)
         Typeface(args.font)
-    if args.features is not None and not args.features.endswith(results.NPY):
-        raise ConfigError(
-            f"--features {args.features}: the name of an array file ends in {results.NPY}"
-        )
-    if args.features is not None and args.views is not None:
-        raise ConfigError("--features are of a single view of an image: leave --views out")
     if is_exported(args.checkpoint):
         check_exported_options(args, "features", "pictures", "views")
 
@@ -298,6 +287,15 @@ def check_options(args: argparse.Namespace, shard: Shard) -> None:
     # Options that exclude each other; several processes are those of torchrun.
     is_one, is_input = shard.of == 1, args.list == STANDARD_INPUT
     for is_refused, fault in (
+        (args.font and not args.pictures, "--font has no effect without --pictures: leave it out"),
+        (
+            args.features and not args.features.endswith(results.NPY),
+            f"--features {args.features}: the name of an array file ends in {results.NPY}",
+        ),
+        (
+            args.features and args.views,
+            "--features are of a single view of an image: leave --views out",
+        ),
         (args.overwrite and is_stream, "--overwrite has no effect without a result file"),
         (args.merge and is_stream, "--merge has no effect without a result file"),
         (args.merge and not is_one, "--merge is for one process, and no shard"),
