@@ -4,6 +4,7 @@ import hashlib
 import io
 import math
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -359,12 +360,13 @@ class Typeface:
 def file_name(path: Path) -> str:
     """Return the name of the picture of an image: its own, and a hash of its whole path.
 
-    Two images get two names, whatever their folders, endings and bytes. Bytes that are not UTF-8
-    become `?`, and long names are cut.
+    Two images get two names, whatever their folders, endings, case and bytes. Bytes that are not
+    UTF-8, and what Windows has in no name, become `_`; long names are cut.
     """
     digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:8]
-    stem = os.fsencode(path.stem).decode("utf-8", "replace").replace("\ufffd", "?")
-    return f"{visible(stem)[:50]}-{digest}.jpg"
+    stem = os.fsencode(path.stem).decode("utf-8", "replace")
+    stem = re.sub(r'[<>:"|?*\\\ufffd]', "_", visible(stem))
+    return f"{stem[:50]}-{digest}.jpg"
 
 
 def draw(
