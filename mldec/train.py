@@ -264,13 +264,7 @@ def app(node: DictConfig) -> None:
                 "a sweep (-m) cannot run under torchrun: start one torchrun for each value"
             )
 
-        job = run
-        if under_torchrun:
-            from torch.distributed.elastic.multiprocessing.errors import record
-
-            # Without it torchrun loses the traceback of a process.
-            job = record(run)
-        job(parse(node), Path(hydra_config.runtime.output_dir))
+        run(parse(node), Path(hydra_config.runtime.output_dir))
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")

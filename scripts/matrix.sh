@@ -11,7 +11,7 @@ pairs=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do pairs+=("$1"); shift; done
 [ $# -gt 0 ] && shift
 
-rows=("| Python | torch | torchvision | timm | tests |" "|---|---|---|---|---|")
+printf '%s\n' "| Python | torch | torchvision | timm | tests |" "|---|---|---|---|---|"
 for pair in "${pairs[@]}"; do
   python=${pair%%=*} torch=${pair#*=}
   wanted=torch
@@ -26,7 +26,6 @@ from importlib.metadata import version
 print(" | ".join([platform.python_version(), *map(version, ("torch", "torchvision", "timm"))]))
 PYTHON
   )
-  rows+=("| $versions | $summary |")
+  echo "| $versions | $summary |"
   rm -rf "$work/env"
 done
-printf '%s\n' "${rows[@]}"

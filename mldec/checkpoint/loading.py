@@ -121,13 +121,7 @@ def load_model(
             model = build.model(parts, checkpoint.classes, pretrained=False)
             load_strict(model, tensors, file, optional)
 
-    calibration = checkpoint.calibration
-    if calibration is not None and calibration.weights != chosen:
-        log.warning(
-            f"{file} was calibrated with its {calibration.weights} weights: its thresholds are "
-            f"not used with the {chosen} ones"
-        )
-        calibration = None
+    calibration = _calibration(checkpoint, chosen, file)
     if thresholds is not None:
         from mldec.checkpoint.thresholds import with_thresholds
 
@@ -159,6 +153,18 @@ def load_model(
         of_run=of_run,
         unseen=checkpoint.unseen,
     )
+
+
+def _calibration(checkpoint: Checkpoint, chosen: str, file: Path) -> Calibration | None:
+    """Return the calibration of the chosen weights, if there is one."""
+    calibration = checkpoint.calibration
+    if calibration is None or calibration.weights == chosen:
+        return calibration
+    log.warning(
+        f"{file} was calibrated with its {calibration.weights} weights: its thresholds are "
+        f"not used with the {chosen} ones"
+    )
+    return None
 
 
 def _read_any(

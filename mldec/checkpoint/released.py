@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mldec.checkpoint.classes import check_count, read_class_names
 from mldec.checkpoint.sources import RELEASED, TAG_LIST, TAG_THRESHOLDS
-from mldec.checkpoint.state import Checkpoint
+from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.checkpoint.thresholds import with_thresholds
 from mldec.config.compose import option
 from mldec.data.table import COCO_NAMES, VOC, told_apart, without_quotes
@@ -170,35 +170,35 @@ def convert(
     """
     weights, file = tensors(state), path.name
     is_ram = LABELS in weights
-    head, num_classes = _ram_head(weights, names) if is_ram else _head(weights)
-    if names is not None:
-        check_count(names, num_classes)
-
-    # Most networks take images of any size, so that the tensors do not reveal that of training.
-    known = {released.file: released.image_size for released in RELEASED.values()}
-    size = known.get(file) if image_size is None else image_size
     if is_ram:
+        head, num_classes = _ram_head(weights, names)
         size = _ram_size(weights, image_size)
-    if size is None:
-        raise DataError("it does not tell its input size: pass --image-size, as --image-size 448")
+    else:
+        head, num_classes = _head(weights)
+        # These networks take images of any size: the tensors do not reveal that of training.
+        known = {released.file: released.image_size for released in RELEASED.values()}
+        trained = image_size or known.get(file)
+        if trained is None:
+            fault = "it does not tell its input size: pass --image-size, as --image-size 448"
+            raise DataError(fault)
+        size = trained
     if size % STRIDE:
         raise DataError(
             f"--image-size {size} is not a multiple of {STRIDE}, the stride of its network"
         )
+    if names is not None:
+        check_count(names, num_classes)
 
-    # The official code saves neither names nor vectors with a zero-shot head. What remains are no
-    # classes, and the width of the word vectors that it must be given.
     calibration = None
-    if "word_dim" in head and not is_ram:
+    if is_ram:
+        classes, calibration = _tags(path, num_classes, names)
+    elif "word_dim" in head:
+        # The official code saves neither names nor vectors with a zero-shot head. What remains are
+        # no classes, and the width of the word vectors that it must be given.
         classes = Classes((), queries=torch.empty(0, head["word_dim"]))
     else:
-        known_names = {} if is_ram else KNOWN_NAMES
-        if is_ram and names is None and (tag_list := _list_beside(path, TAG_LIST, num_classes)):
-            names = read_class_names(tag_list)
-        names = _names(state, num_classes, file, known_names) if names is None else names
-        classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL and not is_ram)
-        if is_ram and (thresholds := _list_beside(path, TAG_THRESHOLDS, num_classes)):
-            calibration = with_thresholds(thresholds, classes, "raw")
+        names = _names(state, num_classes, file) if names is None else names
+        classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL)
 
     data = option("data", "coco") if num_classes == 80 and not is_ram else {}
     return Checkpoint(
@@ -360,6 +360,18 @@ def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
     return size
 
 
+def _tags(
+    path: Path, num_classes: int, names: Sequence[str] | None
+) -> tuple[Classes, Calibration | None]:
+    """Return the tags of RAM, and their thresholds, from the two lists beside its file."""
+    if names is None:
+        beside = _list_beside(path, TAG_LIST, num_classes)
+        names = read_class_names(beside) if beside else _numbered(num_classes, path.name)
+    classes = Classes(tuple(names))
+    thresholds = _list_beside(path, TAG_THRESHOLDS, num_classes)
+    return classes, with_thresholds(thresholds, classes, "raw") if thresholds else None
+
+
 def _list_beside(path: Path, name: str, num_classes: int) -> Path | None:
     """Return the path of a list beside a file of weights, if it has a line per class."""
     beside = path.with_name(name)
@@ -435,12 +447,7 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return shaped
 
 
-def _names(
-    state: Mapping[str, Any],
-    num_classes: int,
-    file: str,
-    known: Mapping[int, Sequence[str]] = KNOWN_NAMES,
-) -> tuple[str, ...]:
+def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, ...]:
     """Return the class names: those in the file, a known list of this length, or numbered ones."""
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
@@ -449,9 +456,13 @@ def _names(
         check_count(names, num_classes)
         return names
 
-    if num_classes in known:
-        return tuple(known[num_classes])
+    if num_classes in KNOWN_NAMES:
+        return tuple(KNOWN_NAMES[num_classes])
+    return _numbered(num_classes, file)
 
+
+def _numbered(num_classes: int, file: str) -> tuple[str, ...]:
+    """Return names for classes that have none."""
     log.warning(f"{file} names no classes: they are numbered from 0 to {num_classes - 1}")
     return tuple(f"class {index}" for index in range(num_classes))
 
