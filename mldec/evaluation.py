@@ -33,6 +33,8 @@ from mldec.runtime.facts import explain_out_of_memory
 
 log = logging.getLogger("mldec")
 
+DEFAULT_THRESHOLD = 0.5  # of a model without thresholds
+
 
 # ------------------------------------------------------------------------- the checkpoint, the data
 
@@ -226,6 +228,45 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
     if len(thresholds) == 1:
         return thresholds * len(loaded.classes)
     return thresholds
+
+
+@torch.no_grad()
+def scores(loaded: Loaded, images: Tensor) -> Tensor:
+    """Return the scores of all classes in [0, 1]: softmax if an image has one label, else sigmoid.
+
+    They are calibrated if the checkpoint is. Otherwise, after training with the asymmetric loss,
+    they are not probabilities: those of absent classes are often above 0.5.
+
+    Args:
+        loaded: from `checkpoint.load_model`.
+        images: [B, 3, S, S], uint8 or float in [0, 1], on the model's device.
+
+    Returns:
+        float32 [B, K].
+    """
+    queries = loaded.classes.queries
+    queries = None if queries is None else queries.to(images.device)
+    return probabilities(loaded, loaded.model(images, queries))
+
+
+def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
+    """Return the scores [B, K], float32, of the logits [B, K] of a model; see `scores`."""
+    logits = logits.float()
+    if loaded.calibration is not None:
+        logits = loaded.calibration.scaled(logits)
+    return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
+
+
+def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
+    """Return which classes are present, bool [B, K], by the thresholds [K] or [1] of their scores.
+
+    Without thresholds an image has one label: the most probable class, the first one of several.
+    """
+    if thresholds is not None:
+        return scores >= thresholds
+
+    classes = torch.arange(scores.shape[1], device=scores.device)
+    return classes == scores.argmax(1, keepdim=True)
 
 
 def chosen_thresholds(

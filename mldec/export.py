@@ -17,7 +17,11 @@ A zero-shot checkpoint takes word vectors [K, D] as a second input, or scores th
 
 import argparse
 import io
+import logging
+import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,20 +40,32 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint.open_vocabulary import check_class_options, with_classes
 from mldec.config import build
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import DataModule, StoredImages, fixed_sample, picture
-from mldec.errors import CheckpointError, ConfigError, DataError, UserError, complain, refusing, say
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    UserError,
+    brief,
+    complain,
+    refusing,
+    say,
+)
+from mldec.evaluation import DEFAULT_THRESHOLD, decided, probabilities, scores
 from mldec.evaluators.average_precision import average_precision
-from mldec.predict import engine
-from mldec.predict.engine import DEFAULT_THRESHOLD, ONNX, Metadata, decided, probabilities, scores
+from mldec.predict.engine import INPUTS, KEY, ONNX, OUTPUTS, SILENT, Metadata, OnnxFile, arrays
 from mldec.predict.inputs import Inputs, read_item
-from mldec.predict.run import check_class_options, with_classes
 from mldec.runtime import cli, facts
 from mldec.runtime.results import check_targets, replacing
 from mldec.runtime.torch_files import sha256_of
 
 PT2 = ".pt2"
+LARGEST = 2**31  # bytes in one ONNX file, a limit of protocol buffers
+WARNINGS = 2  # level of ONNX Runtime's own log, as it is without us
+NEEDED = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra
 EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file
 CLASSES = "classes"  # name of the axis of the word vectors
 EXAMPLE = 2  # images that a program is traced with; 0 and 1 would be taken for fixed numbers
@@ -293,6 +309,119 @@ def _training_images(loaded: Loaded) -> Iterator[Image.Image]:
         ) from error
 
 
+# ---------------------------------------------------------------------------------------- the file
+
+
+# Any: the classes of onnx and onnxruntime are imported only where they are used.
+def translated(graph: ExportedProgram, axes: tuple[dict[int, str], ...], path: str) -> Any:
+    """Translate a graph to an `onnx.ModelProto`; `axes` names the open axes of each input."""
+    inputs = INPUTS[: len(axes)]
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                graph,
+                dynamo=True,
+                verbose=False,
+                input_names=inputs,
+                output_names=OUTPUTS,
+                dynamic_shapes=dict(zip(inputs, axes, strict=True)),
+            )
+    except Exception as error:
+        # The exporter lists its attempts: the last cause says what is missing.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise CheckpointError(
+            f"{path} cannot be exported to ONNX ({brief(Exception(str(cause)))}); "
+            f"export a .pt2 file"
+        ) from error
+
+    assert program is not None
+    return program.model_proto
+
+
+def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
+    """Quantise weights and activations of convolutions and linear layers to 8 bits.
+
+    The ranges of the activations are the smallest and largest values on the given inputs. Weights
+    have a scale per output channel. Products of two activations, as in attention, and the group
+    pooling of ML-Decoder, which gives the logits, stay as they are.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    remaining = map(arrays, inputs)
+
+    class Batches(CalibrationDataReader):
+        """The inputs one after the other, in the form that the calibration asks for."""
+
+        def get_next(self) -> dict[str, Any] | None:
+            """Return the next batch by the names of the inputs, and None at the end."""
+            return next(remaining, None)
+
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        target = Path(folder, "model.onnx")
+        try:
+            quantize_static(
+                model,
+                target,
+                Batches(),
+                op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+                nodes_to_exclude=_products(model),
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+            )
+        except Exception as error:
+            raise CheckpointError(
+                f"--precision int8: ONNX Runtime cannot quantise this network ({brief(error)}); "
+                f"choose fp32 or fp16"
+            ) from error
+        return onnx.load(target)
+
+
+def _products(model: Any) -> list[str]:
+    """Return the names of the matrix products that are no linear layers."""
+    matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    return [node.name for node in products if node.input[1] not in matrices]
+
+
+def onnx_content(model: Any, metadata: Metadata, path: str) -> bytes:
+    """Return the bytes of a self-contained ONNX file."""
+    size = model.ByteSize()
+    if size >= LARGEST:
+        raise CheckpointError(
+            f"{path}: the model has {size / 2**30:.1f} GiB, and an ONNX file holds at most 2; "
+            f"pass --precision fp16, or write a .pt2 file"
+        )
+
+    entry = model.metadata_props.add()
+    entry.key, entry.value = KEY, metadata.to_json()
+    model.producer_name, model.producer_version = "mldec", metadata.versions["mldec"]
+    return model.SerializeToString()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter and the quantiser: they tell of every step."""
+    import onnxruntime
+
+    # The quantiser gives the root logger a handler, which would print our messages again.
+    root_handlers = [*logging.getLogger().handlers]
+    logging.disable(logging.WARNING)
+    onnxruntime.set_default_logger_severity(SILENT)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        onnxruntime.set_default_logger_severity(WARNINGS)
+        logging.disable(logging.NOTSET)
+        logging.getLogger().handlers[:] = root_handlers
+
+
 # ---------------------------------------------------------------------------------------- the proof
 
 
@@ -438,7 +567,7 @@ def export(args: argparse.Namespace) -> None:
     check_targets(args.out)
     check_class_options(args)
     if out.suffix == ONNX:
-        engine.require_onnx(out)
+        cli.require(str(out), "export", *NEEDED)
     elif args.precision == "int8":
         raise ConfigError(f"--precision int8: {out} cannot have it; write an .onnx file")
 
@@ -468,7 +597,7 @@ def export(args: argparse.Namespace) -> None:
         file.flush()
         answer: Answer
         if out.suffix == ONNX:
-            answer = engine.OnnxFile(Path(file.name))
+            answer = OnnxFile(Path(file.name))
         else:
             # It unpickles, and so runs what a file holds: these bytes never come from a file.
             answer = torch.export.load(io.BytesIO(content)).module()
@@ -525,7 +654,7 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Meta
 
     versions = facts.installed()
     if Path(args.out).suffix == ONNX:
-        versions |= {name: version(name) for name in engine.NEEDED}
+        versions |= {name: version(name) for name in NEEDED}
     return Metadata(
         classes=[*loaded.classes.names],
         word_dim=width,
@@ -560,11 +689,11 @@ def to_bytes(
         torch.export.save(graph, buffer, extra_files={EXTRA: metadata.to_json()})
         return buffer.getvalue()
 
-    model = engine.translated(graph, open_axes(program), args.checkpoint)
+    model = translated(graph, open_axes(program), args.checkpoint)
     if metadata.precision == "int8":
         inputs = list(calibration_inputs(loaded, metadata, args.verify))
-        model = engine.quantised(model, inputs)
-    return engine.content(model, metadata, args.out)
+        model = quantised(model, inputs)
+    return onnx_content(model, metadata, args.out)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -34,10 +34,7 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     if is_exported(path):
         engine = ExportedEngine(OnnxFile(Path(path)))
     else:
-        loaded = load_model(path, device=device)
-        train = loaded.config.train
-        distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
-        engine = TorchEngine(loaded)
+        engine = TorchEngine(load_model(path, device=device))
 
     batch_size = BATCH_SIZE_GPU if on_gpu else BATCH_SIZE
     items = list(islice(Inputs([args.images]), args.count))
@@ -69,8 +66,8 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     jobs: dict[str, Callable[[], None]] = {
         "decode": decode,
         "model": score,
-        "predict": partial(answer, Predictor(engine, rule, device)),
-        "one_process": partial(answer, Predictor(engine, rule, device, workers=0)),
+        "predict": partial(answer, Predictor(engine, rule)),
+        "one_process": partial(answer, Predictor(engine, rule, workers=0)),
     }
 
     yield {"images": len(items), "workers": processors()}

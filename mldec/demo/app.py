@@ -26,22 +26,21 @@ from torch import Tensor
 
 from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
+from mldec.checkpoint.open_vocabulary import class_names, read_classes
 from mldec.data.images import read_image
 from mldec.data.types import Classes
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
+from mldec.evaluation import DEFAULT_THRESHOLD, decided
 from mldec.predict.engine import (
-    DEFAULT_THRESHOLD,
     Engine,
     ExportedEngine,
     OnnxFile,
     TorchEngine,
     check_exported_options,
-    decided,
     is_exported,
 )
 from mldec.predict.heat_maps import Explainer, heated
-from mldec.predict.run import class_names, read_classes
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model
 from mldec.runtime.devices import Precision
@@ -81,10 +80,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
             classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
         engine = ExportedEngine(exported, classes)
     else:
-        device = distributed.pick_device(args.device)
-        loaded = load_model(**chosen_model(args), device=device)
-        train = loaded.config.train
-        distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
+        loaded = load_model(**chosen_model(args), device=distributed.pick_device(args.device))
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
         if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
             option = "--class-names" if loaded.classes.queries is None else "--vectors"

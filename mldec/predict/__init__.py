@@ -169,21 +169,15 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
 def opened(path: str | Path, options: Mapping[str, Any], content: str = "top") -> tuple[Any, Any]:
     """Return the engine of a checkpoint, with options of `load`, and the rule of its answers."""
     from mldec.predict.answers import chosen_rule
-    from mldec.predict.engine import check_exported_options, is_exported
-    from mldec.predict.run import check_class_options, open_engine
-    from mldec.runtime.distributed import pick_device
+    from mldec.predict.engine import open_engine
 
     args = parser().parse_args([str(path)])
     for name, value in options.items():
         if name not in OF_LOAD:
             raise ConfigError(f"{name}: there is no such option{suggest(name, list(OF_LOAD))}")
         setattr(args, name, value)
-    check_class_options(args)
-    if is_exported(args.checkpoint):
-        check_exported_options(args, "views")
-    engine = open_engine(args, pick_device(args.device))
-    limits = {"top": args.top, "threshold": args.threshold}
-    return engine, chosen_rule(engine.classes, engine.thresholds, content=content, **limits)
+    engine = open_engine(args)
+    return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable, visible
 from mldec.evaluators.multi_label import top_k
 from mldec.predict.engine import Engine
-from mldec.predict.heat_maps import Explainer, Finding, Typeface, draw, file_name, save
+from mldec.predict.heat_maps import Explainer, Finding, Font, draw, file_name, save
 from mldec.predict.inputs import Decoded, Decoder, Item, decoded, read_item
 from mldec.runtime.devices import Copies, one_late, processors
 from mldec.runtime.facts import explain_out_of_memory
@@ -110,27 +110,17 @@ class Rule:
 
 
 def chosen_rule(
-    classes: Classes,
-    stored: Sequence[float] | None,
-    *,
-    content: str,
-    top: int | None,
-    threshold: float | None,
+    engine: Engine, *, content: str, top: int | None = None, threshold: float | None = None
 ) -> Rule:
-    """Return the rule that the options of a command line stand for.
-
-    `stored` are the thresholds [K] of the checkpoint; an option is None if it is not given.
-    """
-    kind, without = Content(content), "has no effect with --content"
+    """Return the rule that the options of a command line stand for; None if one is not given."""
+    kind, classes, stored = Content(content), engine.classes, engine.thresholds
     is_decision = kind is Content.DECISIONS
-    if top is not None and kind is not Content.TOP:
-        raise ConfigError(f"--top {without} {content}: leave it out")
-    if threshold is not None and kind is Content.SCORES:
-        raise ConfigError(f"--threshold {without} scores: leave it out")
-    if is_decision and classes.exclusive and threshold is not None:
-        raise ConfigError(
-            "--threshold has no effect on the decision of an image with one label: leave it out"
-        )
+    for option, value, is_idle in (
+        ("--top", top, kind is not Content.TOP),
+        ("--threshold", threshold, kind is Content.SCORES or (is_decision and classes.exclusive)),
+    ):
+        if value is not None and is_idle:
+            raise ConfigError(f"{option} has no effect with --content {content}: leave it out")
     if is_decision and not classes.exclusive and threshold is None and stored is None:
         raise ConfigError(
             "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
@@ -173,8 +163,8 @@ def entries(rule: Rule, row: Row) -> dict[str, Any]:
 class Pictures:
     """Draw images and where the model looked, a file per image."""
 
-    def __init__(self, loaded: Loaded, folder: Path, typeface: Typeface) -> None:
-        self._loaded, self._folder, self._typeface = loaded, folder, typeface
+    def __init__(self, loaded: Loaded, folder: Path, letters: Sequence[Font]) -> None:
+        self._loaded, self._folder, self._letters = loaded, folder, letters
         self._device = next(loaded.model.parameters()).device
         size = loaded.transform.image_size
         self._advice = (
@@ -200,7 +190,7 @@ class Pictures:
             Finding(prediction.name, prediction.score, class_heat.numpy())
             for prediction, class_heat in zip(predictions, heat, strict=True)
         ]
-        sheet = draw(seen, name.name, findings, self._explainer.method, self._typeface)
+        sheet = draw(seen, name.name, findings, self._explainer.method, self._letters)
 
         target = self._folder / file_name(name)
         save(sheet, target)
@@ -226,7 +216,6 @@ class Predictor:
         self,
         engine: Engine,
         rule: Rule,
-        device: torch.device,
         *,
         batch_size: int | None = None,
         workers: int | None = None,
@@ -236,7 +225,7 @@ class Predictor:
     ) -> None:
         self._engine, self._rule = engine, rule
         self._features, self._pictures = features, pictures
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu = engine.device.type == "cuda"
         self.batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
         if workers is None:
             workers = processors() if self._on_gpu or processors() > 1 else 0

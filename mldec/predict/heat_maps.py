@@ -1,29 +1,24 @@
 """Show where a model looked: heat maps per class, and pictures of them."""
 
 import hashlib
-import io
 import math
 import os
 import re
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from mldec.errors import ConfigError, visible
+from mldec.errors import ConfigError, refusing, visible
 from mldec.heads.gap import GAP
 from mldec.heads.layers import Attention, DecoderLayer
 from mldec.heads.words import WordGAP
 from mldec.model import Classifier
-from mldec.runtime.results import write_file
+from mldec.runtime.results import replacing
 
 Wanted = Sequence[Sequence[int]]  # classes of each image
 # model, tokens [B, N, C], classes, word queries -> relevance [C_i, N] of each image
@@ -86,24 +81,23 @@ def through_attention(
     def note(layer: Any, inputs: Any, outputs: Any) -> None:
         calls[layer] = inputs, outputs[0]
 
-    with ExitStack() as stack:
-        for layer in layers:
-            hook = layer.register_forward_hook(note)
-            stack.callback(hook.remove)
-        logits, _ = _differentiable(model, tokens, queries)
-
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    logits, _ = _differentiable(model, tokens, queries)
+    for hook in hooks:
+        hook.remove()
     weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
-    attended = [calls[layer][1] for layer in layers]
-    relevance = _zeros(tokens, classes)
-    for rank, (images, gradients) in enumerate(_gradients(model, logits, attended, classes)):
+
+    def relevance(gradients: Sequence[Tensor]) -> Tensor:
         summed = torch.zeros(tokens.shape[:2], device=tokens.device)
         for layer, weight, gradient in zip(layers, weights, gradients, strict=True):
             value = calls[layer][0][2]
             product = weight * layer.weight_gradients(value, gradient)
             summed += product.relu().mean(1).sum(1)
-        for image in images:
-            relevance[image][rank] = summed[image]
-    return relevance
+        return summed
+
+    return _per_class(
+        model, tokens, logits, [calls[layer][1] for layer in layers], classes, relevance
+    )
 
 
 @torch.no_grad()
@@ -118,12 +112,10 @@ def times_tokens(
     """
     logits, inputs = _differentiable(model, tokens, queries)
 
-    relevance = _zeros(tokens, classes)
-    for rank, (images, [gradient]) in enumerate(_gradients(model, logits, [inputs], classes)):
-        products = tokens.shape[1] * (gradient * inputs).float().sum(-1)
-        for image in images:
-            relevance[image][rank] = products[image]
-    return relevance
+    def relevance(gradients: Sequence[Tensor]) -> Tensor:
+        return tokens.shape[1] * (gradients[0] * inputs).float().sum(-1)
+
+    return _per_class(model, tokens, logits, [inputs], classes, relevance)
 
 
 def _cross_attentions(model: Classifier) -> list[Attention]:
@@ -140,13 +132,18 @@ def _differentiable(
         return model.classify(inputs, queries), inputs
 
 
-def _gradients(
-    model: Classifier, logits: Tensor, inputs: list[Tensor], classes: Wanted
-) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
-    """Yield gradients of the first class of every image, then of the second, and so on.
+def _per_class(
+    model: Classifier,
+    tokens: Tensor,
+    logits: Tensor,
+    inputs: Sequence[Tensor],
+    classes: Wanted,
+    relevance: Callable[[Sequence[Tensor]], Tensor],
+) -> list[Tensor]:
+    """Return the relevance [B, N] that gradients of a logit give, for the classes of each image.
 
-    The images of a batch do not depend on each other: one backward pass serves all of them. With
-    the images that have such a class, there is the gradient of its logit per input, [B, ...].
+    The images of a batch do not depend on each other: one backward pass serves the first class of
+    all of them, another one the second, and so on.
     """
     if not logits.requires_grad:
         raise ConfigError(
@@ -154,16 +151,16 @@ def _gradients(
             f"this head are made of"
         )
 
+    count = tokens.shape[1]
+    of_images = [tokens.new_zeros(len(own), count, dtype=torch.float32) for own in classes]
     for rank in range(max(map(len, classes), default=0)):
         images = [image for image, wanted in enumerate(classes) if rank < len(wanted)]
         chosen = torch.zeros_like(logits)
         chosen[images, [classes[image][rank] for image in images]] = 1
-        yield images, torch.autograd.grad(logits, inputs, chosen, retain_graph=True)
-
-
-def _zeros(tokens: Tensor, classes: Wanted) -> list[Tensor]:
-    """Return zeros [C, N] for each image and its C classes."""
-    return [tokens.new_zeros(len(own), tokens.shape[1], dtype=torch.float32) for own in classes]
+        values = relevance(torch.autograd.grad(logits, inputs, chosen, retain_graph=True))
+        for image in images:
+            of_images[image][rank] = values[image]
+    return of_images
 
 
 MAP_SIZE = 32  # pixels per side of a heat map, whatever the number of tokens
@@ -229,14 +226,11 @@ class Explainer:
         with torch.no_grad():
             tokens = self.model.backbone(images)
 
-        relevance = self._relevance(self.model, tokens, classes, self.queries)
-        return [self.place(per_class) for per_class in relevance]
-
-    def place(self, relevance: Tensor) -> Tensor:
-        """Draw the relevance of tokens [C, N] where they look: a map per row, see `maps`."""
+        # Each token is drawn where it looks.
         across, down = self._placing
-        grid = relevance.float().relu().unflatten(1, (self._side, self._side))
-        return (down @ grid @ across.T).cpu()
+        relevance = self._relevance(self.model, tokens, classes, self.queries)
+        grids = [of.relu().unflatten(1, (self._side, self._side)) for of in relevance]
+        return [(down @ grid.float() @ across.T).cpu() for grid in grids]
 
 
 def _side(num_tokens: int) -> int:
@@ -298,8 +292,7 @@ OPAQUE = 0.7  # of the colours at the maximum of a map; 0 where it is 0
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A class that the model named, and where it looked."""
 
     name: str
@@ -307,54 +300,25 @@ class Finding:
     heat: np.ndarray  # float [h, w], >= 0, over the whole image that is drawn
 
 
-class Typeface:
-    """A font in several sizes, and what it can write."""
+def fonts(file: str | None = None) -> list[Font]:
+    """Return the font of a file, or that of Pillow, for names, scores and notes."""
+    sizes = (NAME_SIZE, SCORE_SIZE, NOTE_SIZE)
+    if file is None:
+        return [ImageFont.load_default(size) for size in sizes]
+    with refusing(f"--font {file}", ConfigError, remedy="name a .ttf or .otf file"):
+        return [ImageFont.truetype(file, size) for size in sizes]
 
-    def __init__(self, file: str | None = None) -> None:
-        self._file = file
-        self.at = cache(self._at)
-        self._lacks = cache(self._is_missing)
-        try:
-            self.at(NAME_SIZE)
-        except OSError as error:
-            raise ConfigError(
-                f"--font {file}: not a font that can be read ({error}); name a .ttf or .otf file"
-            ) from error
 
-    def _at(self, size: int) -> Font:
-        if self._file is None:
-            return ImageFont.load_default(size)
-        return ImageFont.truetype(self._file, size)
-
-    def _is_missing(self, letter: str) -> bool:
-        """Tell whether the font draws the same for this letter as for one that cannot exist."""
-        font = self.at(NAME_SIZE)
-        return bytes(font.getmask(letter)) == bytes(font.getmask("\uffff"))
-
-    def writable(self, text: str) -> str:
-        """Replace letters that the font lacks: by the letter without its accent, else by `?`."""
-        letters = []
-        for letter in unicodedata.normalize("NFC", visible(text)):
-            plain = unicodedata.normalize("NFKD", letter)[0]
-            letters.append(next((one for one in (letter, plain) if not self._lacks(one)), "?"))
-        return "".join(letters)
-
-    def fitted(self, text: str, size: int, width: float) -> str:
-        """Return a text that this font can write within a width in pixels, shortened if need be."""
-        whole, font = self.writable(text), self.at(size)
-        cuts = (f"{whole[:length]}..." for length in range(len(whole), 0, -1))
-        return next((cut for cut in (whole, *cuts) if font.getlength(cut) <= width), "...")
-
-    def lines(self, text: str, size: int, width: float) -> list[str]:
-        """Break a text into lines of at most a width in pixels."""
-        lines = [""]
-        for word in self.writable(text).split():
-            longer = f"{lines[-1]} {word}".strip()
-            if self.at(size).getlength(longer) > width and lines[-1]:
-                lines.append(word)
-            else:
-                lines[-1] = longer
-        return lines
+def _lines(text: str, font: Font, width: float) -> list[str]:
+    """Break a text into lines of at most a width in pixels."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) > width and lines[-1]:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def file_name(path: Path) -> str:
@@ -370,50 +334,49 @@ def file_name(path: Path) -> str:
 
 
 def draw(
-    image: Image.Image, title: str, findings: Sequence[Finding], method: str, typeface: Typeface
+    image: Image.Image, title: str, findings: Sequence[Finding], method: str, fonts: Sequence[Font]
 ) -> Image.Image:
     """Draw an image, and beside it a panel per class with the heat map over it."""
     scale = PANEL / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(size, Image.Resampling.LANCZOS)
+    panels = [_panel(image, title, "" if findings else "no class named", fonts)]
+    for one in findings:
+        panels.append(_panel(heated(image, one.heat), one.name, f"{one.score:.3f}", fonts))
 
-    cell = max(image.width, NARROWEST)
-    caption = round(1.35 * NAME_SIZE + 1.5 * SCORE_SIZE)
-    panel_height = image.height + caption
-    count = 1 + len(findings)
-    rows = math.ceil(count / COLUMNS)
-    columns = math.ceil(count / rows)  # five panels are three and two, not four and one
-    width = SPACING + columns * (cell + SPACING)
-
+    rows = math.ceil(len(panels) / COLUMNS)
+    columns = math.ceil(len(panels) / rows)  # five panels are three and two, not four and one
+    across, down = panels[0].width + SPACING, panels[0].height + SPACING
+    width = SPACING + columns * across
     note = (
         f"Bright: where the model looked; each map is scaled to its own maximum. "
         f"{method[0].upper()}{method[1:]}."
     )
-    notes = typeface.lines(note, NOTE_SIZE, width - 2 * SPACING) if findings else []
+    notes = _lines(note, fonts[2], width - 2 * SPACING) if findings else []
     line = round(1.4 * NOTE_SIZE)
-    height = SPACING + rows * (panel_height + SPACING) + len(notes) * line + SPACING * bool(notes)
+    height = SPACING + rows * down + len(notes) * line + SPACING * bool(notes)
 
     sheet = Image.new("RGB", (width, height), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    panels = [(image, title, "" if findings else "no class named")]
-    panels += [(heated(image, one.heat), one.name, f"{one.score:.3f}") for one in findings]
-
-    for number, (panel, name, below) in enumerate(panels):
+    for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
-        left = SPACING + column * (cell + SPACING)
-        top = SPACING + row * (panel_height + SPACING)
-        sheet.paste(panel, (left, top))
-
-        baseline = top + image.height + round(0.3 * NAME_SIZE)
-        text = typeface.fitted(name, NAME_SIZE, cell)
-        pen.text((left, baseline), text, INK, typeface.at(NAME_SIZE))
-        baseline += round(1.3 * NAME_SIZE)
-        pen.text((left, baseline), below, PALE, typeface.at(SCORE_SIZE))
-
+        sheet.paste(panel, (SPACING + column * across, SPACING + row * down))
     for number, text in enumerate(notes):
         top = height - SPACING - (len(notes) - number) * line
-        pen.text((SPACING, top), text, PALE, typeface.at(NOTE_SIZE))
+        ImageDraw.Draw(sheet).text((SPACING, top), text, PALE, fonts[2])
     return sheet
+
+
+def _panel(picture: Image.Image, name: str, below: str, fonts: Sequence[Font]) -> Image.Image:
+    """Return a picture with two lines of text below it."""
+    caption = round(1.35 * NAME_SIZE + 1.5 * SCORE_SIZE)
+    size = (max(picture.width, NARROWEST), picture.height + caption)
+    panel = Image.new("RGB", size, PAPER)
+    panel.paste(picture)
+    top = picture.height + round(0.3 * NAME_SIZE)
+    pen = ImageDraw.Draw(panel)
+    pen.text((0, top), visible(name), INK, fonts[0])
+    pen.text((0, top + round(1.3 * NAME_SIZE)), below, PALE, fonts[1])
+    return panel
 
 
 def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
@@ -436,6 +399,5 @@ def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
 
 def save(picture: Image.Image, path: Path) -> None:
     """Write a picture as a JPEG file, completely or not at all."""
-    content = io.BytesIO()
-    picture.save(content, "JPEG", quality=QUALITY, subsampling=0)
-    write_file(path, content.getvalue())
+    with replacing(path) as file:
+        picture.save(file, "JPEG", quality=QUALITY, subsampling=0)

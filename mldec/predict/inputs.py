@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
@@ -25,7 +24,7 @@ from mldec.data.images import FORMATS, load_image, read_image
 from mldec.data.loader import START, share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import ConfigError, DataError, brief, refusing, visible
-from mldec.predict import storage
+from mldec.runtime import storage
 from mldec.runtime.cli import require
 from mldec.runtime.results import STANDARD_OUTPUT
 from mldec.runtime.text import open_binary
@@ -34,7 +33,6 @@ STANDARD_INPUT = STANDARD_OUTPUT  # the same sign
 TAR = ".tar"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
 COLUMNS = ("image", "path", "url", "bytes")  # of a table, if --column does not say
-CORRECT = "correct it"
 ROWS = 256  # of a Parquet list in memory at a time: they may hold images
 
 
@@ -67,23 +65,15 @@ class Inputs:
     ) -> None:
         if not paths and listing is None:
             raise ConfigError("no image is named: pass files, folders, tar files or --list FILE")
-        for option, value in (("--column", column), ("--root", root)):
-            if value is not None and listing is None:
-                raise ConfigError(f"{option} has no effect without --list: leave it out")
-
         self._paths, self._listing = list(paths), listing or ""
         self._column, self._root = column, root
         self._kind = Path(self._listing).suffix.lower()
-        if column is not None and self._kind not in (".csv", ".parquet"):
-            raise ConfigError(
-                f"--column has no effect: --list {listing} is no .csv or .parquet file"
-            )
         if self._kind == ".parquet":
             require(f"--list {listing}", "parquet", "pyarrow")
         self._check()
 
     def __iter__(self) -> Iterator[Item]:
-        return (item for _, item in self.divided(1))
+        return self.of(0, 1)
 
     def divided(self, shards: int, only: int | None = None) -> Iterator[tuple[int, Item]]:
         """Yield the images with the number of the shard, of so many, that answers them.
@@ -149,12 +139,12 @@ class Inputs:
             return Item(name, f"{self._root.rstrip('/')}/{name}")
         return Item(name, str(Path(self._root, name)))
 
-    def _column_of(self, names: list[str]) -> int:
-        """Return the index of the column of images among those of a table."""
+    def _column_of(self, names: Sequence[str]) -> str:
+        """Return the column of images among those of a table."""
         wanted = COLUMNS if self._column is None else (self._column,)
         for name in wanted:
             if name in names:
-                return names.index(name)
+                return name
         raise DataError(
             f"--list {self._listing}: it has no column {' or '.join(wanted)}; "
             f"pass --column with one of {visible(', '.join(names))[:200]!r}"
@@ -162,7 +152,10 @@ class Inputs:
 
     def _listed(self, shards: int, only: int | None) -> Iterator[tuple[int, Item]]:
         """Yield the images of the list with their shards, see `divided`."""
-        with ExitStack() as stack, refusing(f"--list {self._listing}", DataError, remedy=CORRECT):
+        with (
+            ExitStack() as stack,
+            refusing(f"--list {self._listing}", DataError, remedy="correct it"),
+        ):
             file: IO[bytes] = sys.stdin.buffer
             if self._listing != STANDARD_INPUT:
                 file = stack.enter_context(storage.opened(self._listing))
@@ -174,17 +167,12 @@ class Inputs:
                 yield row % shards, self._rooted(path)
 
     def _of_csv(self, file: IO[bytes]) -> Iterator[str]:
-        """Yield the paths in a column of a CSV file."""
+        """Return the paths in a column of a CSV file."""
         # Bytes of a path that are not UTF-8 come through as in the names of files.
         text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-        reader = csv.reader(text, strict=True)
-        header = next(reader, [])
-        column = self._column_of(header)
-        for fields in filter(None, reader):
-            if len(fields) != len(header):
-                counts = f"{len(fields)} columns, not {len(header)}"
-                raise ValueError(f"line {reader.line_num} has {counts}")
-            yield fields[column]
+        reader = csv.DictReader(text, restval="", strict=True)
+        column = self._column_of(reader.fieldnames or [])
+        return (row[column] for row in reader)
 
     def _of_parquet(
         self, file: IO[bytes], shards: int, only: int | None
@@ -194,7 +182,7 @@ class Inputs:
 
         table = ParquetFile(file)
         total, names = table.metadata.num_rows, table.schema_arrow.names
-        columns = [names[self._column_of(names)]]
+        columns = [self._column_of(names)]
         # What names an image beside its bytes.
         columns += [name for name in COLUMNS[:2] if name in names and name not in columns][:1]
 
@@ -239,14 +227,8 @@ def _of_lines(file: IO[bytes]) -> Iterator[str]:
         mark = b""
 
 
-@cache
-def _suffixes() -> set[str]:
-    """Return the endings of files of images, in lower case."""
-    return {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
-
-
 def _is_image(name: str) -> bool:
-    return Path(name).suffix.lower() in _suffixes()
+    return Image.registered_extensions().get(Path(name).suffix.lower()) in FORMATS
 
 
 def _is_tar(item: Item) -> bool:

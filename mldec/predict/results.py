@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, islice, tee, zip_longest
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from mldec.errors import ConfigError, DataError, refusing, visible, writing
-from mldec.predict import storage
 from mldec.predict.answers import Content, Row, Rule, entries, named
 from mldec.predict.inputs import Inputs, Item
+from mldec.runtime import storage
 from mldec.runtime.results import ResultFile, to_json
 from mldec.runtime.run_folder import RunLock
 
@@ -165,8 +165,8 @@ def write(kind: str, rule: Rule, lines: Callable[[], Lines], file: BinaryIO) -> 
         file.writelines(text.encode() for text in TEXTS[kind](rule, lines()))
 
 
-def stream(targets: Mapping[str, str], rule: Rule, lines: Lines) -> None:
-    """Write each line at once to standard output or devices; their kinds are `TEXTS`.
+def stream(kind: str, target: str, rule: Rule, lines: Lines) -> None:
+    """Write each line at once to standard output or a device; the kind is one of `TEXTS`.
 
     A list is completed however the lines end.
     """
@@ -178,20 +178,15 @@ def stream(targets: Mapping[str, str], rule: Rule, lines: Lines) -> None:
         except BaseException as error:
             faults.append(error)
 
-    files = [ResultFile(target) for target in targets.values()]
-    # The first copy counts where there is no target.
-    first, *copies = tee(until_end(), 1 + len(files))
-    texts = [TEXTS[kind](rule, copy) for kind, copy in zip(targets, copies, strict=True)]
-    for _, *added in zip_longest(first, *texts, fillvalue=""):
-        for file, text in zip(files, added, strict=True):
-            file.write(str(text), flush=True)
-    for file in files:
-        file.commit()
+    file = ResultFile(target)
+    for text in TEXTS[kind](rule, until_end()):
+        file.write(text, flush=True)
+    file.commit()
     if faults:
         raise faults[0]
 
 
-FORMAT = 3  # of records and lines; raise it when their meaning changes
+VERSION = 3  # of records and lines; raise it when their meaning changes
 CHUNK = 100_000  # rows of a Parquet file of a shard
 FLUSHED_ROWS, FLUSHED_SECONDS = 1000, 30.0  # at most these are answered again after a crash
 RECORD, JOURNAL = ".run.json", ".progress"  # what stands beside a result file
@@ -204,7 +199,6 @@ class Record:
     """How rows are made, and once all are there what they are."""
 
     made_with: dict[str, Any]  # all that decides on them, by the names that users know
-    format: int = FORMAT
     images: int | None = None  # None until all are there
     errors: int = 0  # images without an answer
     names: str = ""  # hash of the names of the images
@@ -218,27 +212,24 @@ class Record:
         """Return the record in a file; None if there is none."""
         if not storage.exists(path):
             return None
-        with refusing(path, DataError, remedy="restore it, or pass --overwrite to begin anew"):
-            with storage.opened(path) as file:
-                record = cls(**json.loads(file.read()))
-            if record.format != FORMAT or not isinstance(record.made_with, dict):
-                raise ValueError("it is of another version")
-        return record
+        remedy = "restore it, or pass --overwrite to begin anew"
+        with refusing(path, DataError, remedy=remedy), storage.opened(path) as file:
+            return cls(**json.loads(file.read()))
 
     def compare(self, target: str, now: dict[str, Any]) -> None:
         """Raise a `ConfigError` if a result is made otherwise now."""
         for key in {**self.made_with, **now}:
-            if self.made_with.get(key) != now.get(key):
+            before, after = self.made_with.get(key), now.get(key)
+            if before != after:
                 raise ConfigError(
-                    f"{target} was begun with {key} {_shown(self.made_with.get(key))}, "
-                    f"not {_shown(now.get(key))}: name another file, or pass --overwrite"
+                    f"{target} was begun with {key} {_shown(before)}, not {_shown(after)}: "
+                    f"name another file, or pass --overwrite"
                 )
 
 
 def _shown(value: Any) -> str:
-    """Return a value of a record in a message."""
-    text = visible(json.dumps(value)) if value is not None else "none"
-    return text if len(text) <= 100 else f"{text[:100]}..."
+    """Return the beginning of a value of a record, for messages."""
+    return "none" if value is None else visible(json.dumps(value))[:100]
 
 
 def changed(target: str, where: str) -> DataError:
@@ -283,26 +274,17 @@ class Journal:
         else:
             earlier.compare(self.target, self._made_with)
 
-        whole = size = 0
-        uncertain: list[Item] = []  # images since the end of a batch
-        with self.rows.open("rb") as file:
-            for line in file:
-                try:
-                    name = row_of(line if line.endswith(b"\n") else b"")["image"]
-                except (ValueError, TypeError, LookupError):
-                    break
-                item = next(items, None)
+        with self.rows.open("rb+") as file:
+            self.images = sum(1 for _ in takewhile(_is_whole, file))
+            if earlier is None or self.images != earlier.images:
+                self.images -= self.images % batch
+            file.seek(0)
+            for number, line in enumerate(islice(file, self.images), 1):
+                item, name = next(items, None), row_of(line)["image"]
                 if item is None or named(item.name)["image"] != name:
-                    raise changed(self.target, f"number {self.images + 1:,} is another one")
-                size += len(line)
-                uncertain.append(item)
-                self.images += 1
-                if self.images % batch == 0 or (earlier and self.images == earlier.images):
-                    whole = size
-                    uncertain.clear()
-        self.images -= len(uncertain)
-        os.truncate(self.rows, whole)
-        return chain(uncertain, items)
+                    raise changed(self.target, f"number {number:,} is another one")
+            file.truncate(file.tell())
+        return items
 
     def add(self, line: bytes) -> None:
         """Take the row of the next image."""
@@ -314,17 +296,23 @@ class Journal:
 
     def flush(self) -> None:
         """Bring all rows to the disk."""
+        # They are tried once: after a full disk the last line may be a part of one.
+        waiting, self._waiting = self._waiting, []
         with writing(self.folder), self.rows.open("ab") as file:
-            file.writelines(self._waiting)
+            file.writelines(waiting)
             file.flush()
             os.fsync(file.fileno())
-        self._waiting.clear()
         self._flushed = time.monotonic()
 
     def finish(self) -> None:
         """Note that all rows are there."""
         record = Record(made_with=self._made_with, images=self.images)
         record.write(str(self.folder / HOW))
+
+
+def _is_whole(line: bytes) -> bool:
+    """Tell whether a line was written to its end; disks that lose their power leave zeros."""
+    return line.startswith(b"{") and line.endswith(b"\n")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from mldec.data.images import upright
@@ -74,8 +73,7 @@ class Tagger:
         if key not in _opened:
             _opened[key] = opened(self._checkpoint, self._options, self._content)
         engine, rule = _opened[key]
-        device = getattr(engine, "device", torch.device("cpu"))
-        predictor = Predictor(engine, rule, device, batch_size=self._batch_size, workers=0)
+        predictor = Predictor(engine, rule, batch_size=self._batch_size, workers=0)
         rows = predictor.rows(iter(items), StopRequest())
         cells = [cells_of(entries(rule, row)) for row in rows]
 

@@ -158,7 +158,7 @@ def test_the_same_command_goes_on(name, cli, best, photos, monkeypatch):
 
     monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:0")
     monkeypatch.setattr(patches, "forwards", 0)
-    folder = Path("again", "r.jsonl.progress", "0-of-1")
+    folder = Path("again", "r.jsonl.progress", "0")
     with RunLock(folder, of_run=False) as lock:
         lock.take()
         status, _, err = cli(*words)
@@ -293,13 +293,12 @@ def test_a_checkpoint_without_thresholds_is_named(cli, best, photos):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--parquet", "-"], "--parquet -: it must be a file"),
-        (["--jsonl", "-", "--csv", "x.csv"], "is written at the end and a pipe row by row"),
-        (["--json", "-", "--jsonl", "-"], "cannot write two results to -"),
+        (["--parquet", "-"], "standard output takes one of --jsonl, --json, --csv alone"),
+        (["--jsonl", "-", "--csv", "x.csv"], "standard output takes one of --jsonl, --json, --csv"),
         (["--content", "scores", "--top", "3"], "--top has no effect with --content scores"),
         (["--content", "decisions"], "the checkpoint has no thresholds; pass --threshold"),
         (["--jsonl", "missing/p.jsonl"], "there is no folder"),
-        (["--pictures", "p", "--font", "photos/0.png"], "0.png: not a font"),
+        (["--pictures", "p", "--font", "photos/0.png"], "0.png cannot be used (OSError: unknown file format); name a .ttf"),
         (["--features", "f.npy", "--views", "flip"], "of a single view of an image: leave --views"),
     ],
 )
@@ -356,11 +355,10 @@ def test_the_last_process_of_torchrun_joins_the_rows(cli, best, photos, monkeypa
 
     # Another number of processes does not go on.
     again = [*words, "--jsonl", "b.jsonl"]
-    monkeypatch.setenv("RANK", "1")
     cli(*again)
     monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
-    one_line(cli.fault(*again), "b.jsonl was begun by 3 processes, not 1: start as many again, or")
+    one_line(cli.fault(*again), "b.jsonl was begun with the number of processes 3, not 1")
 
 
 def test_a_shard_takes_its_number_from_one_source(monkeypatch):
@@ -409,8 +407,7 @@ def test_shards_that_do_not_fit_are_one_line(cli, best, photos):
         ([*words, "--jsonl", "r.jsonl", "--merge", "parts"], "part-00000-of-00003.jsonl is not co"),
         ([*words, "--jsonl", "r.jsonl", "--merge", "photos"], "--merge photos: there are no parts"),
         ([*words, "--merge", "parts"], "--merge has no effect without a result file"),
-        ([*part, "0/3", "--merge", "parts"], "--merge is for one process, and no shard"),
-        ([*words, "--jsonl", "https://x/r.jsonl"], "no file can be written there"),
+        ([*words, "--jsonl", "https://x/r.jsonl"], "no result can be written to the web"),
         ([*words, "--jsonl", "xyz://x/r.jsonl"], "the scheme xyz:// is unknown; choose one of s3"),
         (["predict", best, "xyz://x", *SHARED], "the scheme xyz:// is unknown; choose one of s3"),
     ):

@@ -19,7 +19,7 @@ from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.predict import answers, heat_maps
 from mldec.predict.answers import Pictures, Prediction
-from mldec.predict.heat_maps import Explainer, Typeface, file_name, heated, save
+from mldec.predict.heat_maps import Explainer, file_name, fonts, heated, save
 from mldec.predict.inputs import Item
 
 IN, CLASSES, SIDE = 6, 7, 3
@@ -307,7 +307,7 @@ def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop
     loaded = networks.loaded(size=64, crop=crop)
     assert loaded.transform == EvalTransform(image_size=64, crop=crop)
 
-    pictures = Pictures(loaded, tmp_path / "drawn", Typeface())
+    pictures = Pictures(loaded, tmp_path / "drawn", fonts())
     target = pictures.add(Item(path, path), [Prediction(1, loaded.classes.names[1], 0.5)])
     assert target.is_file()
     [image] = drawn
@@ -320,4 +320,4 @@ def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop
 
     monkeypatch.setattr(loaded.model.backbone, "forward", full)
     with pytest.raises(OutOfMemoryError, match="a heat map of one image of 64 pixels; leave --pic"):
-        Pictures(loaded, tmp_path, Typeface())
+        Pictures(loaded, tmp_path, fonts())

@@ -15,8 +15,9 @@ from pictures import picture
 from support import assert_same_rows, one_line
 
 from mldec.errors import DataError
-from mldec.predict import results, storage
+from mldec.predict import results
 from mldec.predict.inputs import Inputs, read_item
+from mldec.runtime import storage
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
