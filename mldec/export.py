@@ -42,6 +42,7 @@ from torch.overrides import TorchFunctionMode
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.open_vocabulary import check_class_options, with_classes
 from mldec.config import build
+from mldec.data.decode import read_item
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import DataModule, StoredImages, fixed_sample, picture
 from mldec.errors import (
@@ -57,7 +58,7 @@ from mldec.errors import (
 from mldec.evaluation import DEFAULT_THRESHOLD, decided, probabilities, scores
 from mldec.evaluators.average_precision import average_precision
 from mldec.predict.engine import INPUTS, KEY, ONNX, OUTPUTS, SILENT, Metadata, OnnxFile, arrays
-from mldec.predict.inputs import Inputs, read_item
+from mldec.predict.inputs import Inputs
 from mldec.runtime import cli, facts
 from mldec.runtime.results import check_targets, replacing
 from mldec.runtime.torch_files import sha256_of

@@ -40,11 +40,10 @@ from mldec.predict.engine import (
     check_exported_options,
     is_exported,
 )
-from mldec.predict.heat_maps import Explainer, heated
+from mldec.predict.heat_maps import heated
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model
 from mldec.runtime.devices import Precision
-from mldec.runtime.facts import explain_out_of_memory
 from mldec.runtime.pages import data_url, template
 
 MiB = 2**20
@@ -181,7 +180,6 @@ class Answerer:
         self.engine = engine
         self._vectors = vectors
         self._engine_of = lru_cache(CLASS_LISTS)(self._make_engine)
-        self._explainer_of = lru_cache(1)(_explainer_of)
 
     @property
     def model(self) -> Model:
@@ -248,16 +246,14 @@ class Answerer:
         if settings.heat_maps and isinstance(engine, TorchEngine):
             shown = [item for item in predictions if item.present][:HEAT_MAPS] or predictions[:1]
             indices = [engine.classes.names.index(item.name) for item in shown]
-            with explain_out_of_memory(lambda: "out of memory: a heat map needs more"):
-                explainer = self._explainer_of(engine)
-                [maps] = explainer.maps(pixels.to(engine.device), [indices])
+            [maps] = engine.heat_maps(pixels, [indices])
 
             picture.thumbnail((HEAT_PICTURE, HEAT_PICTURE))
             for item, heat in zip(shown, maps.numpy(), strict=True):
                 item.heat = heat.round(HEAT_DIGITS).tolist()
                 if settings.pictures:
                     item.heat_picture = data_url(heated(picture, heat), quality=QUALITY)
-            row.seen, row.heat_method = [*seen], explainer.method
+            row.seen, row.heat_method = [*seen], engine.explainer.method
         row.predictions = predictions
 
     def _make_engine(self, classes: str) -> Engine:
@@ -273,10 +269,6 @@ class Answerer:
         # What strangers type is not written to this machine.
         named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
         return self.engine.for_classes(named)
-
-
-def _explainer_of(engine: TorchEngine) -> Explainer:
-    return Explainer(engine.loaded.model, engine.image_size, engine.loaded.classes.queries)
 
 
 def application(answerer: Answerer, names: Iterable[str] = (), token: str | None = None) -> FastAPI:

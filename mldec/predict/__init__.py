@@ -166,7 +166,7 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
     return predicted
 
 
-def opened(path: str | Path, options: Mapping[str, Any], content: str = "top") -> tuple[Any, Any]:
+def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
     """Return the engine of a checkpoint, with options of `load`, and the rule of its answers."""
     from mldec.predict.answers import chosen_rule
     from mldec.predict.engine import open_engine

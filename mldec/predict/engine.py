@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, brief, refusing
 from mldec.evaluation import probabilities, stored_thresholds
+from mldec.predict.heat_maps import Explainer, Wanted
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, require
 from mldec.runtime.devices import Precision, autocast, memory_format
@@ -45,18 +47,13 @@ class Metadata:
     # Names of the outputs; of the classes of its training if `word_dim` is given.
     classes: list[str]
     word_dim: int | None  # width D of the word vectors that are its second input; None without one
-    # An image has one label: probabilities are a softmax, and the most probable class is the
-    # decision. Otherwise they are sigmoids.
-    exclusive: bool
+    exclusive: bool  # an image has one label: the most probable class, by a softmax
     calibrated: bool  # the probabilities are calibrated
-    # Lowest probability of a present class: K, one for all, or None with one label per image.
-    thresholds: list[float] | None
+    thresholds: list[float] | None  # K, one for all, or None with one label per image
     image_size: int  # pixels per side S of the network's images
     crop: float | None  # see `EvalTransform`
     interpolation: str  # likewise
-    # The resize is inside, and images of any size are the input. Otherwise images are resized
-    # outside, see `resize`.
-    resizes: bool
+    resizes: bool  # the resize is inside, and images of any size are the input
     mean: list[float] | None  # of the channels of images in [0, 1]; the normalisation is inside
     std: list[float] | None  # likewise
     precision: str  # "fp32", "fp16" or "int8"
@@ -64,7 +61,7 @@ class Metadata:
     # Its file name, the SHA-256 hash of this file, and its weights, "ema" or "raw".
     checkpoint: dict[str, str]
     date: str  # of the export, in ISO 8601
-    resize: str = "pillow"  # likewise; "pillow" in older files
+    resize: str = "pillow"  # as in `EvalTransform`; not in older files
 
     def to_json(self) -> str:
         """Return the text that the file holds."""
@@ -182,6 +179,17 @@ class TorchEngine:
         check_queries(self.loaded.classes, classes, "the checkpoint")
         return TorchEngine(replace(self.loaded, classes=classes), self._precision)
 
+    @cached_property
+    def explainer(self) -> Explainer:
+        """What makes heat maps of the network."""
+        return Explainer(self.loaded.model, self.image_size, self._queries)
+
+    def heat_maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
+        """Return where the network looked for some classes of each image, see `Explainer.maps`."""
+        fault = f"out of memory on {self.device}: a heat map of {self.image_size} pixels"
+        with explain_out_of_memory(lambda: f"{fault}; do without"):
+            return self.explainer.maps(images.to(self.device), classes)
+
 
 class ExportedEngine:
     """An ONNX file of `mldec.export` on the CPU; see `TorchEngine`."""
@@ -190,11 +198,18 @@ class ExportedEngine:
         self.path, self._exported, metadata = exported.path, exported, exported.metadata
         self.device = torch.device("cpu")
         self.zero_shot = metadata.word_dim is not None
-        self._queries = [] if classes is None else [_queries_for(exported, classes)]
-        if classes is None and self.zero_shot:
+        queries = None if classes is None else classes.queries
+        fault, width = None, metadata.word_dim
+        if width is None and classes is not None:
+            fault = "knows its own classes only: export it with --classes"
+        elif width is not None and queries is None:
             fault = "asks for word vectors: pass --classes and --vectors"
+        elif queries is not None and queries.shape[1] != width:
+            fault = f"takes word vectors of {width} numbers, not {queries.shape[1]}: pass others"
+        if fault is not None:
             raise CheckpointError(f"{self.path} {fault}")
 
+        self._queries = [] if queries is None else [queries]
         classes = classes or Classes(tuple(metadata.classes))
         self.classes = replace(classes, exclusive=metadata.exclusive)
         self.thresholds: Sequence[float] | None = metadata.thresholds
@@ -217,20 +232,6 @@ class ExportedEngine:
     def for_classes(self, classes: Classes) -> "ExportedEngine":
         """Return an engine that scores other classes; see `TorchEngine`."""
         return ExportedEngine(self._exported, classes)
-
-
-def _queries_for(exported: OnnxFile, classes: Classes) -> Tensor:
-    """Return the word vectors of other classes, if an exported file takes them."""
-    width, queries = exported.metadata.word_dim, classes.queries
-    if width is None or queries is None:
-        fault = f"--classes: {exported.path} knows its own classes only; export it with them"
-        raise CheckpointError(fault)
-    if queries.shape[1] != width:
-        raise CheckpointError(
-            f"{exported.path} takes word vectors of {width} numbers, and those of --vectors have "
-            f"{queries.shape[1]}; pass the kind that the model was trained with"
-        )
-    return queries
 
 
 # A network with its classes and its input transform, whatever file it is from.
@@ -263,25 +264,17 @@ def is_exported(path: str | Path) -> bool:
     return Path(path).suffix == ONNX and not is_name
 
 
-# They have no effect on an exported file.
-OF_CHECKPOINTS = (
-    *("weights", "image_size", "class_names", "thresholds", "plugin", "precision"),
-    *("views", "features", "pictures"),
-)
-
-
 def check_exported_options(args: argparse.Namespace) -> None:
     """Refuse options without effect on an exported file."""
-    for name in OF_CHECKPOINTS:
-        if getattr(args, name, None):
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"{option} has no effect on an exported file such as {args.checkpoint}: pass the "
-                f"checkpoint, or leave {option} out"
-            )
+    of_checkpoints = "weights image_size class_names thresholds plugin precision views features"
+    idle = [name for name in f"{of_checkpoints} pictures".split() if getattr(args, name, None)]
     if args.device not in ("auto", "cpu"):
+        idle.append("device")
+    if idle:
+        option = f"--{idle[0].replace('_', '-')}"
         raise ConfigError(
-            f"--device {args.device}: an exported file runs on the CPU here; leave --device out"
+            f"{option} has no effect on an exported file such as {args.checkpoint}, which runs on "
+            f"the CPU: pass the checkpoint, or leave {option} out"
         )
 
 

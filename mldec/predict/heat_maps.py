@@ -4,9 +4,10 @@ import hashlib
 import math
 import os
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ from mldec.heads.gap import GAP
 from mldec.heads.layers import Attention, DecoderLayer
 from mldec.heads.words import WordGAP
 from mldec.model import Classifier
-from mldec.runtime.results import replacing
 
 Wanted = Sequence[Sequence[int]]  # classes of each image
+# The texts below the picture of a class, and where the model looked: float [h, w], >= 0, over the
+# whole image that is drawn.
+Finding = tuple[tuple[str, str], np.ndarray]
 # model, tokens [B, N, C], classes, word queries -> relevance [C_i, N] of each image
 Relevance = Callable[[Classifier, Tensor, Wanted, Tensor | None], list[Tensor]]
 
@@ -82,7 +85,8 @@ def through_attention(
         calls[layer] = inputs, outputs[0]
 
     hooks = [layer.register_forward_hook(note) for layer in layers]
-    logits, _ = _differentiable(model, tokens, queries)
+    with torch.enable_grad():
+        logits = model.classify(tokens.detach().requires_grad_(), queries)
     for hook in hooks:
         hook.remove()
     weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
@@ -110,7 +114,9 @@ def times_tokens(
     arXiv 1512.04150): the mean over the tokens is the logit without its bias. It can be negative.
     The relevance of each image is float32 [its classes, N].
     """
-    logits, inputs = _differentiable(model, tokens, queries)
+    inputs = tokens.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = model.classify(inputs, queries)
 
     def relevance(gradients: Sequence[Tensor]) -> Tensor:
         return tokens.shape[1] * (gradients[0] * inputs).float().sum(-1)
@@ -121,15 +127,6 @@ def times_tokens(
 def _cross_attentions(model: Classifier) -> list[Attention]:
     """Return the cross-attention of each decoder layer of the head."""
     return [layer.cross_attn for layer in model.head.modules() if isinstance(layer, DecoderLayer)]
-
-
-def _differentiable(
-    model: Classifier, tokens: Tensor, queries: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return logits [B, K] with a graph, and the tokens [B, N, C] at its root."""
-    inputs = tokens.detach().requires_grad_()
-    with torch.enable_grad():
-        return model.classify(inputs, queries), inputs
 
 
 def _per_class(
@@ -175,9 +172,8 @@ class Explainer:
     """Make heat maps of a model: how much each part of an image mattered for a class.
 
     A token of a convolutional network does not look at the centre of its cell: strides, padding and
-    training move it, by up to a third of a cell in a small ResNet. The shift, one for all tokens,
-    is measured once: the centre of the gradient of the middle tokens with respect to the pixels of
-    an image of noise, against the centre of the image.
+    training move it, by up to a third of a cell in a small ResNet. This shift is measured once, see
+    `_shift`.
 
     Attributes:
         method: how the maps are made, a phrase for users.
@@ -203,7 +199,11 @@ class Explainer:
             noise.requires_grad_()
             tokens = model.backbone(noise)
 
-        self._side = _side(tokens.shape[1])
+        self._side, count = math.isqrt(tokens.shape[1]), tokens.shape[1]
+        if self._side == 1 or self._side**2 != count:
+            raise ConfigError(
+                f"the backbone gives {count} tokens for an image: heat maps need a square of them"
+            )
         shift = _shift(noise, tokens, self._side)
         self._placing = [_placing(self._side, part).to(device) for part in shift]
         self.method, self._relevance = choose(model, tokens.detach(), self.queries)
@@ -233,20 +233,11 @@ class Explainer:
         return [(down @ grid.float() @ across.T).cpu() for grid in grids]
 
 
-def _side(num_tokens: int) -> int:
-    """Return the number of tokens per row, and per column."""
-    side = math.isqrt(num_tokens)
-    if side == 1 or side * side != num_tokens:
-        raise ConfigError(
-            f"the backbone gives {num_tokens} tokens for an image: heat maps need a square of them"
-        )
-    return side
-
-
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
     """Return how far tokens [1, N, C] look to the right of and below the centres of their cells.
 
-    Two fractions of the side of the image [1, 3, S, S]; zeros if the tokens have no gradient.
+    It is the centre of the gradient of the middle tokens with respect to an image [1, 3, S, S] of
+    noise: two fractions of its side; zeros if the tokens have no gradient.
     """
     if not tokens.requires_grad:
         return 0.0, 0.0
@@ -279,7 +270,6 @@ NARROWEST = 150  # width of a panel, for its caption
 SPACING = 18
 COLUMNS = 4
 NAME_SIZE, SCORE_SIZE, NOTE_SIZE = 19, 16, 14
-QUALITY = 92  # of JPEG
 
 PAPER, INK, PALE = (255, 255, 255), (20, 20, 30), (95, 95, 110)
 
@@ -292,14 +282,6 @@ OPAQUE = 0.7  # of the colours at the maximum of a map; 0 where it is 0
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-class Finding(NamedTuple):
-    """A class that the model named, and where it looked."""
-
-    name: str
-    score: float  # from 0 to 1
-    heat: np.ndarray  # float [h, w], >= 0, over the whole image that is drawn
-
-
 def fonts(file: str | None = None) -> list[Font]:
     """Return the font of a file, or that of Pillow, for names, scores and notes."""
     sizes = (NAME_SIZE, SCORE_SIZE, NOTE_SIZE)
@@ -307,18 +289,6 @@ def fonts(file: str | None = None) -> list[Font]:
         return [ImageFont.load_default(size) for size in sizes]
     with refusing(f"--font {file}", ConfigError, remedy="name a .ttf or .otf file"):
         return [ImageFont.truetype(file, size) for size in sizes]
-
-
-def _lines(text: str, font: Font, width: float) -> list[str]:
-    """Break a text into lines of at most a width in pixels."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if font.getlength(longer) > width and lines[-1]:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
 
 
 def file_name(path: Path) -> str:
@@ -341,8 +311,7 @@ def draw(
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(size, Image.Resampling.LANCZOS)
     panels = [_panel(image, title, "" if findings else "no class named", fonts)]
-    for one in findings:
-        panels.append(_panel(heated(image, one.heat), one.name, f"{one.score:.3f}", fonts))
+    panels += [_panel(heated(image, heat), *texts, fonts) for texts, heat in findings]
 
     rows = math.ceil(len(panels) / COLUMNS)
     columns = math.ceil(len(panels) / rows)  # five panels are three and two, not four and one
@@ -352,7 +321,8 @@ def draw(
         f"Bright: where the model looked; each map is scaled to its own maximum. "
         f"{method[0].upper()}{method[1:]}."
     )
-    notes = _lines(note, fonts[2], width - 2 * SPACING) if findings else []
+    letters = int((width - 2 * SPACING) / fonts[2].getlength("n"))  # most of them are narrower
+    notes = textwrap.wrap(note, letters) if findings else []
     line = round(1.4 * NOTE_SIZE)
     height = SPACING + rows * down + len(notes) * line + SPACING * bool(notes)
 
@@ -395,9 +365,3 @@ def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
     colours = np.stack([np.interp(share, places, channel) for channel in RAMP.T], -1)
     opacity = OPAQUE * share[..., None]
     return Image.fromarray(((1 - opacity) * grey + opacity * colours).astype(np.uint8))
-
-
-def save(picture: Image.Image, path: Path) -> None:
-    """Write a picture as a JPEG file, completely or not at all."""
-    with replacing(path) as file:
-        picture.save(file, "JPEG", quality=QUALITY, subsampling=0)

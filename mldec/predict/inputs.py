@@ -1,51 +1,31 @@
-"""The images of `mldec.predict`: where they are, and how workers decode them."""
+"""The images of `mldec.predict`, and where they are: in folders, tar files and lists."""
 
-import codecs
 import csv
 import io
 import os
 import sys
 import tarfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-import torch
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from mldec.data.images import FORMATS, load_image, read_image
-from mldec.data.loader import START, share, start_worker, unwrap
-from mldec.data.transforms import Picture
+from mldec.data.decode import Item
+from mldec.data.images import FORMATS
 from mldec.errors import ConfigError, DataError, brief, refusing, visible
 from mldec.runtime import storage
 from mldec.runtime.cli import require
 from mldec.runtime.results import STANDARD_OUTPUT
-from mldec.runtime.text import open_binary
 
 STANDARD_INPUT = STANDARD_OUTPUT  # the same sign
 TAR = ".tar"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
 COLUMNS = ("image", "path", "url", "bytes")  # of a table, if --column does not say
 ROWS = 256  # of a Parquet list in memory at a time: they may hold images
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An image to be answered, not decoded yet."""
-
-    name: str  # of the image in the answers: its path, or that of a tar file and of its member
-    path: str  # path or address of the file that holds its bytes
-    offset: int = 0
-    size: int | None = None  # in bytes; None for a whole file
-    fault: str | None = None  # why it cannot be read, if that is known already
-    content: bytes | Image.Image | None = None  # what is in memory: its bytes, or the image
 
 
 class Inputs:
@@ -162,17 +142,16 @@ class Inputs:
             if self._kind == ".parquet":
                 yield from self._of_parquet(file, shards, only)
                 return
-            paths = self._of_csv(file) if self._kind == ".csv" else _of_lines(file)
+
+            # Bytes of a path that are not UTF-8 come through as in the names of files.
+            text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
+            paths: Iterator[str] = filter(None, (line.rstrip("\r\n") for line in text))
+            if self._kind == ".csv":
+                reader = csv.DictReader(text, restval="", strict=True)
+                column = self._column_of(reader.fieldnames or [])
+                paths = (fields[column] for fields in reader)
             for row, path in enumerate(paths):
                 yield row % shards, self._rooted(path)
-
-    def _of_csv(self, file: IO[bytes]) -> Iterator[str]:
-        """Return the paths in a column of a CSV file."""
-        # Bytes of a path that are not UTF-8 come through as in the names of files.
-        text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-        reader = csv.DictReader(text, restval="", strict=True)
-        column = self._column_of(reader.fieldnames or [])
-        return (row[column] for row in reader)
 
     def _of_parquet(
         self, file: IO[bytes], shards: int, only: int | None
@@ -216,15 +195,6 @@ def _shard_of(key: str, shards: int) -> int:
     """Return the shard of a path, the same on every machine and in every version of Python."""
     digest = blake2b(os.fsencode(key), digest_size=8).digest()
     return int.from_bytes(digest, "big") % shards
-
-
-def _of_lines(file: IO[bytes]) -> Iterator[str]:
-    """Yield the lines that are not empty, without their ends and a byte order mark, as paths."""
-    mark = codecs.BOM_UTF8
-    for line in file:
-        if path := line.removeprefix(mark).rstrip(b"\r\n"):
-            yield os.fsdecode(path)
-        mark = b""
 
 
 def _is_image(name: str) -> bool:
@@ -283,124 +253,3 @@ def _in_tar(path: str) -> Iterator[Item]:
         kind = "a" if is_stream else "an uncompressed"
         fault = f"{visible(path)}: it cannot be read as {kind} tar file ({brief(error)})"
         yield Item(path, path, fault=f"{fault}; restore it")
-
-
-# Worker processes are worth their start from this many images on.
-FEW = 64
-
-# Batches that each worker prepares ahead.
-AHEAD = 4
-
-
-@dataclass(frozen=True)
-class Decoder(Dataset[Tensor | str]):
-    """Read an image and transform it; picklable, for worker processes."""
-
-    transform: Callable[[Picture], Tensor]  # an RGB image -> uint8 [3, H, W]
-    draft: int | None = None  # see `read_image`
-    decoder: str = "pillow"  # see `load_image`
-
-    def __getitem__(self, item: Item) -> Tensor | str:
-        """Return the image, or the sentence that says why it cannot be read."""
-        if isinstance(item.content, Image.Image):
-            return self.transform(item.content)
-        try:
-            path, content = located(item)
-            return load_image(path, self.transform, content, draft=self.draft, decoder=self.decoder)
-        except DataError as error:
-            return str(error)
-
-
-class Decoded(NamedTuple):
-    """A batch of B items that were read, or not."""
-
-    items: list[Item]  # in the order of the input
-    # Those that could be read, uint8 [3, H, W]; stacked if they have one size.
-    images: Sequence[Tensor] | Tensor
-    faults: dict[int, str]  # why the others could not, by their index in the batch
-
-
-def decoded(
-    items: Iterable[Item],
-    decoder: Decoder,
-    *,
-    batch_size: int,
-    workers: int,
-    pin: bool = False,
-) -> Iterator[Decoded]:
-    """Read images in worker processes, in batches and in their order, only a few batches ahead.
-
-    A short input, or 0 workers, is read in this process. `pin` puts the batches into page-locked
-    memory, for a faster way to a GPU.
-    """
-    stream = iter(items)
-    first = list(islice(stream, FEW + 1))
-    if len(first) <= FEW:
-        workers = 0
-
-    # The loader hands back tensors only; what they are of waits here, in the same order.
-    waiting: deque[list[Item]] = deque()
-
-    def batches() -> Iterator[list[Item]]:
-        rest = chain(first, stream)
-        while batch := list(islice(rest, batch_size)):
-            waiting.append(batch)
-            yield batch
-
-    loader: DataLoader[Any] = DataLoader(
-        decoder,
-        batch_sampler=batches(),
-        num_workers=workers,
-        collate_fn=_collate,
-        pin_memory=pin,
-        prefetch_factor=AHEAD if workers else None,
-        worker_init_fn=start_worker,
-        multiprocessing_context=START if workers else None,
-    )
-    for images, faults in unwrap(loader):
-        yield Decoded(waiting.popleft(), images, faults)
-
-
-def read_item(item: Item) -> Image.Image:
-    """Return the image of an item, see `read_image`."""
-    return read_image(*located(item))
-
-
-def located(item: Item) -> tuple[str, bytes | None]:
-    """Return the first arguments of `read_image`: a path, and bytes from inside a file."""
-    if item.fault is not None:
-        raise DataError(item.fault)
-    if isinstance(item.content, bytes):
-        return item.name, item.content
-    if storage.is_address(item.path):
-        return item.name, storage.read(item.path)
-    if item.size is None:
-        return item.path, None
-
-    try:
-        with open_binary(item.path) as file:
-            # A damaged tar file may say any size.
-            size = min(item.size, os.fstat(file.fileno()).st_size)
-            content = os.pread(file.fileno(), size, item.offset)
-    except OSError as error:
-        raise DataError(
-            f"{visible(item.name)}: {error.strerror or error}; restore {item.path}"
-        ) from error
-
-    if len(content) != item.size:
-        raise DataError(f"{visible(item.name)}: {item.path} is cut short; restore it")
-    return item.name, content
-
-
-def _collate(
-    answers: list[Tensor | str],
-) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]] | DataError:
-    """Separate the images of a batch from the sentences about those that cannot be read."""
-    images = [answer for answer in answers if isinstance(answer, Tensor)]
-    faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)}
-
-    # One tensor travels between processes faster than many.
-    batch: Sequence[Tensor] | Tensor = images
-    if len({image.shape for image in images}) == 1:
-        batch = torch.stack(images)
-    return share(batch) or (batch, faults)

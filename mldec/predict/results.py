@@ -3,7 +3,6 @@
 import base64
 import csv
 import hashlib
-import io
 import json
 import os
 import re
@@ -13,19 +12,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice, takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from mldec.data.decode import Item
 from mldec.errors import ConfigError, DataError, refusing, visible, writing
-from mldec.predict.answers import Content, Row, Rule, entries, named
-from mldec.predict.inputs import Inputs, Item
+from mldec.predict.answers import Row, Rule, entries
+from mldec.predict.inputs import Inputs
 from mldec.runtime import storage
-from mldec.runtime.results import ResultFile, to_json
+from mldec.runtime.results import ResultFile, named, to_json
 from mldec.runtime.run_folder import RunLock
 
 SEPARATOR = ";"  # between the classes of an image in a CSV file
-NPY = ".npy"
 FEATURES = b"\t"  # in a line before the features; JSON has no tab
 
 # A line is the row of an image as bytes: its JSON, and its features in base64 if they are wanted.
@@ -80,33 +80,25 @@ def comma_separated(rule: Rule, lines: Lines) -> Iterator[str]:
     These are: classes and scores, with semicolons between them; a column per class; or classes. If
     a class has a semicolon in its name, the classes are a JSON list.
     """
-    names, content = rule.classes.names, rule.content
-    columns = names if content is Content.SCORES else ["classes", "scores"][: 1 + _is_top(rule)]
-    has_separator = any(SEPARATOR in name for name in names)
+    lists = {"top": ("classes", "scores"), "decisions": ("classes",)}
+    columns = lists.get(rule.content, rule.classes.names)
+    has_separator = any(SEPARATOR in name for name in rule.classes.names)
 
-    before = _line(["image", "error", *columns])
+    # What `write` returns is what `line` returns.
+    line_to = SimpleNamespace(write=lambda text: text)
+    line_of_csv = csv.writer(line_to, lineterminator="\n").writerow
+    before = line_of_csv(["image", "error", *columns])
     for line in lines:
         cells = cells_of(row_of(line))
         chosen, scores = cells.get("classes", []), [*map(repr, cells.get("scores", []))]
-        fields = scores or [""] * len(names)
-        if content is not Content.SCORES:
+        fields = scores or [""] * len(columns)
+        if rule.content in lists:
             is_list = has_separator and "error" not in cells
-            fields = [json.dumps(chosen) if is_list else SEPARATOR.join(chosen)]
-            fields += [SEPARATOR.join(scores)] * _is_top(rule)
-        yield before + _line([cells["image"], cells.get("error", ""), *fields])
+            names = json.dumps(chosen) if is_list else SEPARATOR.join(chosen)
+            fields = [names, SEPARATOR.join(scores)][: len(columns)]
+        yield before + line_of_csv([cells["image"], cells.get("error", ""), *fields])
         before = ""
     yield before
-
-
-def _is_top(rule: Rule) -> bool:
-    return rule.content is Content.TOP
-
-
-def _line(fields: Sequence[str]) -> str:
-    """Return fields as a line of CSV."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow(fields)
-    return text.getvalue()
 
 
 # The formats that are written row by row, by the names of their options.
@@ -123,9 +115,9 @@ def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
     from pyarrow.parquet import ParquetWriter
 
     columns = [("image", pyarrow.string()), ("error", pyarrow.string())]
-    if rule.content is not Content.SCORES:
+    if rule.content != "scores":
         columns.append(("classes", pyarrow.list_(pyarrow.string())))
-    if rule.content is not Content.DECISIONS:
+    if rule.content != "decisions":
         columns.append(("scores", pyarrow.list_(pyarrow.float32())))
     names = rule.classes.names
     schema = pyarrow.schema(columns, metadata={"classes": json.dumps([*names])})
@@ -250,11 +242,12 @@ class Journal:
         folder: of the rows, the record of how they are made, and the lock of the process.
         target: name of the result in messages.
         images: number of rows.
+        written: numbers of the files of a Parquet part that were written on the way.
     """
 
     def __init__(self, folder: Path, target: str, made_with: dict[str, Any]) -> None:
         self.folder, self.rows, self.target = folder, folder / ROWS, target
-        self.images = 0
+        self.images, self.written = 0, list[int]()
         self._made_with = made_with
         self._waiting: list[bytes] = []
         self._flushed = time.monotonic()

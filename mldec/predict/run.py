@@ -3,38 +3,44 @@
 import argparse
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from mldec.data.cache import cache_folder
+from mldec.data.decode import Item
 from mldec.errors import ConfigError, DataError, RunInUseError, complain, say
 from mldec.predict import results
 from mldec.predict.answers import (
-    Content,
     Pictures,
     Predictor,
     Row,
     Rule,
     chosen_rule,
     counted,
-    named,
 )
 from mldec.predict.engine import Engine, TorchEngine, open_engine
 from mldec.predict.heat_maps import fonts
-from mldec.predict.inputs import STANDARD_INPUT, Inputs, Item
+from mldec.predict.inputs import STANDARD_INPUT, Inputs
 from mldec.predict.results import Journal, Record
 from mldec.predict.xmp import write_sidecar
 from mldec.runtime import storage
 from mldec.runtime.cli import keep_output_clean, on_terminal, require
-from mldec.runtime.results import STANDARD_OUTPUT, check_folder, check_targets, is_special, to_json
+from mldec.runtime.distributed import Shard, chosen_shard
+from mldec.runtime.results import (
+    STANDARD_OUTPUT,
+    check_folder,
+    check_targets,
+    is_stream,
+    named,
+    to_json,
+)
 from mldec.runtime.signals import StopRequest, listening
 from mldec.runtime.torch_files import sha256_of
 
@@ -43,48 +49,7 @@ log = logging.getLogger("mldec")
 # The options that name result files: rows of text, which can be written to a pipe, and others.
 FORMATS = (*results.TEXTS, "parquet", "features")
 PARTS = ("jsonl", "parquet")  # they can be the parts of shards
-NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables with the number of a shard
 EVERY = 60.0  # seconds between two lines about the progress in a log
-
-
-class Shard(NamedTuple):
-    """A share of the images: that of one process."""
-
-    number: int  # from 0
-    of: int
-
-
-def chosen_shard(option: str | None) -> Shard:
-    """Return the share of this process, by --shard, or by the variables of torchrun without it.
-
-    I/N says it; auto/N takes I from a SLURM array or an indexed Job of Kubernetes, and auto takes
-    both from torchrun.
-    """
-    number, of = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if option is None:
-        return Shard(int(number or 0), int(of or 1))
-
-    first, _, last = option.partition("/")
-    is_set = [name for name in (*NUMBERS, "RANK") if os.environ.get(name)]
-    if first == "auto":
-        sources = NUMBERS if last else ("RANK",)
-        if len(is_set) != 1 or is_set[0] not in sources:
-            raise ConfigError(
-                f"--shard {option} takes its number from {' or '.join(sources)} alone, and "
-                f"{' and '.join(is_set) or 'nothing'} is set; pass --shard I/N instead"
-            )
-        number, of = os.environ[is_set[0]], last or of
-    elif int(of or 1) > 1:
-        raise ConfigError(f"--shard {option} is that of all processes of torchrun: pass auto")
-    else:
-        number, of = first, last
-
-    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-        raise ConfigError(
-            f"--shard {option}: there is no shard {number or '?'} of {of or '?'}; "
-            f"shards count from 0 to N - 1, with N from 1 on"
-        )
-    return Shard(int(number), int(of))
 
 
 @dataclass(frozen=True)
@@ -128,19 +93,19 @@ def run(args: argparse.Namespace) -> int:
     # Everything that can be refused at once comes before the first image.
     shard = chosen_shard(args.shard)
     targets = {option: path for option in FORMATS if (path := getattr(args, option)) is not None}
-    is_stream = not targets or any(map(_is_stream, targets.values()))
-    check_options(args, shard, targets, is_stream=is_stream)
+    is_streamed = not targets or any(map(is_stream, targets.values()))
+    check_options(args, shard, targets, is_streamed=is_streamed)
     if STANDARD_OUTPUT in targets.values():
         keep_output_clean()
-    if args.shard is not None and not is_stream:
+    if args.shard is not None and not is_streamed:
         targets = part_of(targets, shard)
 
     letters = fonts(args.font)
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     engine = open_engine(args)
     rule = chosen_rule(engine, content=args.content, top=args.top, threshold=args.threshold)
-    is_ranked = args.threshold is None and rule.stored is None and rule.content is Content.TOP
-    if args.xmp and (rule.content is Content.SCORES or is_ranked):
+    is_ranked = args.threshold is None and rule.stored is None and rule.content == "top"
+    if args.xmp and (rule.content == "scores" or is_ranked):
         raise ConfigError(
             "--xmp writes the classes that are present: pass --threshold or --content decisions"
         )
@@ -148,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     pictures = None
     if args.pictures is not None:
         assert isinstance(engine, TorchEngine)
-        pictures = Pictures(engine.loaded, Path(args.pictures), letters)
+        pictures = Pictures(engine, Path(args.pictures), letters)
     predictor = Predictor(
         engine,
         rule,
@@ -160,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     )
     made_with = facts(args, shard, targets, engine, rule)
     job = Job(args, shard, targets, inputs, predictor, rule, made_with)
-    if is_stream:
+    if is_streamed:
         status = to_stream(job)
     elif args.merge is not None:
         status = merge(job)
@@ -176,13 +141,8 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _is_stream(target: str) -> bool:
-    """Tell whether rows are written to a target as they come: standard output, a pipe, a device."""
-    return target == STANDARD_OUTPUT or (is_special(Path(target)) and not Path(target).is_dir())
-
-
 def check_options(
-    args: argparse.Namespace, shard: Shard, targets: dict[str, str], *, is_stream: bool
+    args: argparse.Namespace, shard: Shard, targets: dict[str, str], *, is_streamed: bool
 ) -> None:
     """Raise an error for options that do not fit each other, or files that cannot be written."""
     if args.pictures is not None:
@@ -190,32 +150,20 @@ def check_options(
     if args.parquet is not None:
         require("--parquet", "parquet", "pyarrow")
 
-    # Several processes without --shard are those of torchrun.
     is_sharded, is_one = args.shard is not None, shard.of == 1
-    is_part = is_sharded and not is_stream
-    local = [path for path in targets.values() if not storage.is_address(path)]
+    is_part = is_sharded and not is_streamed
+    several = len(targets) > 1
     for is_refused, fault in (
         (
-            is_stream and (len(targets) > 1 or not {*targets} <= {*results.TEXTS}),
+            is_streamed and (several or not {*targets} <= {*results.TEXTS}),
             f"a pipe or standard output takes one of --{', --'.join(results.TEXTS)} alone",
         ),
         (
-            is_part and (len(targets) > 1 or not {*targets} <= {*PARTS}),
+            is_part and (several or not {*targets} <= {*PARTS}),
             f"a shard writes --{' or --'.join(PARTS)}: join them to others with --merge",
         ),
-        (
-            any(path.startswith("http") for path in targets.values()),
-            "no result can be written to the web: name a path or an object of a store",
-        ),
-        (
-            args.features and args.views,
-            "--features are of a single view of an image: leave --views out",
-        ),
-        (args.merge and is_stream, "--merge has no effect without a result file"),
-        (
-            is_stream and not is_sharded and not is_one,
-            "several processes write to a file only, such as --jsonl FILE",
-        ),
+        (args.features and args.views, "--features are of a single view: leave --views out"),
+        (args.merge and is_streamed, "--merge has no effect without a result file"),
         (
             args.overwrite and (is_sharded or not is_one),
             "--overwrite is for a single process: remove the result, and it is begun anew",
@@ -227,11 +175,11 @@ def check_options(
     ):
         if is_refused:
             raise ConfigError(fault)
-    if is_part:
-        for path in local:
+    for path in targets.values():
+        if is_part and not storage.is_address(path):
             check_folder("--shard", path)
-    else:
-        check_targets(*local)
+    if not is_part:
+        check_targets(*(path for path in targets.values() if not storage.is_address(path)))
 
 
 def facts(
@@ -246,7 +194,7 @@ def facts(
         "--image-size": engine.image_size,
         "the classes": sha256(to_json(engine.classes.names).encode()).hexdigest(),
         "the word vectors": queries and sha256(queries.numpy().tobytes()).hexdigest(),
-        "--content": rule.content.value,
+        "--content": rule.content,
         "--top": rule.top,
         "the images": args.images,
         "--shard of": None if args.shard is None else shard.of,
@@ -286,11 +234,11 @@ def to_stream(job: Job) -> int:
 def line(row: Row, rule: Rule) -> str:
     """Return the line of the console for an image that was answered."""
     predictions = row.predictions
-    if rule.content is Content.SCORES and row.scores is not None:
+    if rule.content == "scores" and row.scores is not None:
         predictions = rule.chosen(row.scores)
 
     names = [prediction.name for prediction in predictions]
-    if rule.content is not Content.DECISIONS:
+    if rule.content != "decisions":
         names = [f"{prediction.name} {prediction.score:.3f}" for prediction in predictions]
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
@@ -301,16 +249,15 @@ def to_files(job: Job) -> int:
     Several processes with one result leave their rows to the one that ends last: none waits for
     another one, so that any of them may end and begin again at any time.
     """
-    if (finished := existing(job)) is not None:
-        items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
-        return check_finished(job, finished, items)
+    if is_finished(job):
+        return 0
 
     share = job.shard if job.args.shard is None else Shard(0, 1)
     folders = [job.work / str(number) for number in range(share.of)]
     made_with = {**job.made_with, "the number of processes": share.of}
     journal = Journal(folders[share.number], job.name, made_with)
     with results.locked(journal.folder):
-        written = answer(job, journal)
+        answer(job, journal)
 
     try:
         with results.locked(job.work):
@@ -318,7 +265,8 @@ def to_files(job: Job) -> int:
             # A status of 1 would make torchrun end the other processes.
             if not all(record and record.images is not None for record in records):
                 return 0
-            status = publish(job, [str(folder / results.ROWS) for folder in folders], written)
+            rows = [str(folder / results.ROWS) for folder in folders]
+            status = publish(job, rows, journal.written)
             for folder in folders:
                 shutil.rmtree(folder)
     except RunInUseError:
@@ -337,34 +285,32 @@ def publish(job: Job, rows: list[str], written: Sequence[int] = ()) -> int:
     return 1 if record.errors else 0
 
 
-def existing(job: Job) -> Record | None:
-    """Return the record of a complete result; None if something is to be done.
+def is_finished(job: Job) -> bool:
+    """Tell whether the result files are complete, and say so.
 
-    What was made otherwise is refused, and so is what has no record.
+    What was made otherwise or of other images is refused, and so is what has no record.
     """
     if job.args.overwrite:
-        return None
+        return False
     record = Record.read(results.beside(job.name, results.RECORD))
-    if record is not None:
-        record.compare(job.name, job.made_with)
-        return record if all(map(storage.exists, job.targets.values())) else None
+    if record is None:
+        for target in job.targets.values():
+            if not job.work.exists() and not results.is_part(target) and storage.exists(target):
+                raise ConfigError(
+                    f"{target} exists, and nothing says how it was made: name another file, or "
+                    f"pass --overwrite"
+                )
+        return False
 
-    for target in job.targets.values():
-        if not job.work.exists() and not results.is_part(target) and storage.exists(target):
-            raise ConfigError(
-                f"{target} exists, and nothing says how it was made: name another file, or pass "
-                f"--overwrite"
-            )
-    return None
-
-
-def check_finished(job: Job, record: Record, items: Inputs | Iterator[Item]) -> int:
-    """Check that a complete result is of the images of the input, and return the exit status."""
+    record.compare(job.name, job.made_with)
+    if not all(map(storage.exists, job.targets.values())):
+        return False
+    items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
     images, names = results.summed(named(item.name)["image"] for item in items)
     if names != record.names:
         raise results.changed(job.name, f"{record.images:,} images then, {images:,} now")
     say(f"{job.name} is complete: {counted(images)}; nothing to do")
-    return 0
+    return True
 
 
 def part_of(targets: dict[str, str], shard: Shard) -> dict[str, str]:
@@ -397,18 +343,14 @@ def merge(job: Job) -> int:
             )
         Record(made_with={**record.made_with, **own}).compare(part, {**job.made_with, **own})
 
-    if (finished := existing(job)) is not None:
-        return check_finished(job, finished, job.inputs)
+    if is_finished(job):
+        return 0
     with results.locked(job.work):
         return publish(job, parts)
 
 
-def answer(job: Job, journal: Journal) -> list[int]:
-    """Answer the images of this process, or what is left of them.
-
-    Returns the numbers of the files of rows of a Parquet part that were written on the way.
-    """
-    written: list[int] = []
+def answer(job: Job, journal: Journal) -> None:
+    """Answer the images of this process, or what is left of them."""
     lines = partial(results.lines_in, str(journal.rows))
     is_parquet = journal.target.endswith(".parquet") and results.is_part(journal.target)
     # In a log, a line a minute; on a terminal, a bar.
@@ -426,8 +368,7 @@ def answer(job: Job, journal: Journal) -> list[int]:
                     journal.flush()
                     number = journal.images // results.CHUNK - 1
                     results.write_chunk(journal.target, job.rule, lines, number, journal.folder)
-                    written.append(number)
+                    journal.written.append(number)
         finally:
             journal.flush()
     journal.finish()
-    return written

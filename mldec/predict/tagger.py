@@ -6,11 +6,11 @@ from typing import Any
 
 from PIL import Image
 
+from mldec.data.decode import Item
 from mldec.data.images import upright
 from mldec.errors import DataError
 from mldec.predict import opened
 from mldec.predict.answers import Predictor, entries
-from mldec.predict.inputs import Item
 from mldec.predict.results import cells_of
 from mldec.runtime.signals import StopRequest
 

@@ -64,6 +64,11 @@ def is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def is_stream(target: str) -> bool:
+    """Tell whether a target is written as its content comes: standard output, a device, a pipe."""
+    return target == STANDARD_OUTPUT or (is_special(Path(target)) and not Path(target).is_dir())
+
+
 def check_folder(option: str, folder: str) -> None:
     """Raise a `ConfigError`, which names the option, unless a folder can be made and written to."""
     # What exists of the path decides whether the rest can be made.
@@ -99,6 +104,18 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return value
+
+
+def named(name: str) -> dict[str, str]:
+    """Return the entries of an object in JSON that name an image.
+
+    JSON is UTF-8, which a path need not be: such a path is given in hexadecimal too.
+    """
+    encoded = os.fsencode(name)
+    try:
+        return {"image": encoded.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"image": encoded.decode("utf-8", "backslashreplace"), "image_bytes": encoded.hex()}
 
 
 @contextmanager

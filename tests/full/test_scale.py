@@ -12,7 +12,7 @@ import yaml
 from pictures import picture
 from support import assert_same_rows
 
-from mldec.predict.run import NUMBERS
+from mldec.runtime.distributed import NUMBERS
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

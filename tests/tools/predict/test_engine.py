@@ -166,8 +166,8 @@ def test_a_file_that_asks_for_word_vectors_gets_them():
 
     for given, width, message in (
         (None, 5, "asks for word vectors: pass --classes and --vec"),
-        (classes, 7, "vectors of 7 numbers, and those of --vectors have"),
-        (classes, None, "x.onnx knows its own classes only; export it"),
+        (classes, 7, "takes word vectors of 7 numbers, not 5: pass others"),
+        (classes, None, "x.onnx knows its own classes only: export it"),
     ):
         with pytest.raises(CheckpointError, match=message):
             exported(given, word_dim=width)

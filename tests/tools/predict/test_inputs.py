@@ -13,6 +13,8 @@ import torch
 from pictures import picture, saved
 from PIL import Image
 
+from mldec.data import decode as decode_module
+from mldec.data.decode import Decoder, Item, decoded, read_item
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, Stopped
@@ -20,7 +22,7 @@ from mldec.predict import answers as answers_module
 from mldec.predict import inputs as inputs_module
 from mldec.predict.answers import Predictor, Rule
 from mldec.predict.engine import Answers
-from mldec.predict.inputs import Decoder, Inputs, Item, decoded, read_item
+from mldec.predict.inputs import Inputs
 from mldec.runtime.signals import NothingCame, StopRequest
 
 
@@ -264,7 +266,7 @@ def items_of(folder, count):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
-    monkeypatch.setattr(inputs_module, "FEW", 3)
+    monkeypatch.setattr(decode_module, "FEW", 3)
     items = items_of(tmp_path, 23)
     batches = list(decoded(items, Decoder(TRANSFORM), batch_size=4, workers=workers))
     assert [len(batch.items) for batch in batches] == [4, 4, 4, 4, 4, 3]
@@ -296,7 +298,7 @@ def test_images_are_taken_a_few_batches_ahead_until_the_input_breaks(tmp_path):
     batches = decoded(broken(), Decoder(TRANSFORM), batch_size=2, workers=0)
     for _ in range(50):
         next(batches)
-    assert taken <= inputs_module.FEW + 1 + 2 * 50
+    assert taken <= decode_module.FEW + 1 + 2 * 50
     with pytest.raises(DataError, match=r"^the list is damaged$"):
         list(batches)
 

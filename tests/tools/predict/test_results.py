@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from mldec.data.decode import Item
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, RunInUseError
 from mldec.predict import results
-from mldec.predict.answers import Content, Prediction, Row, Rule, chosen_rule, entries, named
-from mldec.predict.inputs import Item
+from mldec.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.predict.results import (
     Journal,
     Record,
@@ -33,6 +33,7 @@ from mldec.predict.results import (
     write,
     write_chunk,
 )
+from mldec.runtime.results import named
 
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)
@@ -50,8 +51,8 @@ SCORES = torch.tensor([0.5, 0.75, 0.51, 0.25])
         ({"threshold": 1.0}, ""),
         ({"scores": torch.full((4,), 0.5), "top": 3, "threshold": 0.5}, "abc"),
         ({"stored": [0.5, 0.8, 0.1, 0.25]}, "cad"),
-        ({"content": Content.DECISIONS, "top": 1, "threshold": 0.5}, "bca"),
-        ({"content": Content.DECISIONS, "classes": ONE_LABEL}, "b"),
+        ({"content": "decisions", "top": 1, "threshold": 0.5}, "bca"),
+        ({"content": "decisions", "classes": ONE_LABEL}, "b"),
     ],
 )
 def test_the_classes_in_an_answer(rule, names):
@@ -88,7 +89,7 @@ def test_rows_in_json():
     row = Row("x.png", predictions, SCORES, picture="x.jpg")
 
     def content(kind, row=row):
-        return entries(Rule(classes=ABCD, content=Content(kind)), row)
+        return entries(Rule(classes=ABCD, content=kind), row)
 
     shown = [{"name": "b", "score": 0.75, "threshold": 0.5}, {"name": "c", "score": 0.5}]
     assert content("top") == {"image": "x.png", "predictions": shown, "picture": "x.jpg"}
@@ -107,7 +108,7 @@ def test_rows_in_json():
 
 
 def rule_of(content="top", names=("a", "b, c", "d")):
-    return Rule(classes=Classes(names), content=Content(content), threshold=0.3)
+    return Rule(classes=Classes(names), content=content, threshold=0.3)
 
 
 def rows_of(rule):
