@@ -232,17 +232,11 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
 
 @torch.no_grad()
 def scores(loaded: Loaded, images: Tensor) -> Tensor:
-    """Return the scores of all classes in [0, 1]: softmax if an image has one label, else sigmoid.
+    """Return the scores float32 [B, K] of images [B, 3, S, S], uint8 or float in [0, 1].
 
-    They are calibrated if the checkpoint is. Otherwise, after training with the asymmetric loss,
-    they are not probabilities: those of absent classes are often above 0.5.
-
-    Args:
-        loaded: from `checkpoint.load_model`.
-        images: [B, 3, S, S], uint8 or float in [0, 1], on the model's device.
-
-    Returns:
-        float32 [B, K].
+    They are softmax if an image has one label, else sigmoid; calibrated if the checkpoint is.
+    Otherwise, after training with the asymmetric loss, they are not probabilities: those of absent
+    classes are often above 0.5.
     """
     queries = loaded.classes.queries
     queries = None if queries is None else queries.to(images.device)

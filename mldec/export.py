@@ -23,12 +23,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,14 +58,13 @@ from mldec.errors import (
 )
 from mldec.evaluation import DEFAULT_THRESHOLD, decided, probabilities, scores
 from mldec.evaluators.average_precision import average_precision
-from mldec.predict.engine import INPUTS, KEY, ONNX, OUTPUTS, SILENT, Metadata, OnnxFile, arrays
+from mldec.predict.engine import INPUTS, KEY, OUTPUTS, SILENT, Metadata, OnnxFile, arrays
 from mldec.predict.inputs import Inputs
 from mldec.runtime import cli, facts
-from mldec.runtime.results import check_targets, replacing
+from mldec.runtime.results import check_targets, replacing, to_json
 from mldec.runtime.torch_files import sha256_of
 
-PT2 = ".pt2"
-LARGEST = 2**31  # bytes in one ONNX file, a limit of protocol buffers
+ONNX, PT2 = ".onnx", ".pt2"
 WARNINGS = 2  # level of ONNX Runtime's own log, as it is without us
 NEEDED = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra
 EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file
@@ -349,58 +349,37 @@ def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
     pooling of ML-Decoder, which gives the logits, stay as they are.
     """
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization import QuantType, quantize_static
 
     remaining = map(arrays, inputs)
-
-    class Batches(CalibrationDataReader):
-        """The inputs one after the other, in the form that the calibration asks for."""
-
-        def get_next(self) -> dict[str, Any] | None:
-            """Return the next batch by the names of the inputs, and None at the end."""
-            return next(remaining, None)
-
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        target = Path(folder, "model.onnx")
-        try:
-            quantize_static(
-                model,
-                target,
-                Batches(),
-                op_types_to_quantize=["Conv", "Gemm", "MatMul"],
-                nodes_to_exclude=_products(model),
-                per_channel=True,
-                activation_type=QuantType.QUInt8,
-                weight_type=QuantType.QInt8,
-            )
-        except Exception as error:
-            raise CheckpointError(
-                f"--precision int8: ONNX Runtime cannot quantise this network ({brief(error)}); "
-                f"choose fp32 or fp16"
-            ) from error
-        return onnx.load(target)
-
-
-def _products(model: Any) -> list[str]:
-    """Return the names of the matrix products that are no linear layers."""
     matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
-    return [node.name for node in products if node.input[1] not in matrices]
+    no_layers = [node.name for node in products if node.input[1] not in matrices]
+
+    unfit = refusing("--precision int8: this network", remedy="choose fp32 or fp16")
+    with tempfile.TemporaryDirectory() as folder, _quiet(), unfit:
+        target = Path(folder, "model.onnx")
+        quantize_static(
+            model,
+            target,
+            SimpleNamespace(get_next=lambda: next(remaining, None)),
+            op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+            nodes_to_exclude=no_layers,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+        return onnx.load(target)
 
 
 def onnx_content(model: Any, metadata: Metadata, path: str) -> bytes:
     """Return the bytes of a self-contained ONNX file."""
-    size = model.ByteSize()
-    if size >= LARGEST:
-        raise CheckpointError(
-            f"{path}: the model has {size / 2**30:.1f} GiB, and an ONNX file holds at most 2; "
-            f"pass --precision fp16, or write a .pt2 file"
-        )
-
     entry = model.metadata_props.add()
-    entry.key, entry.value = KEY, metadata.to_json()
+    entry.key, entry.value = KEY, to_json(asdict(metadata))
     model.producer_name, model.producer_version = "mldec", metadata.versions["mldec"]
-    return model.SerializeToString()
+    # Protocol buffers have a limit of 2 GiB.
+    with refusing(path, remedy="pass --precision fp16, or write a .pt2 file"):
+        return model.SerializeToString()
 
 
 @contextmanager
@@ -529,7 +508,12 @@ def proofs(
     # A file that asks for word vectors must take any number of them.
     if program.asks:
         count = program.fewest_classes + MADE_UP
-        comparison = compare(answer, metadata, of_other_classes(loaded, count), made, name)
+        assert loaded.classes.queries is not None
+        width, generator = loaded.classes.queries.shape[1], torch.Generator().manual_seed(0)
+        names = tuple(f"class {number}" for number in range(count))
+        vectors = torch.randn(count, width, generator=generator)
+        others = replace(loaded, classes=replace(loaded.classes, names=names, queries=vectors))
+        comparison = compare(answer, metadata, others, made, name)
         yield f"{name}, {count} made-up classes: {check(comparison, metadata, args.out)}"
 
     # A released zero-shot file has no classes of its own.
@@ -542,15 +526,6 @@ def proofs(
         comparison = compare(answer, metadata, loaded, pictures, args.verify)
         sentence = check(comparison, metadata, args.out)
         yield f"{comparison.images} images of {args.verify}: {sentence}"
-
-
-def of_other_classes(loaded: Loaded, count: int) -> Loaded:
-    """Return a zero-shot model that scores so many made-up classes."""
-    assert loaded.classes.queries is not None
-    width = loaded.classes.queries.shape[1]
-    vectors = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
-    names = tuple(f"class {number}" for number in range(count))
-    return replace(loaded, classes=replace(loaded.classes, names=names, queries=vectors))
 
 
 # -------------------------------------------------------------------------------------- the command
@@ -687,7 +662,7 @@ def to_bytes(
     graph = traced(program, loaded, args.checkpoint)
     if Path(args.out).suffix != ONNX:
         buffer = io.BytesIO()
-        torch.export.save(graph, buffer, extra_files={EXTRA: metadata.to_json()})
+        torch.export.save(graph, buffer, extra_files={EXTRA: to_json(asdict(metadata))})
         return buffer.getvalue()
 
     model = translated(graph, open_axes(program), args.checkpoint)

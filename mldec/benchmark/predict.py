@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from mldec.checkpoint import load_model, local
+from mldec.checkpoint import is_exported, load_model, local
 from mldec.data.decode import Decoder, decoded
 from mldec.errors import DataError
 from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor, Rule
-from mldec.predict.engine import Engine, ExportedEngine, OnnxFile, TorchEngine, is_exported
+from mldec.predict.engine import Engine, ExportedEngine, OnnxFile, TorchEngine
 from mldec.predict.inputs import Inputs
 from mldec.runtime import distributed
 from mldec.runtime.devices import processors

@@ -16,7 +16,9 @@ from mldec.checkpoint.loading import (
 from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint, LogPosition
 
 # A run that starts from no file does not import where files come from.
-__getattr__ = lazily(__name__, dict.fromkeys(("is_download", "is_open_clip", "local"), "sources"))
+__getattr__ = lazily(
+    __name__, dict.fromkeys(("is_download", "is_exported", "is_open_clip", "local"), "sources")
+)
 
 __all__ = [
     "FORMAT",
@@ -31,6 +33,7 @@ __all__ = [
     "check_start",
     "initialise",
     "is_download",
+    "is_exported",
     "is_open_clip",
     "load",
     "load_model",

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from mldec.data.images import load_image, read_image
 from mldec.data.loader import START, share, start_worker, unwrap
 from mldec.data.transforms import Picture
-from mldec.errors import DataError, visible
+from mldec.errors import DataError, refusing, visible
 from mldec.runtime import storage
 from mldec.runtime.text import open_binary
 
@@ -123,18 +123,13 @@ def located(item: Item) -> tuple[str, bytes | None]:
     if item.size is None:
         return item.path, None
 
-    try:
-        with open_binary(item.path) as file:
-            # A damaged tar file may say any size.
-            size = min(item.size, os.fstat(file.fileno()).st_size)
-            content = os.pread(file.fileno(), size, item.offset)
-    except OSError as error:
-        raise DataError(
-            f"{visible(item.name)}: {error.strerror or error}; restore {item.path}"
-        ) from error
-
-    if len(content) != item.size:
-        raise DataError(f"{visible(item.name)}: {item.path} is cut short; restore it")
+    unread = refusing(visible(item.name), DataError, remedy="restore it")
+    with unread, open_binary(item.path) as file:
+        # A damaged tar file may say any size.
+        size = min(item.size, os.fstat(file.fileno()).st_size)
+        content = os.pread(file.fileno(), size, item.offset)
+        if len(content) != item.size:
+            raise ValueError(f"{item.path} is cut short")
     return item.name, content
 
 

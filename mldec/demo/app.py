@@ -24,7 +24,7 @@ from starlette.formparsers import MultiPartParser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
-from mldec.checkpoint import load_model
+from mldec.checkpoint import is_exported, load_model
 from mldec.checkpoint.classes import can_make
 from mldec.checkpoint.open_vocabulary import class_names, read_classes
 from mldec.data.images import read_image
@@ -38,7 +38,6 @@ from mldec.predict.engine import (
     OnnxFile,
     TorchEngine,
     check_exported_options,
-    is_exported,
 )
 from mldec.predict.heat_maps import heated
 from mldec.runtime import distributed
@@ -72,9 +71,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
     if is_exported(args.checkpoint):
         check_exported_options(args)
         exported, classes = OnnxFile(Path(args.checkpoint)), None
-        if exported.metadata.word_dim is not None:
-            if args.vectors is None:
-                raise CheckpointError(f"{exported.path} asks for word vectors: pass --vectors FILE")
+        if exported.metadata.word_dim is not None and args.vectors is not None:
             names = tuple(exported.metadata.classes)
             classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
         engine = ExportedEngine(exported, classes)

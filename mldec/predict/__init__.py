@@ -33,8 +33,7 @@ def parser() -> argparse.ArgumentParser:
     images.add_argument(
         "images",
         nargs="*",
-        help="image files, .tar files of images, or folders to search for them: paths, or "
-        "addresses such as s3://bucket/photos",
+        help="image files, .tar files or folders of them: paths, or addresses (s3://bucket/photos)",
     )
     images.add_argument(
         "--list",
@@ -74,9 +73,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_class_options(answers)
 
     results = arguments.add_argument_group("results")
-    results.add_argument(
-        "--jsonl", metavar="FILE", help="a line of JSON per image; - is standard output"
-    )
+    results.add_argument("--jsonl", metavar="FILE", help="a line per image; - is standard output")
     results.add_argument("--json", metavar="FILE", help="a JSON list of the same rows; or -")
     results.add_argument("--csv", metavar="FILE", help="a table; or -")
     results.add_argument("--parquet", metavar="FILE", help="a table, which needs pyarrow")
@@ -85,23 +82,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="mean over the tokens of the backbone per image, a .npy file, float32 [N, C]",
     )
-    results.add_argument(
-        "--overwrite", action="store_true", help="replace result files, and begin anew"
-    )
+    results.add_argument("--overwrite", action="store_true", help="replace them, and begin anew")
     results.add_argument(
         "--shard",
         metavar="I/N",
         help="answer share I of N, from 0, and write it as a file of the folder that --jsonl or "
         "--parquet names; auto/N: the number of a task of SLURM or Kubernetes, auto: of torchrun",
     )
-    results.add_argument(
-        "--merge", metavar="FOLDER", help="join the parts in such a folder to result files"
-    )
+    results.add_argument("--merge", metavar="FOLDER", help="join the parts in such a folder")
     results.add_argument(
         "--progress",
         metavar="FOLDER",
-        help="where rows wait until a file is whole (default: beside it; of an object in a store: "
-        "in the cache)",
+        help="where rows wait until a file is whole (default: beside it; in the cache for a store)",
     )
     results.add_argument(
         "--pictures",
@@ -113,7 +105,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="TrueType font of --pictures, for names of classes in other letters than English",
     )
-
     results.add_argument(
         "--xmp",
         action="store_true",
@@ -123,9 +114,7 @@ def parser() -> argparse.ArgumentParser:
     work = arguments.add_argument_group("work")
     work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     cli.add_precision_option(work, "auto")
-    work.add_argument(
-        "--batch-size", type=cli.positive, help="images at a time (default 16, on a GPU 64)"
-    )
+    work.add_argument("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     work.add_argument(
         "--workers",
         type=cli.whole,
@@ -133,14 +122,6 @@ def parser() -> argparse.ArgumentParser:
         help="processes that decode images; 0 decodes in this one (default: one per processor)",
     )
     return arguments
-
-
-def predict(args: argparse.Namespace) -> int:
-    """Name what the images of the command line show, and return the exit status."""
-    # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.predict.run import run
-
-    return run(args)
 
 
 def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
@@ -182,8 +163,15 @@ def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -
 
 def main() -> None:
     """Run the command."""
+
+    def work(args: argparse.Namespace) -> int:
+        # Imported late: --help and a wrong argument need not wait for torch.
+        from mldec.predict.run import run
+
+        return run(args)
+
     # Intermixed, so that images may also follow options: their number is free.
-    cli.run_command(parser().parse_intermixed_args, predict)
+    cli.run_command(parser().parse_intermixed_args, work)
 
 
 if __name__ == "__main__":

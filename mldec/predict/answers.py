@@ -107,14 +107,8 @@ def chosen_rule(
 ) -> Rule:
     """Return the rule that the options of a command line stand for; None if one is not given."""
     classes, stored = engine.classes, engine.thresholds
-    is_decision = content == "decisions"
-    for option, value, is_idle in (
-        ("--top", top, content != "top"),
-        ("--threshold", threshold, content == "scores" or (is_decision and classes.exclusive)),
-    ):
-        if value is not None and is_idle:
-            raise ConfigError(f"{option} has no effect with --content {content}: leave it out")
-    if is_decision and not classes.exclusive and threshold is None and stored is None:
+    has_none = threshold is None and stored is None
+    if content == "decisions" and has_none and not classes.exclusive:
         raise ConfigError(
             "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
             "calibrate it with python -m mldec.calibrate"
@@ -141,9 +135,6 @@ def entries(rule: Rule, row: Row) -> dict[str, Any]:
     return entries if row.picture is None else {**entries, "picture": row.picture}
 
 
-QUALITY = 92  # of JPEG
-
-
 class Pictures:
     """Draw images and where the model looked, a file per image."""
 
@@ -167,7 +158,7 @@ class Pictures:
         target = self._folder / file_name(name)
         with replacing(target) as file:
             sheet = draw(seen, name.name, findings, self._method, self._letters)
-            sheet.save(file, "JPEG", quality=QUALITY, subsampling=0)
+            sheet.save(file, "JPEG", quality=92, subsampling=0)
         return target
 
 

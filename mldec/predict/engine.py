@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.checkpoint import Loaded, check_queries, is_open_clip, load_model
+from mldec.checkpoint import Loaded, check_queries, is_exported, load_model
 from mldec.checkpoint.classes import can_make
 from mldec.checkpoint.open_vocabulary import check_class_options, read_classes, with_classes
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, brief, refusing
+from mldec.errors import CheckpointError, ConfigError, refusing
 from mldec.evaluation import probabilities, stored_thresholds
 from mldec.predict.heat_maps import Explainer, Wanted
 from mldec.runtime import distributed
@@ -32,7 +32,6 @@ INPUTS = ("images", "queries")
 OUTPUTS = ("probabilities", "decisions")
 
 KEY = "mldec"  # of the entry in an ONNX file
-ONNX = ".onnx"
 SILENT = 4  # level of ONNX Runtime's own log; what is fatal is raised as an error too
 
 # ONNX Runtime reads this while it is imported. Otherwise it asks a host of Microsoft's, and writes
@@ -62,10 +61,6 @@ class Metadata:
     checkpoint: dict[str, str]
     date: str  # of the export, in ISO 8601
     resize: str = "pillow"  # as in `EvalTransform`; not in older files
-
-    def to_json(self) -> str:
-        """Return the text that the file holds."""
-        return json.dumps(asdict(self), allow_nan=False)
 
     @property
     def transform(self) -> EvalTransform:
@@ -110,10 +105,8 @@ class OnnxFile:
 
         The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] if it asks for them.
         """
-        try:
+        with refusing(self.path, remedy="ONNX Runtime fails at these images"):
             scores, decisions = self._session.run(OUTPUTS, arrays(inputs))
-        except Exception as error:
-            raise CheckpointError(f"{self.path} fails in ONNX Runtime: {brief(error)}") from error
         return torch.from_numpy(scores), torch.from_numpy(decisions)
 
 
@@ -203,7 +196,7 @@ class ExportedEngine:
         if width is None and classes is not None:
             fault = "knows its own classes only: export it with --classes"
         elif width is not None and queries is None:
-            fault = "asks for word vectors: pass --classes and --vectors"
+            fault = "asks for word vectors: pass them with --vectors"
         elif queries is not None and queries.shape[1] != width:
             fault = f"takes word vectors of {width} numbers, not {queries.shape[1]}: pass others"
         if fault is not None:
@@ -255,13 +248,6 @@ def open_engine(args: argparse.Namespace) -> Engine:
             fault = "has no classes of its own: pass --classes"
         raise CheckpointError(f"{args.checkpoint} {fault}")
     return TorchEngine(loaded, Precision(args.precision or "auto"))
-
-
-def is_exported(path: str | Path) -> bool:
-    """Tell whether a path names an ONNX file, by its ending."""
-    # A repository of the hub may have any name, and so may weights of open_clip.
-    is_name = str(path).startswith("hf:") or is_open_clip(path)
-    return Path(path).suffix == ONNX and not is_name
 
 
 def check_exported_options(args: argparse.Namespace) -> None:

@@ -173,10 +173,7 @@ class Explainer:
 
     A token of a convolutional network does not look at the centre of its cell: strides, padding and
     training move it, by up to a third of a cell in a small ResNet. This shift is measured once, see
-    `_shift`.
-
-    Attributes:
-        method: how the maps are made, a phrase for users.
+    `_shift`. `method` says how the maps are made, a phrase for users.
 
     Args:
         model: in evaluation mode; the tokens of its backbone form a square map.

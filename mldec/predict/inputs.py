@@ -50,7 +50,17 @@ class Inputs:
         self._kind = Path(self._listing).suffix.lower()
         if self._kind == ".parquet":
             require(f"--list {listing}", "parquet", "pyarrow")
-        self._check()
+
+        # What can be refused before the first image is read.
+        for path in paths:
+            if not storage.exists(path):
+                raise DataError(f"{path}: no such file or folder")
+            if storage.is_folder(path) and next(_in_folder(path), None) is None:
+                raise DataError(f"{path}: the folder holds no image")
+        if root is not None and not storage.is_address(root) and not Path(root).is_dir():
+            raise DataError(f"--root {root}: no such folder; check the path")
+        if listing not in (None, STANDARD_INPUT) and next(self.of(0, 1), None) is None:
+            raise DataError(f"--list {listing}: it names no image")
 
     def __iter__(self) -> Iterator[Item]:
         return self.of(0, 1)
@@ -95,21 +105,6 @@ class Inputs:
                     yield item.name.removeprefix(folder), item
             else:
                 yield path, Item(path, path)
-
-    def _check(self) -> None:
-        """Raise an error for what can be refused before the first image is read."""
-        for path in self._paths:
-            if not storage.exists(path):
-                raise DataError(f"{path}: no such file or folder")
-            if storage.is_folder(path) and next(_in_folder(path), None) is None:
-                raise DataError(f"{path}: the folder holds no image")
-
-        root = self._root
-        if root is not None and not storage.is_address(root) and not Path(root).is_dir():
-            raise DataError(f"--root {root}: no such folder; check the path")
-        is_file = self._listing not in ("", STANDARD_INPUT)
-        if is_file and next(self.of(0, 1), None) is None:
-            raise DataError(f"--list {self._listing}: it names no image")
 
     def _rooted(self, name: str) -> Item:
         """Return the image of a path or an address in a list."""
@@ -208,14 +203,7 @@ def _is_tar(item: Item) -> bool:
 
 def _in_folder(folder: str) -> Iterator[Item]:
     """Yield the images and tar files of a folder and of its folders, sorted by their paths."""
-    try:
-        entries = storage.entries(folder)
-    except (OSError, DataError) as error:
-        fault = f"{visible(folder)}: the folder cannot be listed ({brief(error)})"
-        yield Item(folder, folder, fault=f"{fault}; check its permissions")
-        return
-
-    for entry in entries:
+    for entry in storage.entries(folder):
         item = Item(entry.path, entry.path)
         if entry.is_folder:
             yield from _in_folder(entry.path)

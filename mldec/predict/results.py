@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice, takewhile
 from pathlib import Path
@@ -23,7 +22,6 @@ from mldec.predict.answers import Row, Rule, entries
 from mldec.predict.inputs import Inputs
 from mldec.runtime import storage
 from mldec.runtime.results import ResultFile, named, to_json
-from mldec.runtime.run_folder import RunLock
 
 SEPARATOR = ";"  # between the classes of an image in a CSV file
 FEATURES = b"\t"  # in a line before the features; JSON has no tab
@@ -236,18 +234,13 @@ ROWS, HOW = "rows.jsonl", "record.json"  # files of a journal
 
 
 class Journal:
-    """The rows of one process on its own disk: a line each, in the order of its images.
-
-    Attributes:
-        folder: of the rows, the record of how they are made, and the lock of the process.
-        target: name of the result in messages.
-        images: number of rows.
-        written: numbers of the files of a Parquet part that were written on the way.
-    """
+    """The rows of one process on its own disk: a line each, in the order of its images."""
 
     def __init__(self, folder: Path, target: str, made_with: dict[str, Any]) -> None:
+        # The folder holds the record of how they are made too, and the lock of the process.
         self.folder, self.rows, self.target = folder, folder / ROWS, target
-        self.images, self.written = 0, list[int]()
+        self.images = 0  # number of rows
+        self.written: list[int] = []  # files of a Parquet part that were written on the way
         self._made_with = made_with
         self._waiting: list[bytes] = []
         self._flushed = time.monotonic()
@@ -306,20 +299,6 @@ class Journal:
 def _is_whole(line: bytes) -> bool:
     """Tell whether a line was written to its end; disks that lose their power leave zeros."""
     return line.startswith(b"{") and line.endswith(b"\n")
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes away from a folder, which is removed at the end if it is empty."""
-    try:
-        with RunLock(folder, of_run=False) as lock:
-            lock.take()
-            yield
-    finally:
-        with suppress(OSError):
-            folder.rmdir()
-            if folder.parent.name == WORK:
-                folder.parent.rmdir()
 
 
 def part_of(folder: str, ending: str, number: int, shards: int) -> str:

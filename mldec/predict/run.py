@@ -41,6 +41,7 @@ from mldec.runtime.results import (
     named,
     to_json,
 )
+from mldec.runtime.run_folder import locked
 from mldec.runtime.signals import StopRequest, listening
 from mldec.runtime.torch_files import sha256_of
 
@@ -175,9 +176,6 @@ def check_options(
     ):
         if is_refused:
             raise ConfigError(fault)
-    for path in targets.values():
-        if is_part and not storage.is_address(path):
-            check_folder("--shard", path)
     if not is_part:
         check_targets(*(path for path in targets.values() if not storage.is_address(path)))
 
@@ -256,11 +254,11 @@ def to_files(job: Job) -> int:
     folders = [job.work / str(number) for number in range(share.of)]
     made_with = {**job.made_with, "the number of processes": share.of}
     journal = Journal(folders[share.number], job.name, made_with)
-    with results.locked(journal.folder):
+    with locked(journal.folder):
         answer(job, journal)
 
     try:
-        with results.locked(job.work):
+        with locked(job.work):
             records = [Record.read(str(folder / results.HOW)) for folder in folders]
             # A status of 1 would make torchrun end the other processes.
             if not all(record and record.images is not None for record in records):
@@ -345,7 +343,7 @@ def merge(job: Job) -> int:
 
     if is_finished(job):
         return 0
-    with results.locked(job.work):
+    with locked(job.work):
         return publish(job, parts)
 
 

@@ -21,16 +21,8 @@ _opened: dict[str, Any] = {}  # of this process
 class Tagger:
     """Name what a batch of images shows.
 
-    It can be pickled by its arguments; a process loads a checkpoint once, at its first batch.
-
-    Args:
-        checkpoint: as for the command.
-        device: likewise.
-        content: what there is to know of an image: "top", "scores" or "decisions".
-        top: classes per image at most, of content "top".
-        threshold: lowest score; None for the thresholds of the checkpoint, else 0.
-        batch_size: images that the model takes at a time.
-        options: further options of `mldec.load`, such as plugin=["mine"].
+    It can be pickled by its arguments, which are options of the command and of `mldec.load`, such
+    as plugin=["mine"]. A process loads a checkpoint once, at its first batch.
     """
 
     def __init__(
@@ -44,8 +36,7 @@ class Tagger:
         **options: Any,
     ) -> None:
         self._checkpoint, self._content, self._batch_size = str(checkpoint), content, batch_size
-        limit = top if content == "top" else None
-        self._options = {**options, "device": device, "threshold": threshold, "top": limit}
+        self._options = {**options, "device": device, "threshold": threshold, "top": top}
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the columns of a batch without its images, and the answers.
@@ -65,9 +56,12 @@ class Tagger:
         if kind is None:
             raise DataError(f"no column {' or '.join(KINDS)}, but {', '.join(batch)}: rename one")
         names = batch.get("path", range(len(batch[kind])))
-        items = [
-            _item(kind, str(name), value) for name, value in zip(names, batch[kind], strict=True)
-        ]
+        items = []
+        for name, value in zip(map(str, names), batch[kind], strict=True):
+            # Engines hand over arrays, and `datasets` may hand over images of Pillow.
+            if kind == "image":
+                value = upright(value if isinstance(value, Image.Image) else Image.fromarray(value))
+            items.append(Item(name, name, content=None if kind == "path" else value))
 
         key = repr((self._checkpoint, self._options, self._content))
         if key not in _opened:
@@ -83,14 +77,3 @@ class Tagger:
                 answers[name] = [cell.get(name, []) for cell in cells]
         others = {name: batch[name] for name in batch if name not in KINDS[:2]}
         return {**others, **answers}
-
-
-def _item(kind: str, name: str, value: Any) -> Item:
-    """Return the image in a cell of a column."""
-    if kind == "path":
-        return Item(name, name)
-    if kind == "bytes":
-        return Item(name, name, content=value)
-    # Engines hand over arrays, and `datasets` may hand over images of Pillow.
-    image = value if isinstance(value, Image.Image) else Image.fromarray(value)
-    return Item(name, name, content=upright(image))

@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from glob import escape
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 
@@ -141,11 +140,8 @@ def exists(path: str) -> bool:
 def publishing(path: str, scratch: Path) -> Iterator[BinaryIO]:
     """Open a file that gets its name, or is uploaded from a folder `scratch`, once it is whole."""
     if not is_address(path):
-        # What a link leads to is replaced, not the link; killed processes leave what they wrote.
-        target = Path(os.path.realpath(path))
-        for left in target.parent.glob(f".{escape(target.stem[:40])}.*.tmp{escape(target.suffix)}"):
-            left.unlink(missing_ok=True)
-        with replacing(target, durable=True) as file:
+        # What a link leads to is replaced, not the link.
+        with replacing(Path(os.path.realpath(path)), durable=True) as file:
             yield file
         return
 

@@ -296,7 +296,6 @@ def test_a_checkpoint_without_thresholds_is_named(cli, best, photos):
     [
         (["--parquet", "-"], "standard output takes one of --jsonl, --json, --csv alone"),
         (["--jsonl", "-", "--csv", "x.csv"], "standard output takes one of --jsonl, --json, --csv"),
-        (["--content", "scores", "--top", "3"], "--top has no effect with --content scores"),
         (["--content", "decisions"], "the checkpoint has no thresholds; pass --threshold"),
         (["--jsonl", "missing/p.jsonl"], "there is no folder"),
         (

@@ -23,7 +23,6 @@ from mldec.predict.results import (
     cells_of,
     line_of,
     lines_in,
-    locked,
     part_of,
     parts_in,
     publish,
@@ -34,6 +33,7 @@ from mldec.predict.results import (
     write_chunk,
 )
 from mldec.runtime.results import named
+from mldec.runtime.run_folder import locked
 
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)
@@ -77,11 +77,6 @@ def test_the_options_make_the_rule():
     rule = rule_of(stored=stored, threshold=0.3, top=2)
     assert (rule.top, rule.threshold, rule.stored) == (2, 0.3, None)
     assert rule_of(ONE_LABEL, content="decisions").stored is None
-    for classes, content in ((ABCD, "scores"), (ONE_LABEL, "decisions")):
-        with pytest.raises(
-            ConfigError, match=f"--threshold has no effect with --content {content}"
-        ):
-            rule_of(classes, content=content, threshold=0.5)
 
 
 def test_rows_in_json():
