@@ -1,8 +1,6 @@
 """The one path to a number: a checkpoint, the data that it is asked about, and the metrics."""
 
 import argparse
-import csv
-import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import Copies, Precision, autocast, memory_format, one_late
 from mldec.runtime.facts import explain_out_of_memory
+from mldec.runtime.results import csv_lines
 
 log = logging.getLogger("mldec")
 
@@ -225,9 +224,7 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
         return None
 
     thresholds = list(loaded.calibration.thresholds)
-    if len(thresholds) == 1:
-        return thresholds * len(loaded.classes)
-    return thresholds
+    return thresholds * len(loaded.classes) if len(thresholds) == 1 else thresholds
 
 
 @torch.no_grad()
@@ -546,12 +543,9 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
 
 def to_csv(results: Results, names: tuple[str, ...]) -> str:
     """Return the content of `--csv`: a heading, and one row per class."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["class", *results.per_class])
     columns = [as_text(values, ".6g") for values in results.per_class.values()]
-    writer.writerows(zip(names, *columns, strict=True))
-    return text.getvalue()
+    rows = zip(names, *columns, strict=True)
+    return "".join(csv_lines([["class", *results.per_class], *rows]))
 
 
 def as_text(values: Sequence[float], form: str) -> list[str]:

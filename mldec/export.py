@@ -89,9 +89,9 @@ Answer = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Program(nn.Module):
-    """A checkpoint that answers by itself, in half precision up to the logits with `half`.
+    """A checkpoint that answers by itself, with `half` in half precision up to the logits.
 
-    It resizes the images with `any_size`, and takes word vectors as a second input with `asks`.
+    With `any_size` it resizes the images, with `asks` word vectors are a second input.
     """
 
     thresholds: Tensor | None
@@ -445,7 +445,8 @@ def compare(
     mean_ap = None
     if labelled:
         own, others, targets = map(list, zip(*labelled, strict=True))
-        mean_ap = (_mean_ap(own, targets), _mean_ap(others, targets))
+        of_file, of_checkpoint = (average_precision(one, targets)["none"] for one in (own, others))
+        mean_ap = 100 * of_file.nanmean().item(), 100 * of_checkpoint.nanmean().item()
     return Comparison(images, largest, equal / (images * len(loaded.classes)), mean_ap)
 
 
@@ -467,11 +468,6 @@ def _batches(
         batch.append((pixels, transformed, labels))
     if batch:
         yield batch
-
-
-def _mean_ap(blocks: list[Tensor], targets: list[Tensor]) -> float:
-    """Return the mAP in percent over the classes with an image."""
-    return 100 * average_precision(blocks, targets)["none"].nanmean().item()
 
 
 def check(comparison: Comparison, metadata: Metadata, out: str) -> str:
@@ -604,10 +600,8 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
 
     if args.threshold is not None:
         return [args.threshold], f"at {args.threshold:g}, of --threshold"
-    if loaded.calibration is not None and loaded.calibration.thresholds:
-        return [*loaded.calibration.thresholds], (
-            f"at the thresholds of the checkpoint {loaded.calibration.reason}"
-        )
+    if (fitted := loaded.calibration) is not None and fitted.thresholds:
+        return [*fitted.thresholds], f"at the thresholds of the checkpoint {fitted.reason}"
 
     chosen = loaded.config.data.get("threshold")
     threshold = DEFAULT_THRESHOLD if chosen is None else float(chosen)

@@ -7,8 +7,6 @@ metrics.jsonl tell of it. A run that cannot be read is left out with a line that
 """
 
 import argparse
-import csv
-import io
 import json
 import math
 import re
@@ -25,7 +23,7 @@ from mldec.config.compose import flat
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
 from mldec.runtime.cli import command, require, run_command
 from mldec.runtime.pages import SMALL, new_figure, save, set_title, shorten
-from mldec.runtime.results import STANDARD_OUTPUT, check_targets, write_result
+from mldec.runtime.results import STANDARD_OUTPUT, check_targets, csv_lines, write_result
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.training.log import Evaluation, Progress, clock, read_progress
 
@@ -191,11 +189,8 @@ def _cell(value: Any) -> str:
 
 def to_csv(runs: Sequence[Run]) -> str:
     """Return the content of `--csv`: a heading, and one row per run."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    writer.writerows([[getattr(run, column) for column in COLUMNS] for run in runs])
-    return text.getvalue()
+    rows = ([getattr(run, column) for column in COLUMNS] for run in runs)
+    return "".join(csv_lines([COLUMNS, *rows]))
 
 
 def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
@@ -465,9 +460,7 @@ def as_csv(made: Table) -> str:
     if made.differences is not None:
         heading += ["difference", "low", "high", "p", "verdict"]
 
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(heading)
+    rows = [heading]
     for group in made.groups:
         cells: list[Any] = [group.name, len(group.runs)]
         for values in made.values[group.name]:
@@ -475,8 +468,8 @@ def as_csv(made: Table) -> str:
             cells.append(statistics.stdev(values) if len(values) > 1 else None)
         if made.differences and (found := made.differences.get(group.name)):
             cells += [found.mean, *(found.interval or (None, None)), found.p, found.verdict]
-        writer.writerow(cells + [None] * (len(heading) - len(cells)))
-    return text.getvalue()
+        rows.append(cells + [None] * (len(heading) - len(cells)))
+    return "".join(csv_lines(rows))
 
 
 FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}

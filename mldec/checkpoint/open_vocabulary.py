@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,13 +50,9 @@ def queries_for(
 ) -> Classes:
     """Return classes with word vectors that a zero-shot model takes.
 
-    Args:
-        names: of the classes, each once.
-        vectors: a file of word vectors, or a text encoder, see `word_vectors`; None makes them as
-            those of the training were made.
-        trained: the classes of the training; None if these are not known.
-        option: that asked for these classes, for messages.
-        keep: see `word_vectors`.
+    The vectors are from a file or a text encoder, see `word_vectors`, or made as those of the
+    training were. `trained` are the classes of the training, None if these are not known; `option`
+    asked for the classes, each named once.
     """
     origin = None if trained is None else trained.origin
     if vectors is None:
@@ -118,20 +113,16 @@ def class_names(text: str) -> tuple[str, ...]:
     if not names:
         raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
 
-    name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"--classes names {name!r} twice: name each class once")
+    for name in set(names):
+        if names.count(name) > 1:
+            raise ConfigError(f"--classes names {name!r} twice: name each class once")
     return names
 
 
 def read_classes(
     text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
 ) -> Classes:
-    """Return classes that a zero-shot model is to score, by their names with commas between them.
-
-    Their word vectors are from a file or a text encoder, see `queries_for`, or made as those of the
-    training were. `trained` are the classes of the training, None if these are not known.
-    """
+    """Return classes by their names with commas between them; see `queries_for`."""
     names = class_names(text)
     if trained is not None and trained.exclusive and len(names) < 2:
         raise ConfigError(

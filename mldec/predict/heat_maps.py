@@ -6,6 +6,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,10 @@ def through_attention(
     def note(layer: Any, inputs: Any, outputs: Any) -> None:
         calls[layer] = inputs, outputs[0]
 
-    hooks = [layer.register_forward_hook(note) for layer in layers]
-    with torch.enable_grad():
+    with torch.enable_grad(), ExitStack() as stack:
+        for layer in layers:
+            stack.callback(layer.register_forward_hook(note).remove)
         logits = model.classify(tokens.detach().requires_grad_(), queries)
-    for hook in hooks:
-        hook.remove()
     weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
 
     def relevance(gradients: Sequence[Tensor]) -> Tensor:
@@ -175,13 +175,9 @@ class Explainer:
     training move it, by up to a third of a cell in a small ResNet. This shift is measured once, see
     `_shift`. `method` says how the maps are made, a phrase for users.
 
-    Args:
-        model: in evaluation mode; the tokens of its backbone form a square map.
-        image_size: side S of its input in pixels.
-        queries: word vectors [K, D_w] for a zero-shot model.
-
-    Raises:
-        ConfigError: if the number of tokens is not a square number from 4 on.
+    The model is in evaluation mode, with an input of S x S pixels; queries are the word vectors
+    [K, D_w] of a zero-shot model. It is a `ConfigError` if the number of tokens is not a square
+    number from 4 on.
     """
 
     def __init__(self, model: Classifier, image_size: int, queries: Tensor | None = None) -> None:
@@ -206,19 +202,12 @@ class Explainer:
         self.method, self._relevance = choose(model, tokens.detach(), self.queries)
 
     def maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
-        """Return where the model looked for some classes.
+        """Return where the model looked in images [B, 3, S, S] for some classes of each.
 
-        Args:
-            images: the input of the model, [B, 3, S, S].
-            classes: indices of the classes of interest, per image.
-
-        Returns:
-            Per image float32 [C, h, w] on the CPU for its C classes, >= 0, with h = w = `MAP_SIZE`.
-            A map covers the whole input; only ratios within a map have a meaning. A map of zeros
-            says that nothing in the image spoke for the class.
-
-        Raises:
-            ConfigError: if the logits of the head have no gradient and the method needs one.
+        Per image float32 [C, h, w] on the CPU for its C classes, >= 0, with h = w = `MAP_SIZE`. A
+        map covers the whole input; only ratios within a map have a meaning. A map of zeros says
+        that nothing in the image spoke for the class. It is a `ConfigError` if the logits of the
+        head have no gradient and the method needs one.
         """
         with torch.no_grad():
             tokens = self.model.backbone(images)

@@ -1,7 +1,6 @@
 """Result files: rows that survive a stop, the formats made of them, and parts of shards."""
 
 import base64
-import csv
 import hashlib
 import json
 import os
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, takewhile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,7 +19,7 @@ from mldec.errors import ConfigError, DataError, refusing, visible, writing
 from mldec.predict.answers import Row, Rule, entries
 from mldec.predict.inputs import Inputs
 from mldec.runtime import storage
-from mldec.runtime.results import ResultFile, named, to_json
+from mldec.runtime.results import csv_lines, named, to_json, write_texts
 
 SEPARATOR = ";"  # between the classes of an image in a CSV file
 FEATURES = b"\t"  # in a line before the features; JSON has no tab
@@ -73,7 +71,7 @@ def json_list(rule: Rule, lines: Lines) -> Iterator[str]:
 
 
 def comma_separated(rule: Rule, lines: Lines) -> Iterator[str]:
-    """Yield the text of CSV, row by row; its columns are image, error, and the rule's content.
+    """Return the text of CSV, row by row; its columns are image, error, and the rule's content.
 
     These are: classes and scores, with semicolons between them; a column per class; or classes. If
     a class has a semicolon in its name, the classes are a JSON list.
@@ -82,21 +80,19 @@ def comma_separated(rule: Rule, lines: Lines) -> Iterator[str]:
     columns = lists.get(rule.content, rule.classes.names)
     has_separator = any(SEPARATOR in name for name in rule.classes.names)
 
-    # What `write` returns is what `line` returns.
-    line_to = SimpleNamespace(write=lambda text: text)
-    line_of_csv = csv.writer(line_to, lineterminator="\n").writerow
-    before = line_of_csv(["image", "error", *columns])
-    for line in lines:
-        cells = cells_of(row_of(line))
-        chosen, scores = cells.get("classes", []), [*map(repr, cells.get("scores", []))]
-        fields = scores or [""] * len(columns)
-        if rule.content in lists:
-            is_list = has_separator and "error" not in cells
-            names = json.dumps(chosen) if is_list else SEPARATOR.join(chosen)
-            fields = [names, SEPARATOR.join(scores)][: len(columns)]
-        yield before + line_of_csv([cells["image"], cells.get("error", ""), *fields])
-        before = ""
-    yield before
+    def rows() -> Iterator[Sequence[str]]:
+        yield ["image", "error", *columns]
+        for line in lines:
+            cells = cells_of(row_of(line))
+            chosen, scores = cells.get("classes", []), [*map(repr, cells.get("scores", []))]
+            fields = scores or [""] * len(columns)
+            if rule.content in lists:
+                is_list = has_separator and "error" not in cells
+                names = json.dumps(chosen) if is_list else SEPARATOR.join(chosen)
+                fields = [names, SEPARATOR.join(scores)][: len(columns)]
+            yield [cells["image"], cells.get("error", ""), *fields]
+
+    return csv_lines(rows(), "\n")
 
 
 # The formats that are written row by row, by the names of their options.
@@ -168,10 +164,7 @@ def stream(kind: str, target: str, rule: Rule, lines: Lines) -> None:
         except BaseException as error:
             faults.append(error)
 
-    file = ResultFile(target)
-    for text in TEXTS[kind](rule, until_end()):
-        file.write(text, flush=True)
-    file.commit()
+    write_texts(target, TEXTS[kind](rule, until_end()))
     if faults:
         raise faults[0]
 

@@ -41,16 +41,9 @@ class Tagger:
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the columns of a batch without its images, and the answers.
 
-        Args:
-            batch: columns, among them `image` (uint8 [H, W, 3]), `bytes` (of image files) or `path`
-                (paths or addresses).
-
-        Returns:
-            `error`, None or why there is no answer, and as in a Parquet file of the command
-            `classes` and `scores`, a list per image.
-
-        Raises:
-            DataError: if there is no such column.
+        The batch has a column `image` (uint8 [H, W, 3]), `bytes` (of image files) or `path` (paths
+        or addresses), else it is a `DataError`. The answers are `error`, None or why there is none,
+        and as in a Parquet file of the command `classes` and `scores`, a list per image.
         """
         kind = next((name for name in KINDS if name in batch), None)
         if kind is None:

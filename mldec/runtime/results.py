@@ -3,17 +3,18 @@
 A target that cannot be written is refused before the work that would fill it.
 """
 
+import csv
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from io import TextIOWrapper
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
-from mldec.errors import ConfigError, DataError, writing
+from mldec.errors import ConfigError, writing
 
 STANDARD_OUTPUT = "-"
 
@@ -150,75 +151,44 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-class ResultFile:
-    """A result file of text, which gets its name at `commit`, see `replacing`.
-
-    A device, a pipe and standard output, which is "-", are written directly.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.stream: TextIO | None = None  # None once it is closed
-        self._replacing = ExitStack()
-
-        if target == STANDARD_OUTPUT:
-            self.target, self.stream = "standard output", sys.stdout
-        elif is_special(Path(target)):
-            with writing(target):
-                self.stream = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
-        else:
-            # What a link leads to is replaced, and not the link.
-            file = self._replacing.enter_context(replacing(Path(os.path.realpath(target))))
-            self.stream = TextIOWrapper(file, encoding="utf-8", newline="")
-
-    def write(self, text: str, *, flush: bool = False) -> None:
-        """Write text; with `flush` it reaches the file at once."""
-        assert self.stream is not None
-
-        try:
-            with writing(self.target):
-                self.stream.write(text)
-                if flush:
-                    self.stream.flush()
-        except DataError:
-            # Ctrl-C is not caught: the rows written so far are kept then.
-            self.discard()
-            raise
-
-    def commit(self) -> None:
-        """Write what is buffered, close the file, and give it its name."""
-        if self.stream is None:
-            return
-
-        try:
-            with writing(self.target):
-                self.stream.flush()
-                self._close()
-        except DataError:
-            self.discard()
-            raise
-        self._replacing.close()
-
-    def discard(self) -> None:
-        """Close the file, and remove the temporary one."""
-        # Closing flushes, which may fail on the full disk that the write has reported already.
-        with suppress(OSError):
-            self._close()
-        self._replacing.__exit__(RuntimeError, RuntimeError("discarded"), None)
-
-    def _close(self) -> None:
-        stream, self.stream = self.stream, None
-
-        # Standard output belongs to the whole process.
-        if stream is not None and stream is not sys.stdout:
-            stream.close()
-
-
 def write_result(target: str, text: str) -> None:
-    """Write a whole result file; see `ResultFile`."""
-    file = ResultFile(target)
-    file.write(text)
-    file.commit()
+    """Write a whole result file of text; see `write_texts`."""
+    write_texts(target, [text])
+
+
+def write_texts(target: str, texts: Iterable[str]) -> None:
+    """Write a result file of texts, completely or not at all; see `replacing`.
+
+    A device, a pipe and standard output, which is "-", are written directly, each text at once.
+    """
+    if not is_stream(target):
+        # What a link leads to is replaced, and not the link.
+        with replacing(Path(os.path.realpath(target))) as file:
+            file.writelines(text.encode() for text in texts)
+        return
+
+    name, stream = "standard output", sys.stdout
+    if target != STANDARD_OUTPUT:
+        name = target
+        with writing(name):
+            stream = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
+    try:
+        for text in texts:
+            with writing(name):
+                stream.write(text)
+                stream.flush()
+    finally:
+        # Standard output belongs to the whole process. Closing flushes, which may fail on the full
+        # disk that the write has reported already.
+        if stream is not sys.stdout:
+            with suppress(OSError):
+                stream.close()
+
+
+def csv_lines(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> Iterator[str]:
+    """Return rows as lines of CSV."""
+    # The writer returns what `write` returns.
+    return map(csv.writer(SimpleNamespace(write=str), lineterminator=end).writerow, rows)
 
 
 def write_json(target: str, content: Any) -> None:
