@@ -71,18 +71,19 @@ def test_a_file_appears_whole_under_its_name(tmp_path):
     path = tmp_path / "r.json"
     path.write_text("old")
 
-    def texts(end):
+    def texts(*, is_faulty):
         yield "new"
         assert path.read_text() == "old"
-        yield end
+        if is_faulty:
+            raise KeyboardInterrupt
+        yield " text"
 
-    write_texts(str(path), texts(" text"))
-    assert path.read_text() == "new text"
-    path.write_text("old")
-    with pytest.raises(TypeError):
-        write_texts(str(path), texts(len))
+    with pytest.raises(KeyboardInterrupt):
+        write_texts(str(path), texts(is_faulty=True))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+    write_texts(str(path), texts(is_faulty=False))
+    assert path.read_text() == "new text"
 
 
 def test_links_and_pipes_stay_what_they_are(tmp_path):
