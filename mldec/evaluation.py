@@ -28,9 +28,11 @@ from mldec.runtime import distributed
 from mldec.runtime.cli import on_terminal
 from mldec.runtime.devices import Copies, Precision, autocast, memory_format, one_late
 from mldec.runtime.facts import explain_out_of_memory
-from mldec.runtime.results import csv_text
+from mldec.runtime.results import csv_lines
 
 log = logging.getLogger("mldec")
+
+DEFAULT_THRESHOLD = 0.5  # of a model without thresholds
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,40 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
         return None
 
     thresholds = list(loaded.calibration.thresholds)
-    if len(thresholds) == 1:
-        return thresholds * len(loaded.classes)
-    return thresholds
+    return thresholds * len(loaded.classes) if len(thresholds) == 1 else thresholds
+
+
+@torch.no_grad()
+def scores(loaded: Loaded, images: Tensor) -> Tensor:
+    """Return the scores float32 [B, K] of images [B, 3, S, S], uint8 or float in [0, 1].
+
+    They are softmax if an image has one label, else sigmoid; calibrated if the checkpoint is.
+    Otherwise, after training with the asymmetric loss, they are not probabilities: those of absent
+    classes are often above 0.5.
+    """
+    queries = loaded.classes.queries
+    queries = None if queries is None else queries.to(images.device)
+    return probabilities(loaded, loaded.model(images, queries))
+
+
+def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
+    """Return the scores [B, K], float32, of the logits [B, K] of a model; see `scores`."""
+    logits = logits.float()
+    if loaded.calibration is not None:
+        logits = loaded.calibration.scaled(logits)
+    return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
+
+
+def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
+    """Return which classes are present, bool [B, K], by the thresholds [K] or [1] of their scores.
+
+    Without thresholds an image has one label: the most probable class, the first one of several.
+    """
+    if thresholds is not None:
+        return scores >= thresholds
+
+    classes = torch.arange(scores.shape[1], device=scores.device)
+    return classes == scores.argmax(1, keepdim=True)
 
 
 def chosen_thresholds(
@@ -478,7 +511,8 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
 def to_csv(results: Results, names: tuple[str, ...]) -> str:
     """Return the content of `--csv`: a heading, and one row per class."""
     columns = [as_text(values, ".6g") for values in results.per_class.values()]
-    return csv_text([["class", *results.per_class], *zip(names, *columns, strict=True)])
+    rows = zip(names, *columns, strict=True)
+    return "".join(csv_lines([["class", *results.per_class], *rows]))
 
 
 def as_text(values: Sequence[float], form: str) -> list[str]:

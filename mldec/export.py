@@ -17,14 +17,19 @@ A zero-shot checkpoint takes word vectors [K, D] as a second input, or scores th
 
 import argparse
 import io
+import logging
+import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,20 +41,32 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint.open_vocabulary import check_class_options, with_classes
 from mldec.config import build
+from mldec.data.decode import read_item
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import DataModule, StoredImages, fixed_sample, picture
-from mldec.errors import CheckpointError, ConfigError, DataError, UserError, complain, refusing, say
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    UserError,
+    brief,
+    complain,
+    refusing,
+    say,
+)
+from mldec.evaluation import DEFAULT_THRESHOLD, decided, probabilities, scores
 from mldec.evaluators.average_precision import average_precision
-from mldec.predict import engine
-from mldec.predict.engine import DEFAULT_THRESHOLD, ONNX, Metadata, decided, probabilities, scores
-from mldec.predict.inputs import Inputs, read_item
-from mldec.predict.run import check_class_options, with_classes
+from mldec.predict.engine import INPUTS, KEY, OUTPUTS, SILENT, Metadata, OnnxFile, arrays
+from mldec.predict.inputs import Inputs
 from mldec.runtime import cli, facts
-from mldec.runtime.results import check_targets, replacing
+from mldec.runtime.results import check_targets, replacing, to_json
 from mldec.runtime.torch_files import sha256_of
 
-PT2 = ".pt2"
+ONNX, PT2 = ".onnx", ".pt2"
+WARNINGS = 2  # level of ONNX Runtime's own log, as it is without us
+NEEDED = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra
 EXTRA = "mldec.json"  # of the file of metadata in a .pt2 file
 CLASSES = "classes"  # name of the axis of the word vectors
 EXAMPLE = 2  # images that a program is traced with; 0 and 1 would be taken for fixed numbers
@@ -72,9 +89,9 @@ Answer = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Program(nn.Module):
-    """A checkpoint that answers by itself, in half precision up to the logits with `half`.
+    """A checkpoint that answers by itself, with `half` in half precision up to the logits.
 
-    It resizes the images with `any_size`, and takes word vectors as a second input with `asks`.
+    With `any_size` it resizes the images, with `asks` word vectors are a second input.
     """
 
     thresholds: Tensor | None
@@ -293,6 +310,98 @@ def _training_images(loaded: Loaded) -> Iterator[Image.Image]:
         ) from error
 
 
+# ---------------------------------------------------------------------------------------- the file
+
+
+# Any: the classes of onnx and onnxruntime are imported only where they are used.
+def translated(graph: ExportedProgram, axes: tuple[dict[int, str], ...], path: str) -> Any:
+    """Translate a graph to an `onnx.ModelProto`; `axes` names the open axes of each input."""
+    inputs = INPUTS[: len(axes)]
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                graph,
+                dynamo=True,
+                verbose=False,
+                input_names=inputs,
+                output_names=OUTPUTS,
+                dynamic_shapes=dict(zip(inputs, axes, strict=True)),
+            )
+    except Exception as error:
+        # The exporter lists its attempts: the last cause says what is missing.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise CheckpointError(
+            f"{path} cannot be exported to ONNX ({brief(Exception(str(cause)))}); "
+            f"export a .pt2 file"
+        ) from error
+
+    assert program is not None
+    return program.model_proto
+
+
+def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
+    """Quantise weights and activations of convolutions and linear layers to 8 bits.
+
+    The ranges of the activations are the smallest and largest values on the given inputs. Weights
+    have a scale per output channel. Products of two activations, as in attention, and the group
+    pooling of ML-Decoder, which gives the logits, stay as they are.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_static
+
+    remaining = map(arrays, inputs)
+    matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    no_layers = [node.name for node in products if node.input[1] not in matrices]
+
+    unfit = refusing("--precision int8: this network", remedy="choose fp32 or fp16")
+    with tempfile.TemporaryDirectory() as folder, _quiet(), unfit:
+        target = Path(folder, "model.onnx")
+        quantize_static(
+            model,
+            target,
+            SimpleNamespace(get_next=lambda: next(remaining, None)),
+            op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+            nodes_to_exclude=no_layers,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+        return onnx.load(target)
+
+
+def onnx_content(model: Any, metadata: Metadata, path: str) -> bytes:
+    """Return the bytes of a self-contained ONNX file."""
+    entry = model.metadata_props.add()
+    entry.key, entry.value = KEY, to_json(asdict(metadata))
+    model.producer_name, model.producer_version = "mldec", metadata.versions["mldec"]
+    # Protocol buffers have a limit of 2 GiB.
+    with refusing(path, remedy="pass --precision fp16, or write a .pt2 file"):
+        return model.SerializeToString()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter and the quantiser: they tell of every step."""
+    import onnxruntime
+
+    # The quantiser gives the root logger a handler, which would print our messages again.
+    root_handlers = [*logging.getLogger().handlers]
+    logging.disable(logging.WARNING)
+    onnxruntime.set_default_logger_severity(SILENT)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        onnxruntime.set_default_logger_severity(WARNINGS)
+        logging.disable(logging.NOTSET)
+        logging.getLogger().handlers[:] = root_handlers
+
+
 # ---------------------------------------------------------------------------------------- the proof
 
 
@@ -336,7 +445,8 @@ def compare(
     mean_ap = None
     if labelled:
         own, others, targets = map(list, zip(*labelled, strict=True))
-        mean_ap = (_mean_ap(own, targets), _mean_ap(others, targets))
+        of_file, of_checkpoint = (average_precision(one, targets)["none"] for one in (own, others))
+        mean_ap = 100 * of_file.nanmean().item(), 100 * of_checkpoint.nanmean().item()
     return Comparison(images, largest, equal / (images * len(loaded.classes)), mean_ap)
 
 
@@ -358,11 +468,6 @@ def _batches(
         batch.append((pixels, transformed, labels))
     if batch:
         yield batch
-
-
-def _mean_ap(blocks: list[Tensor], targets: list[Tensor]) -> float:
-    """Return the mAP in percent over the classes with an image."""
-    return 100 * average_precision(blocks, targets)["none"].nanmean().item()
 
 
 def check(comparison: Comparison, metadata: Metadata, out: str) -> str:
@@ -399,7 +504,12 @@ def proofs(
     # A file that asks for word vectors must take any number of them.
     if program.asks:
         count = program.fewest_classes + MADE_UP
-        comparison = compare(answer, metadata, of_other_classes(loaded, count), made, name)
+        assert loaded.classes.queries is not None
+        width, generator = loaded.classes.queries.shape[1], torch.Generator().manual_seed(0)
+        names = tuple(f"class {number}" for number in range(count))
+        vectors = torch.randn(count, width, generator=generator)
+        others = replace(loaded, classes=replace(loaded.classes, names=names, queries=vectors))
+        comparison = compare(answer, metadata, others, made, name)
         yield f"{name}, {count} made-up classes: {check(comparison, metadata, args.out)}"
 
     # A released zero-shot file has no classes of its own.
@@ -412,15 +522,6 @@ def proofs(
         comparison = compare(answer, metadata, loaded, pictures, args.verify)
         sentence = check(comparison, metadata, args.out)
         yield f"{comparison.images} images of {args.verify}: {sentence}"
-
-
-def of_other_classes(loaded: Loaded, count: int) -> Loaded:
-    """Return a zero-shot model that scores so many made-up classes."""
-    assert loaded.classes.queries is not None
-    width = loaded.classes.queries.shape[1]
-    vectors = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
-    names = tuple(f"class {number}" for number in range(count))
-    return replace(loaded, classes=replace(loaded.classes, names=names, queries=vectors))
 
 
 # -------------------------------------------------------------------------------------- the command
@@ -438,7 +539,7 @@ def export(args: argparse.Namespace) -> None:
     check_targets(args.out)
     check_class_options(args)
     if out.suffix == ONNX:
-        engine.require_onnx(out)
+        cli.require(str(out), "export", *NEEDED)
     elif args.precision == "int8":
         raise ConfigError(f"--precision int8: {out} cannot have it; write an .onnx file")
 
@@ -468,7 +569,7 @@ def export(args: argparse.Namespace) -> None:
         file.flush()
         answer: Answer
         if out.suffix == ONNX:
-            answer = engine.OnnxFile(Path(file.name))
+            answer = OnnxFile(Path(file.name))
         else:
             # It unpickles, and so runs what a file holds: these bytes never come from a file.
             answer = torch.export.load(io.BytesIO(content)).module()
@@ -499,10 +600,8 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
 
     if args.threshold is not None:
         return [args.threshold], f"at {args.threshold:g}, of --threshold"
-    if loaded.calibration is not None and loaded.calibration.thresholds:
-        return [*loaded.calibration.thresholds], (
-            f"at the thresholds of the checkpoint {loaded.calibration.reason}"
-        )
+    if (fitted := loaded.calibration) is not None and fitted.thresholds:
+        return [*fitted.thresholds], f"at the thresholds of the checkpoint {fitted.reason}"
 
     chosen = loaded.config.data.get("threshold")
     threshold = DEFAULT_THRESHOLD if chosen is None else float(chosen)
@@ -525,7 +624,7 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Meta
 
     versions = facts.installed()
     if Path(args.out).suffix == ONNX:
-        versions |= {name: version(name) for name in engine.NEEDED}
+        versions |= {name: version(name) for name in NEEDED}
     return Metadata(
         classes=[*loaded.classes.names],
         word_dim=width,
@@ -557,14 +656,14 @@ def to_bytes(
     graph = traced(program, loaded, args.checkpoint)
     if Path(args.out).suffix != ONNX:
         buffer = io.BytesIO()
-        torch.export.save(graph, buffer, extra_files={EXTRA: metadata.to_json()})
+        torch.export.save(graph, buffer, extra_files={EXTRA: to_json(asdict(metadata))})
         return buffer.getvalue()
 
-    model = engine.translated(graph, open_axes(program), args.checkpoint)
+    model = translated(graph, open_axes(program), args.checkpoint)
     if metadata.precision == "int8":
         inputs = list(calibration_inputs(loaded, metadata, args.verify))
-        model = engine.quantised(model, inputs)
-    return engine.content(model, metadata, args.out)
+        model = quantised(model, inputs)
+    return onnx_content(model, metadata, args.out)
 
 
 def parser() -> argparse.ArgumentParser:

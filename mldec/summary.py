@@ -23,7 +23,7 @@ from mldec.config.compose import flat
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
 from mldec.runtime.cli import command, require, run_command
 from mldec.runtime.pages import SMALL, new_figure, save, set_title, shorten
-from mldec.runtime.results import STANDARD_OUTPUT, check_targets, csv_text, write_result
+from mldec.runtime.results import STANDARD_OUTPUT, check_targets, csv_lines, write_result
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.training.log import Evaluation, Progress, clock, read_progress
 
@@ -182,7 +182,7 @@ def _cell(value: Any) -> str:
 def to_csv(runs: Sequence[Run]) -> str:
     """Return the content of `--csv`: a heading, and one row per run."""
     rows = ([getattr(run, column) for column in COLUMNS] for run in runs)
-    return csv_text([COLUMNS, *rows])
+    return "".join(csv_lines([COLUMNS, *rows]))
 
 
 def draw(runs: Sequence[Run], *, cost: str) -> "tuple[Figure, list[str]]":
@@ -407,7 +407,7 @@ def as_csv(made: Table) -> str:
         if found := group.difference:
             cells += [found.mean, *(found.interval or (None, None)), found.p, found.verdict]
         rows.append(cells + [None] * (len(heading) - len(cells)))
-    return csv_text(rows)
+    return "".join(csv_lines(rows))
 
 
 FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}

@@ -86,8 +86,8 @@ def test_libraries_stay_at_the_edge() -> None:
     assert importers("hydra", "omegaconf") == edge
     # train names elastic's `record`, which is about processes and not about tensors.
     assert importers("torch.distributed") - {"mldec.train"} == {"mldec.runtime.distributed"}
-    # It switches off the telemetry before.
-    assert importers("onnxruntime") == {"mldec.predict.engine"}
+    # The first switches off the telemetry, and the second imports it before.
+    assert importers("onnxruntime") == {"mldec.predict.engine", "mldec.export"}
 
 
 def test_nothing_is_named_that_only_unix_has() -> None:

@@ -6,17 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import torch
 
-from mldec.checkpoint import load_model
-from mldec.checkpoint.sources import local
+from mldec.data.decode import Decoder, decoded
 from mldec.errors import DataError
-from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor, Rule
-from mldec.predict.engine import Engine, ExportedEngine, OnnxFile, TorchEngine, is_exported
-from mldec.predict.inputs import Decoder, Inputs, decoded
-from mldec.runtime import distributed
+from mldec.predict import opened
+from mldec.predict.answers import BATCH_SIZE, BATCH_SIZE_GPU, Predictor
+from mldec.predict.inputs import Inputs
 from mldec.runtime.devices import processors
 from mldec.runtime.signals import StopRequest
 
@@ -28,18 +25,8 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     with a model on a GPU none can be faster than the slower half. All of it is timed in turns, and
     `share` is the median over the rounds of the speed divided by this bound.
     """
-    device = distributed.pick_device(args.device)
-    on_gpu = device.type == "cuda"
-    path = local(args.checkpoint)
-    engine: Engine
-    if is_exported(path):
-        engine = ExportedEngine(OnnxFile(Path(path)))
-    else:
-        loaded = load_model(path, device=device)
-        train = loaded.config.train
-        distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
-        engine = TorchEngine(loaded)
-
+    engine, rule = opened(args.checkpoint, {"device": args.device})
+    on_gpu = engine.device.type == "cuda"
     batch_size = BATCH_SIZE_GPU if on_gpu else BATCH_SIZE
     items = list(islice(Inputs([args.images]), args.count))
     decoder = Decoder(engine.transform, decoder=engine.decoder)
@@ -65,12 +52,11 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
         for _ in predictor.rows(iter(items), StopRequest()):
             pass
 
-    rule = Rule(classes=engine.classes)
     jobs: dict[str, Callable[[], None]] = {
         "decode": decode,
         "model": score,
-        "predict": partial(answer, Predictor(engine, rule, device)),
-        "one_process": partial(answer, Predictor(engine, rule, device, workers=0)),
+        "predict": partial(answer, Predictor(engine, rule)),
+        "one_process": partial(answer, Predictor(engine, rule, workers=0)),
     }
 
     yield {"images": len(items), "workers": processors()}

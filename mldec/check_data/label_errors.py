@@ -1,7 +1,6 @@
 """Find labels that are probably wrong: the work of `mldec.check_data --checkpoint`."""
 
 import argparse
-import csv
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from mldec.errors import ConfigError, say, writing
 from mldec.evaluation import Scores, left_out, open_for_evaluation, same_scores
 from mldec.evaluators.label_errors import Ranking, rank
 from mldec.runtime.pages import data_url, template
-from mldec.runtime.results import ResultFile, check_targets, write_json, write_result
+from mldec.runtime.results import check_targets, csv_lines, write_json, write_result, write_texts
 
 log = logging.getLogger("mldec")
 
@@ -193,16 +192,16 @@ def tell(judged: Judged) -> None:
 
 def write_pairs(target: str, judged: Judged, count: int | None) -> None:
     """Write a CSV file with a row per pair, most suspicious first; None writes all of them."""
-    file = ResultFile(target)
-    writer = csv.writer(file)
-    writer.writerow(COLUMNS)
-    for _, pair in suspects(judged, range(len(judged.ranking))[:count]):
-        # UTF-8, which the path of an image need not be.
-        image = pair.image.encode("utf-8", "backslashreplace").decode()
-        label, suspected = int(pair.present), int(pair.suspected)
-        probability = f"{pair.probability:.6f}"
-        writer.writerow([pair.rank, image, pair.class_name, label, probability, suspected])
-    file.commit()
+
+    def rows() -> Iterator[Iterable[object]]:
+        yield COLUMNS
+        for _, pair in suspects(judged, range(len(judged.ranking))[:count]):
+            # UTF-8, which the path of an image need not be.
+            image = pair.image.encode("utf-8", "backslashreplace").decode()
+            label, suspected = int(pair.present), int(pair.suspected)
+            yield pair.rank, image, pair.class_name, label, f"{pair.probability:.6f}", suspected
+
+    write_texts(target, csv_lines(rows()))
 
 
 def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Image]]]) -> str:

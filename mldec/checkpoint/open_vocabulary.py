@@ -50,13 +50,9 @@ def queries_for(
 ) -> Classes:
     """Return classes with word vectors that a zero-shot model takes.
 
-    Args:
-        names: of the classes, each once.
-        vectors: a file of word vectors, or a text encoder, see `word_vectors`; None makes them as
-            those of the training were made.
-        trained: the classes of the training; None if these are not known.
-        option: that asked for these classes, for messages.
-        keep: see `word_vectors`.
+    The vectors are from a file or a text encoder, see `word_vectors`, or made as those of the
+    training were. `trained` are the classes of the training, None if these are not known; `option`
+    asked for the classes, each named once.
     """
     origin = None if trained is None else trained.origin
     if vectors is None:
@@ -94,6 +90,56 @@ def _as_before(
 
     log.info("word vectors of %d classes by %s", len(names), origin.source)
     return made
+
+
+def check_class_options(args: argparse.Namespace) -> None:
+    """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
+    if args.classes is not None:
+        class_names(args.classes)
+        if args.class_names is not None:
+            raise ConfigError(
+                "--classes and --class-names exclude each other: other classes, or other names for "
+                "those of the checkpoint"
+            )
+    elif args.vectors is not None:
+        raise ConfigError(
+            f"--vectors {args.vectors} has no effect without --classes: name the classes too"
+        )
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """Return the names of classes in a text with commas between them."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
+
+    for name in set(names):
+        if names.count(name) > 1:
+            raise ConfigError(f"--classes names {name!r} twice: name each class once")
+    return names
+
+
+def read_classes(
+    text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
+) -> Classes:
+    """Return classes by their names with commas between them; see `queries_for`."""
+    names = class_names(text)
+    if trained is not None and trained.exclusive and len(names) < 2:
+        raise ConfigError(
+            f"--classes names {names[0]!r} alone, and the scores of this model are shares of the "
+            f"classes: name at least two"
+        )
+    return queries_for(names, vectors, trained, option="--classes", keep=keep)
+
+
+def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
+    """Return a zero-shot model that scores other classes; see `read_classes`."""
+    if loaded.classes.queries is None:
+        raise CheckpointError(
+            "--classes: the checkpoint knows its own classes only, "
+            "it was not trained by word vectors"
+        )
+    return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
 
 
 class BestName(nn.Module):

@@ -137,6 +137,11 @@ def is_open_clip(path: str | Path) -> bool:
     return str(path).startswith(PREFIX)
 
 
+def is_exported(path: str | Path) -> bool:
+    """Tell whether a user names an ONNX file; names of the hub and of open_clip may end as one."""
+    return Path(path).suffix == ".onnx" and not str(path).startswith((HUB, PREFIX))
+
+
 def is_download(path: str) -> bool:
     """Tell whether what a user names is not in a folder of the user's, but in a cache."""
     return path.startswith((ZOO, HUB, PREFIX))

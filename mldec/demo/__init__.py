@@ -22,6 +22,7 @@ from mldec.runtime.cli import (
     command,
     require,
     run_command,
+    whole,
 )
 
 HOST, PORT = "127.0.0.1", 7860
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "a text encoder; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
     arguments.add_argument(
-        "--port", type=port, default=PORT, help=f"of the page; 0 takes a free one; default: {PORT}"
+        "--port", type=whole, default=PORT, help=f"of the page; 0 takes a free one; default: {PORT}"
     )
     arguments.add_argument(
         "--host",
@@ -59,13 +60,6 @@ def parser() -> argparse.ArgumentParser:
     )
     add_precision_option(arguments, "auto")
     return arguments
-
-
-def port(text: str) -> int:
-    """Read the number of a port."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port, 0 to 65535")
-    return int(text)
 
 
 def token(text: str) -> str:
@@ -114,7 +108,7 @@ def listener(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except (OSError, UnicodeError) as error:  # the second one of a name such as "."
+    except (OSError, ValueError, OverflowError) as error:  # of a name such as ".", of a port
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there ({brief(error)}); pass another "
             f"--port, or an address of this machine"

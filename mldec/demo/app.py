@@ -26,26 +26,24 @@ from torch import Tensor
 
 from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
+from mldec.checkpoint.open_vocabulary import class_names, read_classes
+from mldec.checkpoint.sources import is_exported
 from mldec.data.images import read_image
 from mldec.data.types import Classes
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
+from mldec.evaluation import DEFAULT_THRESHOLD, decided
 from mldec.predict.engine import (
-    DEFAULT_THRESHOLD,
     Engine,
     ExportedEngine,
     OnnxFile,
     TorchEngine,
     check_exported_options,
-    decided,
-    is_exported,
 )
-from mldec.predict.heat_maps import Explainer, heated
-from mldec.predict.run import class_names, read_classes
+from mldec.predict.heat_maps import heated
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model
 from mldec.runtime.devices import Precision
-from mldec.runtime.facts import explain_out_of_memory
 from mldec.runtime.pages import data_url, template
 
 MiB = 2**20
@@ -74,17 +72,12 @@ def open_engine(args: argparse.Namespace) -> Engine:
     if is_exported(args.checkpoint):
         check_exported_options(args)
         exported, classes = OnnxFile(Path(args.checkpoint)), None
-        if exported.metadata.word_dim is not None:
-            if args.vectors is None:
-                raise CheckpointError(f"{exported.path} asks for word vectors: pass --vectors FILE")
+        if exported.metadata.word_dim is not None and args.vectors is not None:
             names = tuple(exported.metadata.classes)
             classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
         engine = ExportedEngine(exported, classes)
     else:
-        device = distributed.pick_device(args.device)
-        loaded = load_model(**chosen_model(args), device=device)
-        train = loaded.config.train
-        distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
+        loaded = load_model(**chosen_model(args), device=distributed.pick_device(args.device))
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
         if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
             option = "--class-names" if loaded.classes.queries is None else "--vectors"
@@ -185,7 +178,6 @@ class Answerer:
         self.engine = engine
         self._vectors = vectors
         self._engine_of = lru_cache(CLASS_LISTS)(self._make_engine)
-        self._explainer_of = lru_cache(1)(_explainer_of)
 
     @property
     def model(self) -> Model:
@@ -252,16 +244,14 @@ class Answerer:
         if settings.heat_maps and isinstance(engine, TorchEngine):
             shown = [item for item in predictions if item.present][:HEAT_MAPS] or predictions[:1]
             indices = [engine.classes.names.index(item.name) for item in shown]
-            with explain_out_of_memory(lambda: "out of memory: a heat map needs more"):
-                explainer = self._explainer_of(engine)
-                [maps] = explainer.maps(pixels.to(engine.device), [indices])
+            [maps] = engine.heat_maps(pixels, [indices])
 
             picture.thumbnail((HEAT_PICTURE, HEAT_PICTURE))
             for item, heat in zip(shown, maps.numpy(), strict=True):
                 item.heat = heat.round(HEAT_DIGITS).tolist()
                 if settings.pictures:
                     item.heat_picture = data_url(heated(picture, heat), quality=QUALITY)
-            row.seen, row.heat_method = [*seen], explainer.method
+            row.seen, row.heat_method = [*seen], engine.explainer.method
         row.predictions = predictions
 
     def _make_engine(self, classes: str) -> Engine:
@@ -277,10 +267,6 @@ class Answerer:
         # What strangers type is not written to this machine.
         named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
         return self.engine.for_classes(named)
-
-
-def _explainer_of(engine: TorchEngine) -> Explainer:
-    return Explainer(engine.loaded.model, engine.image_size, engine.loaded.classes.queries)
 
 
 def application(answerer: Answerer, names: Iterable[str] = (), token: str | None = None) -> FastAPI:

@@ -1,17 +1,20 @@
 """Name what images show: `python -m mldec.predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-The answers of a long job are written in blocks: after Ctrl-C, a crash or a full disk the same
-command goes on, and over a complete result it does nothing. docs/predicting.md says what a row
-holds, and how zero-shot checkpoints, heat maps and exported files are used.
+After Ctrl-C, a crash or a full disk the same command goes on, and over a complete result it does
+nothing; with --shard each of many machines answers its share. docs/predicting.md says what a row
+holds, docs/scale.md how a hundred million images are answered.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mldec import lazily
 from mldec.errors import ConfigError, suggest
 from mldec.runtime import cli
+
+__getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
 # The options of `load`; the others of the command are about files.
 OF_LOAD = (
@@ -30,16 +33,18 @@ def parser() -> argparse.ArgumentParser:
     images.add_argument(
         "images",
         nargs="*",
-        help="image files, .tar files of images, or folders to search for them",
+        help="image files, .tar files or folders of them: paths, or addresses (s3://bucket/photos)",
     )
     images.add_argument(
         "--list",
         metavar="FILE",
-        help="a file with one path per line, or a .csv file with a column of paths; - reads lines "
-        "from standard input",
+        help="a file with one path or address per line, or a .csv or .parquet file with a column "
+        "of them (.parquet: or of bytes); - reads lines from standard input",
     )
     images.add_argument(
-        "--column", metavar="NAME", help="of a .csv file of --list (default: image or path)"
+        "--column",
+        metavar="NAME",
+        help="of a .csv or .parquet file of --list (default: image, path, url or bytes)",
     )
     images.add_argument(
         "--root", metavar="FOLDER", help="the paths of --list are relative to it (default: to here)"
@@ -68,9 +73,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_class_options(answers)
 
     results = arguments.add_argument_group("results")
-    results.add_argument(
-        "--jsonl", metavar="FILE", help="a line of JSON per image; - is standard output"
-    )
+    results.add_argument("--jsonl", metavar="FILE", help="a line per image; - is standard output")
     results.add_argument("--json", metavar="FILE", help="a JSON list of the same rows; or -")
     results.add_argument("--csv", metavar="FILE", help="a table; or -")
     results.add_argument("--parquet", metavar="FILE", help="a table, which needs pyarrow")
@@ -79,8 +82,18 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="mean over the tokens of the backbone per image, a .npy file, float32 [N, C]",
     )
+    results.add_argument("--overwrite", action="store_true", help="replace them, and begin anew")
     results.add_argument(
-        "--overwrite", action="store_true", help="replace result files, and begin anew"
+        "--shard",
+        metavar="I/N",
+        help="answer share I of N, from 0, and write it as a file of the folder that --jsonl or "
+        "--parquet names; auto/N: the number of a task of SLURM or Kubernetes, auto: of torchrun",
+    )
+    results.add_argument("--merge", metavar="FOLDER", help="join the parts in such a folder")
+    results.add_argument(
+        "--progress",
+        metavar="FOLDER",
+        help="where rows wait until a file is whole (default: beside it; in the cache for a store)",
     )
     results.add_argument(
         "--pictures",
@@ -92,7 +105,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="TrueType font of --pictures, for names of classes in other letters than English",
     )
-
     results.add_argument(
         "--xmp",
         action="store_true",
@@ -102,9 +114,7 @@ def parser() -> argparse.ArgumentParser:
     work = arguments.add_argument_group("work")
     work.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     cli.add_precision_option(work, "auto")
-    work.add_argument(
-        "--batch-size", type=cli.positive, help="images at a time (default 16, on a GPU 64)"
-    )
+    work.add_argument("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     work.add_argument(
         "--workers",
         type=cli.whole,
@@ -114,14 +124,6 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def predict(args: argparse.Namespace) -> int:
-    """Name what the images of the command line show, and return the exit status."""
-    # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.predict.run import run
-
-    return run(args)
-
-
 def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
     """Return a function that names what photos show: `mldec.load("best.pt")("photo.jpg")`.
 
@@ -129,22 +131,8 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
     list gives a list. The options are those of the command that are in `OF_LOAD`, such as top=3.
     """
     from mldec.data.images import load_image, upright
-    from mldec.predict.answers import chosen_rule
-    from mldec.predict.engine import check_exported_options, is_exported
-    from mldec.predict.run import check_class_options, open_engine
-    from mldec.runtime.distributed import pick_device
 
-    args = parser().parse_args([str(path)])
-    for name, value in options.items():
-        if name not in OF_LOAD:
-            raise ConfigError(f"{name}: there is no such option{suggest(name, list(OF_LOAD))}")
-        setattr(args, name, value)
-    check_class_options(args)
-    if is_exported(args.checkpoint):
-        check_exported_options(args, "views")
-    engine = open_engine(args, pick_device(args.device))
-    limits = {"top": args.top, "threshold": args.threshold}
-    rule = chosen_rule(engine.classes, engine.thresholds, content="top", **limits)
+    engine, rule = opened(path, options)
 
     def predicted(photo: Any) -> list[Any]:
         if isinstance(photo, list | tuple):
@@ -159,10 +147,31 @@ def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
     return predicted
 
 
+def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
+    """Return the engine of a checkpoint, with options of `load`, and the rule of its answers."""
+    from mldec.predict.answers import chosen_rule
+    from mldec.predict.engine import open_engine
+
+    args = parser().parse_args([str(path)])
+    for name, value in options.items():
+        if name not in OF_LOAD:
+            raise ConfigError(f"{name}: there is no such option{suggest(name, list(OF_LOAD))}")
+        setattr(args, name, value)
+    engine = open_engine(args)
+    return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
+
+
 def main() -> None:
     """Run the command."""
+
+    def work(args: argparse.Namespace) -> int:
+        # Imported late: --help and a wrong argument need not wait for torch.
+        from mldec.predict.run import run
+
+        return run(args)
+
     # Intermixed, so that images may also follow options: their number is free.
-    cli.run_command(parser().parse_intermixed_args, predict)
+    cli.run_command(parser().parse_intermixed_args, work)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,28 @@
 """From images to rows: decode, score, choose, draw."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.checkpoint import Loaded
+from mldec.data.decode import Decoded, Decoder, Item, decoded, read_item
 from mldec.data.loader import end_workers
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable, visible
 from mldec.evaluators.multi_label import top_k
-from mldec.predict.engine import Engine
-from mldec.predict.heat_maps import Explainer, Finding, Typeface, draw, file_name, save
-from mldec.predict.inputs import Decoded, Decoder, Item, decoded, read_item
+from mldec.predict.engine import Engine, TorchEngine
+from mldec.predict.heat_maps import Font, draw, file_name
 from mldec.runtime.devices import Copies, one_late, processors
-from mldec.runtime.facts import explain_out_of_memory
+from mldec.runtime.results import named, replacing
 from mldec.runtime.signals import NothingCame, StopRequest
 
-
-class Content(Enum):
-    """What a row holds of an image."""
-
-    TOP = "top"  # the classes with the highest scores
-    SCORES = "scores"  # the scores of all classes
-    DECISIONS = "decisions"  # the names of the classes that are present
+# What a row holds of an image: the classes with the highest scores, the scores of all classes, or
+# the names of the classes that are present.
+Content = Literal["top", "scores", "decisions"]
 
 
 @dataclass(slots=True)
@@ -43,8 +36,8 @@ class Prediction:
 
     def entry(self) -> dict[str, Any]:
         """Return the prediction as it stands in JSON."""
-        values = {"name": self.name, "score": self.score, "threshold": self.threshold}
-        return {key: value for key, value in values.items() if value is not None}
+        own = {} if self.threshold is None else {"threshold": self.threshold}
+        return {"name": self.name, "score": self.score, **own}
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class Rule:
     """Which classes are in the answer for an image."""
 
     classes: Classes  # that were scored
-    content: Content = Content.TOP  # of a row; decisions are not limited in number
+    content: Content = "top"  # of a row; decisions are not limited in number
     top: int = 10  # number of classes at most
     threshold: float = 0.0  # lowest score of every class
     stored: Sequence[float] | None = None  # a threshold per class [K] instead; None without
@@ -81,9 +74,9 @@ class Rule:
         Of equal scores the lower class comes first. `lowest` is that of the rule, on the device of
         the scores, for which nothing here waits.
         """
-        most = self.top if self.content is Content.TOP else scores.shape[1]
+        most = self.top if self.content == "top" else scores.shape[1]
         # An image with one label has the class of the highest score, whatever the score is.
-        if self.content is Content.DECISIONS and self.classes.exclusive:
+        if self.content == "decisions" and self.classes.exclusive:
             most = 1
 
         reached = scores >= lowest
@@ -110,56 +103,20 @@ class Rule:
 
 
 def chosen_rule(
-    classes: Classes,
-    stored: Sequence[float] | None,
-    *,
-    content: str,
-    top: int | None,
-    threshold: float | None,
+    engine: Engine, *, content: Content, top: int | None = None, threshold: float | None = None
 ) -> Rule:
-    """Return the rule that the options of a command line stand for.
-
-    `stored` are the thresholds [K] of the checkpoint; an option is None if it is not given.
-    """
-    kind = Content(content)
-    if top is not None and kind is not Content.TOP:
-        raise ConfigError(f"--top has no effect with --content {content}: leave it out")
-    if threshold is not None and kind is Content.SCORES:
-        raise ConfigError("--threshold has no effect with --content scores: leave it out")
-
-    if kind is Content.DECISIONS:
-        if classes.exclusive and threshold is not None:
-            raise ConfigError(
-                "--threshold has no effect on the decision of an image with one label: leave it out"
-            )
-        if not classes.exclusive and threshold is None and stored is None:
-            raise ConfigError(
-                "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
-                "calibrate it with python -m mldec.calibrate"
-            )
+    """Return the rule that the options of a command line stand for; None if one is not given."""
+    classes, stored = engine.classes, engine.thresholds
+    has_none = threshold is None and stored is None
+    if content == "decisions" and has_none and not classes.exclusive:
+        raise ConfigError(
+            "--content decisions: the checkpoint has no thresholds; pass --threshold, or "
+            "calibrate it with python -m mldec.calibrate"
+        )
 
     # A threshold of the command line stands for all those of the checkpoint.
-    if threshold is not None:
-        stored = None
-    return Rule(
-        classes=classes,
-        content=kind,
-        top=10 if top is None else top,
-        threshold=threshold or 0.0,
-        stored=stored,
-    )
-
-
-def named(name: str) -> dict[str, str]:
-    """Return the entries of a row in JSON that name an image.
-
-    JSON is UTF-8, which a path need not be: such a path is given in hexadecimal too.
-    """
-    encoded = os.fsencode(name)
-    try:
-        return {"image": encoded.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"image": encoded.decode("utf-8", "backslashreplace"), "image_bytes": encoded.hex()}
+    lowest = {"stored": stored} if threshold is None else {"threshold": threshold}
+    return Rule(classes=classes, content=content, top=10 if top is None else top, **lowest)
 
 
 def entries(rule: Rule, row: Row) -> dict[str, Any]:
@@ -168,9 +125,9 @@ def entries(rule: Rule, row: Row) -> dict[str, Any]:
     if row.error is not None:
         return {**entries, "error": printable(row.error)}
 
-    if rule.content is Content.DECISIONS:
+    if rule.content == "decisions":
         entries["classes"] = [item.name for item in row.predictions]
-    elif rule.content is Content.SCORES:
+    elif rule.content == "scores":
         assert row.scores is not None
         entries["scores"] = dict(zip(rule.classes.names, row.scores.tolist(), strict=True))
     else:
@@ -181,39 +138,27 @@ def entries(rule: Rule, row: Row) -> dict[str, Any]:
 class Pictures:
     """Draw images and where the model looked, a file per image."""
 
-    def __init__(self, loaded: Loaded, folder: Path, typeface: Typeface) -> None:
-        self._loaded = loaded
-        self._folder = folder
-        self._typeface = typeface
-        self._device = next(loaded.model.parameters()).device
-        size = loaded.transform.image_size
-        self._advice = (
-            f"out of memory on {self._device}: a heat map of one image of {size} pixels; "
-            f"leave --pictures out"
-        )
-        with explain_out_of_memory(lambda: self._advice):
-            self._explainer = Explainer(loaded.model, size, loaded.classes.queries)
+    def __init__(self, engine: TorchEngine, folder: Path, letters: Sequence[Font]) -> None:
+        self._engine, self._folder, self._letters = engine, folder, letters
+        # A network without heat maps is refused before the first image.
+        self._method = engine.explainer.method
 
     def add(self, item: Item, predictions: Sequence[Prediction]) -> Path:
         """Write the picture of an image and its classes, and return its path."""
-        name = Path(item.name)
-        image = read_item(item)
-        transform = self._loaded.transform
-        with explain_out_of_memory(lambda: self._advice):
-            model_input = transform(image)[None].to(self._device)
-            [heat] = self._explainer.maps(model_input, [[one.index for one in predictions]])
+        name, image = Path(item.name), read_item(item)
+        transform = self._engine.loaded.transform
+        indices = [one.index for one in predictions]
+        [heat] = self._engine.heat_maps(transform(image)[None], [indices])
 
         # The maps cover what the model saw. Where it squeezed the image into a square, drawing
         # them over the image in its own proportions undoes that.
         seen = image.crop(transform.visible_part(image.size))
-        findings = [
-            Finding(prediction.name, prediction.score, class_heat.numpy())
-            for prediction, class_heat in zip(predictions, heat, strict=True)
-        ]
-        sheet = draw(seen, name.name, findings, self._explainer.method, self._typeface)
-
+        texts = [(one.name, f"{one.score:.3f}") for one in predictions]
+        findings = list(zip(texts, heat.numpy(), strict=True))
         target = self._folder / file_name(name)
-        save(sheet, target)
+        with replacing(target) as file:
+            sheet = draw(seen, name.name, findings, self._method, self._letters)
+            sheet.save(file, "JPEG", quality=92, subsampling=0)
         return target
 
 
@@ -224,15 +169,6 @@ BATCH_SIZE, BATCH_SIZE_GPU = 16, 64  # images at a time by default
 DRAFT = 2
 
 
-class _Answered(NamedTuple):
-    """A batch whose scores are on their way to main memory."""
-
-    items: list[Item]
-    faults: dict[int, str]  # see `Decoded`
-    # Of the readable images: scores, the marks of their classes, whether they are finite, features.
-    copies: Copies | None  # None if there is no readable image
-
-
 class Predictor:
     """The way from the items of an input to their rows."""
 
@@ -240,7 +176,6 @@ class Predictor:
         self,
         engine: Engine,
         rule: Rule,
-        device: torch.device,
         *,
         batch_size: int | None = None,
         workers: int | None = None,
@@ -248,34 +183,26 @@ class Predictor:
         features: bool = False,
         pictures: Pictures | None = None,
     ) -> None:
-        self._engine = engine
-        self._rule = rule
-        self._on_gpu = device.type == "cuda"
-        self._batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
+        self._engine, self._rule = engine, rule
+        self._features, self._pictures = features, pictures
+        self._on_gpu = engine.device.type == "cuda"
+        self.batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
         if workers is None:
             workers = processors() if self._on_gpu or processors() > 1 else 0
         self._workers = workers
         smallest = DRAFT * engine.shorter_side if draft else None
         self._decoder = Decoder(engine.transform, smallest, engine.decoder)
-        self._features = features
-        self._pictures = pictures
         self._lowest = rule.lowest()
 
     def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
         """Yield the row of each item, in their order."""
-        batches = decoded(
-            items,
-            self._decoder,
-            batch_size=self._batch_size,
-            workers=self._workers,
-            pin=self._on_gpu,
-        )
-
+        amounts = {"batch_size": self.batch_size, "workers": self._workers}
+        batches = decoded(items, self._decoder, **amounts, pin=self._on_gpu)
         answered = 0
         try:
             # The device works on the next batch while the rows of this one are written.
-            for batch in one_late(self._answered(batches, stop)):
-                yield from self._batch_rows(batch)
+            for batch, copies in one_late(self._answered(batches, stop)):
+                yield from self._batch_rows(batch, copies)
                 answered += len(batch.items)
         except NothingCame:
             end_workers()
@@ -283,63 +210,47 @@ class Predictor:
                 f"stopped by {stop.name} after {counted(answered)}{then}", stop.status
             ) from None
 
-    def _answered(self, batches: Iterator[Decoded], stop: StopRequest) -> Iterator["_Answered"]:
+    def _answered(
+        self, batches: Iterator[Decoded], stop: StopRequest
+    ) -> Iterator[tuple[Decoded, Copies | None]]:
         """Score batches until the end or a request to stop, without waiting for the scores."""
         for batch in stop.bounded(batches):
             if stop:
                 raise NothingCame
-            yield self._scored(batch)
+            yield batch, self._scored(batch) if len(batch.images) else None
 
-    def _scored(self, batch: Decoded) -> "_Answered":
+    def _scored(self, batch: Decoded) -> Copies:
         """Begin to score a batch, and to bring what its rows need to main memory."""
-        if not len(batch.images):
-            return _Answered(batch.items, batch.faults, None)
-
         answers = self._engine.answer(batch.images, features=self._features)
         scores = answers.scores
         self._lowest = self._lowest.to(scores.device)  # waits in the first batch only
-        tensors = [scores, self._rule.marked(scores, self._lowest), scores.sum(1).isfinite()]
-        if answers.features is not None:
-            tensors.append(answers.features)
-        return _Answered(batch.items, batch.faults, Copies(*tensors))
+        marked, is_finite = self._rule.marked(scores, self._lowest), scores.sum(1).isfinite()
+        features = scores[:, :0] if answers.features is None else answers.features
+        return Copies(scores, marked, is_finite, features)
 
-    def _batch_rows(self, batch: "_Answered") -> Iterator[Row]:
+    def _batch_rows(self, batch: Decoded, copies: Copies | None) -> Iterator[Row]:
         """Yield the rows of a batch."""
         # The answers belong to the readable images, in their order.
-        answers: Iterator[tuple[Tensor, ...]] = iter(())
-        if batch.copies is not None:
-            answers = zip(*batch.copies.wait(), strict=True)
-
+        answers = iter(zip(*copies.wait(), strict=True) if copies else ())
         for index, item in enumerate(batch.items):
             if index in batch.faults:
                 yield Row(item.name, error=batch.faults[index])
-            else:
-                yield self._row(item, *next(answers))
+                continue
+            scores, marked, is_finite, features = next(answers)
+            if not is_finite:
+                fault = "its scores are not finite; look at the weights of the checkpoint"
+                yield Row(item.name, error=f"{visible(item.name)}: {fault}")
+                continue
 
-    def _row(
-        self,
-        item: Item,
-        scores: Tensor,
-        marked: Tensor,
-        is_finite: Tensor,
-        features: Tensor | None = None,
-    ) -> Row:
-        """Return the row of an image that was scored."""
-        if not is_finite:
-            return Row(
-                item.name,
-                error=f"{visible(item.name)}: its scores are not finite; "
-                f"look at the weights of the checkpoint",
-            )
-
-        # Objects for all classes cost more than everything else: only where they are seen.
-        predictions: list[Prediction] = []
-        if self._rule.content is not Content.SCORES or self._pictures is not None:
-            predictions = self._rule.predictions(scores, marked)
-        picture = None
-        if self._pictures is not None:
-            picture = str(self._pictures.add(item, predictions))
-        return Row(item.name, predictions, scores, features, picture=picture)
+            # Objects for all classes cost more than everything else: only where they are seen.
+            predictions: list[Prediction] = []
+            if self._rule.content != "scores" or self._pictures is not None:
+                predictions = self._rule.predictions(scores, marked)
+            picture = None
+            if self._pictures is not None:
+                picture = str(self._pictures.add(item, predictions))
+            own = features if self._features else None
+            yield Row(item.name, predictions, scores, own, picture=picture)
 
 
 def counted(images: int) -> str:

@@ -1,15 +1,12 @@
 """Show where a model looked: heat maps per class, and pictures of them."""
 
 import hashlib
-import io
 import math
 import os
 import re
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +15,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from mldec.errors import ConfigError, visible
+from mldec.errors import ConfigError, refusing, visible
 from mldec.heads.gap import GAP
 from mldec.heads.layers import Attention, DecoderLayer
 from mldec.heads.words import WordGAP
 from mldec.model import Classifier
-from mldec.runtime.results import write_file
 
 Wanted = Sequence[Sequence[int]]  # classes of each image
+# The texts below the picture of a class, and where the model looked: float [h, w], >= 0, over the
+# whole image that is drawn.
+Finding = tuple[tuple[str, str], np.ndarray]
 # model, tokens [B, N, C], classes, word queries -> relevance [C_i, N] of each image
 Relevance = Callable[[Classifier, Tensor, Wanted, Tensor | None], list[Tensor]]
 
@@ -86,24 +85,23 @@ def through_attention(
     def note(layer: Any, inputs: Any, outputs: Any) -> None:
         calls[layer] = inputs, outputs[0]
 
-    with ExitStack() as stack:
+    with torch.enable_grad(), ExitStack() as stack:
         for layer in layers:
-            hook = layer.register_forward_hook(note)
-            stack.callback(hook.remove)
-        logits, _ = _differentiable(model, tokens, queries)
-
+            stack.callback(layer.register_forward_hook(note).remove)
+        logits = model.classify(tokens.detach().requires_grad_(), queries)
     weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
-    attended = [calls[layer][1] for layer in layers]
-    relevance = _zeros(tokens, classes)
-    for rank, (images, gradients) in enumerate(_gradients(model, logits, attended, classes)):
+
+    def relevance(gradients: Sequence[Tensor]) -> Tensor:
         summed = torch.zeros(tokens.shape[:2], device=tokens.device)
         for layer, weight, gradient in zip(layers, weights, gradients, strict=True):
             value = calls[layer][0][2]
             product = weight * layer.weight_gradients(value, gradient)
             summed += product.relu().mean(1).sum(1)
-        for image in images:
-            relevance[image][rank] = summed[image]
-    return relevance
+        return summed
+
+    return _per_class(
+        model, tokens, logits, [calls[layer][1] for layer in layers], classes, relevance
+    )
 
 
 @torch.no_grad()
@@ -116,14 +114,14 @@ def times_tokens(
     arXiv 1512.04150): the mean over the tokens is the logit without its bias. It can be negative.
     The relevance of each image is float32 [its classes, N].
     """
-    logits, inputs = _differentiable(model, tokens, queries)
+    inputs = tokens.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = model.classify(inputs, queries)
 
-    relevance = _zeros(tokens, classes)
-    for rank, (images, [gradient]) in enumerate(_gradients(model, logits, [inputs], classes)):
-        products = tokens.shape[1] * (gradient * inputs).float().sum(-1)
-        for image in images:
-            relevance[image][rank] = products[image]
-    return relevance
+    def relevance(gradients: Sequence[Tensor]) -> Tensor:
+        return tokens.shape[1] * (gradients[0] * inputs).float().sum(-1)
+
+    return _per_class(model, tokens, logits, [inputs], classes, relevance)
 
 
 def _cross_attentions(model: Classifier) -> list[Attention]:
@@ -131,22 +129,18 @@ def _cross_attentions(model: Classifier) -> list[Attention]:
     return [layer.cross_attn for layer in model.head.modules() if isinstance(layer, DecoderLayer)]
 
 
-def _differentiable(
-    model: Classifier, tokens: Tensor, queries: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return logits [B, K] with a graph, and the tokens [B, N, C] at its root."""
-    inputs = tokens.detach().requires_grad_()
-    with torch.enable_grad():
-        return model.classify(inputs, queries), inputs
+def _per_class(
+    model: Classifier,
+    tokens: Tensor,
+    logits: Tensor,
+    inputs: Sequence[Tensor],
+    classes: Wanted,
+    relevance: Callable[[Sequence[Tensor]], Tensor],
+) -> list[Tensor]:
+    """Return the relevance [B, N] that gradients of a logit give, for the classes of each image.
 
-
-def _gradients(
-    model: Classifier, logits: Tensor, inputs: list[Tensor], classes: Wanted
-) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:
-    """Yield gradients of the first class of every image, then of the second, and so on.
-
-    The images of a batch do not depend on each other: one backward pass serves all of them. With
-    the images that have such a class, there is the gradient of its logit per input, [B, ...].
+    The images of a batch do not depend on each other: one backward pass serves the first class of
+    all of them, another one the second, and so on.
     """
     if not logits.requires_grad:
         raise ConfigError(
@@ -154,16 +148,16 @@ def _gradients(
             f"this head are made of"
         )
 
+    count = tokens.shape[1]
+    of_images = [tokens.new_zeros(len(own), count, dtype=torch.float32) for own in classes]
     for rank in range(max(map(len, classes), default=0)):
         images = [image for image, wanted in enumerate(classes) if rank < len(wanted)]
         chosen = torch.zeros_like(logits)
         chosen[images, [classes[image][rank] for image in images]] = 1
-        yield images, torch.autograd.grad(logits, inputs, chosen, retain_graph=True)
-
-
-def _zeros(tokens: Tensor, classes: Wanted) -> list[Tensor]:
-    """Return zeros [C, N] for each image and its C classes."""
-    return [tokens.new_zeros(len(own), tokens.shape[1], dtype=torch.float32) for own in classes]
+        values = relevance(torch.autograd.grad(logits, inputs, chosen, retain_graph=True))
+        for image in images:
+            of_images[image][rank] = values[image]
+    return of_images
 
 
 MAP_SIZE = 32  # pixels per side of a heat map, whatever the number of tokens
@@ -178,20 +172,12 @@ class Explainer:
     """Make heat maps of a model: how much each part of an image mattered for a class.
 
     A token of a convolutional network does not look at the centre of its cell: strides, padding and
-    training move it, by up to a third of a cell in a small ResNet. The shift, one for all tokens,
-    is measured once: the centre of the gradient of the middle tokens with respect to the pixels of
-    an image of noise, against the centre of the image.
+    training move it, by up to a third of a cell in a small ResNet. This shift is measured once, see
+    `_shift`. `method` says how the maps are made, a phrase for users.
 
-    Attributes:
-        method: how the maps are made, a phrase for users.
-
-    Args:
-        model: in evaluation mode; the tokens of its backbone form a square map.
-        image_size: side S of its input in pixels.
-        queries: word vectors [K, D_w] for a zero-shot model.
-
-    Raises:
-        ConfigError: if the number of tokens is not a square number from 4 on.
+    The model is in evaluation mode, with an input of S x S pixels; queries are the word vectors
+    [K, D_w] of a zero-shot model. It is a `ConfigError` if the number of tokens is not a square
+    number from 4 on.
     """
 
     def __init__(self, model: Classifier, image_size: int, queries: Tensor | None = None) -> None:
@@ -206,58 +192,38 @@ class Explainer:
             noise.requires_grad_()
             tokens = model.backbone(noise)
 
-        self._side = _side(tokens.shape[1])
+        self._side, count = math.isqrt(tokens.shape[1]), tokens.shape[1]
+        if self._side == 1 or self._side**2 != count:
+            raise ConfigError(
+                f"the backbone gives {count} tokens for an image: heat maps need a square of them"
+            )
         shift = _shift(noise, tokens, self._side)
         self._placing = [_placing(self._side, part).to(device) for part in shift]
         self.method, self._relevance = choose(model, tokens.detach(), self.queries)
 
     def maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
-        """Return where the model looked for some classes.
+        """Return where the model looked in images [B, 3, S, S] for some classes of each.
 
-        Args:
-            images: the input of the model, [B, 3, S, S].
-            classes: indices of the classes of interest, per image.
-
-        Returns:
-            Per image float32 [C, h, w] on the CPU for its C classes, >= 0, with h = w = `MAP_SIZE`.
-            A map covers the whole input; only ratios within a map have a meaning. A map of zeros
-            says that nothing in the image spoke for the class.
-
-        Raises:
-            ConfigError: if the logits of the head have no gradient and the method needs one.
+        Per image float32 [C, h, w] on the CPU for its C classes, >= 0, with h = w = `MAP_SIZE`. A
+        map covers the whole input; only ratios within a map have a meaning. A map of zeros says
+        that nothing in the image spoke for the class. It is a `ConfigError` if the logits of the
+        head have no gradient and the method needs one.
         """
         with torch.no_grad():
             tokens = self.model.backbone(images)
 
-        relevance = self._relevance(self.model, tokens, classes, self.queries)
-        return [self.place(per_class) for per_class in relevance]
-
-    def place(self, relevance: Tensor) -> Tensor:
-        """Draw the relevance of tokens [C, N] where they look: a map per row, see `maps`."""
+        # Each token is drawn where it looks.
         across, down = self._placing
-        grid = relevance.float().relu().unflatten(1, (self._side, self._side))
-        return (down @ grid @ across.T).cpu()
-
-
-def _side(num_tokens: int) -> int:
-    """Return the number of tokens per row, and per column."""
-    if num_tokens == 1:
-        raise ConfigError(
-            "the backbone gives one token for the whole image: heat maps need tokens of its parts"
-        )
-
-    side = math.isqrt(num_tokens)
-    if side * side != num_tokens:
-        raise ConfigError(
-            f"the backbone gives {num_tokens} tokens, which form no square map: heat maps need one"
-        )
-    return side
+        relevance = self._relevance(self.model, tokens, classes, self.queries)
+        grids = [of.relu().unflatten(1, (self._side, self._side)) for of in relevance]
+        return [(down @ grid.float() @ across.T).cpu() for grid in grids]
 
 
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
     """Return how far tokens [1, N, C] look to the right of and below the centres of their cells.
 
-    Two fractions of the side of the image [1, 3, S, S]; zeros if the tokens have no gradient.
+    It is the centre of the gradient of the middle tokens with respect to an image [1, 3, S, S] of
+    noise: two fractions of its side; zeros if the tokens have no gradient.
     """
     if not tokens.requires_grad:
         return 0.0, 0.0
@@ -290,7 +256,6 @@ NARROWEST = 150  # width of a panel, for its caption
 SPACING = 18
 COLUMNS = 4
 NAME_SIZE, SCORE_SIZE, NOTE_SIZE = 19, 16, 14
-QUALITY = 92  # of JPEG
 
 PAPER, INK, PALE = (255, 255, 255), (20, 20, 30), (95, 95, 110)
 
@@ -303,70 +268,13 @@ OPAQUE = 0.7  # of the colours at the maximum of a map; 0 where it is 0
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A class that the model named, and where it looked."""
-
-    name: str
-    score: float  # from 0 to 1
-    heat: np.ndarray  # float [h, w], >= 0, over the whole image that is drawn
-
-
-class Typeface:
-    """A font in several sizes, and what it can write."""
-
-    def __init__(self, file: str | None = None) -> None:
-        self._file = file
-        self.at = cache(self._at)
-        self._lacks = cache(self._is_missing)
-        try:
-            self.at(NAME_SIZE)
-        except OSError as error:
-            raise ConfigError(
-                f"--font {file}: not a font that can be read ({error}); name a .ttf or .otf file"
-            ) from error
-
-    def _at(self, size: int) -> Font:
-        if self._file is None:
-            return ImageFont.load_default(size)
-        return ImageFont.truetype(self._file, size)
-
-    def _is_missing(self, letter: str) -> bool:
-        """Tell whether the font draws the same for this letter as for one that cannot exist."""
-        font = self.at(NAME_SIZE)
-        return bytes(font.getmask(letter)) == bytes(font.getmask("\uffff"))
-
-    def writable(self, text: str) -> str:
-        """Replace letters that the font lacks: by the letter without its accent, else by `?`."""
-        letters = []
-        for letter in unicodedata.normalize("NFC", visible(text)):
-            if self._lacks(letter):
-                letter = unicodedata.normalize("NFKD", letter)[0]
-            if self._lacks(letter):
-                letter = "?"
-            letters.append(letter)
-        return "".join(letters)
-
-    def fitted(self, text: str, size: int, width: float) -> str:
-        """Return a text that this font can write within a width in pixels, shortened if need be."""
-        text, font = self.writable(text), self.at(size)
-        if font.getlength(text) <= width:
-            return text
-
-        while text and font.getlength(text + "...") > width:
-            text = text[:-1]
-        return text + "..."
-
-    def lines(self, text: str, size: int, width: float) -> list[str]:
-        """Break a text into lines of at most a width in pixels."""
-        lines = [""]
-        for word in self.writable(text).split():
-            longer = f"{lines[-1]} {word}".strip()
-            if self.at(size).getlength(longer) > width and lines[-1]:
-                lines.append(word)
-            else:
-                lines[-1] = longer
-        return lines
+def fonts(file: str | None = None) -> list[Font]:
+    """Return the font of a file, or that of Pillow, for names, scores and notes."""
+    sizes = (NAME_SIZE, SCORE_SIZE, NOTE_SIZE)
+    if file is None:
+        return [ImageFont.load_default(size) for size in sizes]
+    with refusing(f"--font {file}", ConfigError, remedy="name a .ttf or .otf file"):
+        return [ImageFont.truetype(file, size) for size in sizes]
 
 
 def file_name(path: Path) -> str:
@@ -382,54 +290,49 @@ def file_name(path: Path) -> str:
 
 
 def draw(
-    image: Image.Image, title: str, findings: Sequence[Finding], method: str, typeface: Typeface
+    image: Image.Image, title: str, findings: Sequence[Finding], method: str, fonts: Sequence[Font]
 ) -> Image.Image:
     """Draw an image, and beside it a panel per class with the heat map over it."""
     scale = PANEL / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(size, Image.Resampling.LANCZOS)
+    panels = [_panel(image, title, "" if findings else "no class named", fonts)]
+    panels += [_panel(heated(image, heat), *texts, fonts) for texts, heat in findings]
 
-    cell = max(image.width, NARROWEST)
-    caption = round(1.35 * NAME_SIZE + 1.5 * SCORE_SIZE)
-    panel_height = image.height + caption
-    count = 1 + len(findings)
-    rows = math.ceil(count / COLUMNS)
-    columns = math.ceil(count / rows)  # five panels are three and two, not four and one
-    width = SPACING + columns * (cell + SPACING)
-
+    rows = math.ceil(len(panels) / COLUMNS)
+    columns = math.ceil(len(panels) / rows)  # five panels are three and two, not four and one
+    across, down = panels[0].width + SPACING, panels[0].height + SPACING
+    width = SPACING + columns * across
     note = (
         f"Bright: where the model looked; each map is scaled to its own maximum. "
         f"{method[0].upper()}{method[1:]}."
     )
-    notes = typeface.lines(note, NOTE_SIZE, width - 2 * SPACING) if findings else []
+    letters = int((width - 2 * SPACING) / fonts[2].getlength("n"))  # most of them are narrower
+    notes = textwrap.wrap(note, letters) if findings else []
     line = round(1.4 * NOTE_SIZE)
-    height = SPACING + rows * (panel_height + SPACING) + len(notes) * line
-    if notes:
-        height += SPACING
+    height = SPACING + rows * down + len(notes) * line + SPACING * bool(notes)
 
     sheet = Image.new("RGB", (width, height), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    score = "" if findings else "no class named"
-    panels = [(image, title, score)]
-    for finding in findings:
-        panels.append((heated(image, finding.heat), finding.name, f"{finding.score:.3f}"))
-
-    for number, (panel, name, below) in enumerate(panels):
+    for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
-        left = SPACING + column * (cell + SPACING)
-        top = SPACING + row * (panel_height + SPACING)
-        sheet.paste(panel, (left, top))
-
-        baseline = top + image.height + round(0.3 * NAME_SIZE)
-        text = typeface.fitted(name, NAME_SIZE, cell)
-        pen.text((left, baseline), text, INK, typeface.at(NAME_SIZE))
-        baseline += round(1.3 * NAME_SIZE)
-        pen.text((left, baseline), below, PALE, typeface.at(SCORE_SIZE))
-
+        sheet.paste(panel, (SPACING + column * across, SPACING + row * down))
     for number, text in enumerate(notes):
         top = height - SPACING - (len(notes) - number) * line
-        pen.text((SPACING, top), text, PALE, typeface.at(NOTE_SIZE))
+        ImageDraw.Draw(sheet).text((SPACING, top), text, PALE, fonts[2])
     return sheet
+
+
+def _panel(picture: Image.Image, name: str, below: str, fonts: Sequence[Font]) -> Image.Image:
+    """Return a picture with two lines of text below it."""
+    caption = round(1.35 * NAME_SIZE + 1.5 * SCORE_SIZE)
+    size = (max(picture.width, NARROWEST), picture.height + caption)
+    panel = Image.new("RGB", size, PAPER)
+    panel.paste(picture)
+    top = picture.height + round(0.3 * NAME_SIZE)
+    pen = ImageDraw.Draw(panel)
+    pen.text((0, top), visible(name), INK, fonts[0])
+    pen.text((0, top + round(1.3 * NAME_SIZE)), below, PALE, fonts[1])
+    return panel
 
 
 def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
@@ -448,10 +351,3 @@ def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
     colours = np.stack([np.interp(share, places, channel) for channel in RAMP.T], -1)
     opacity = OPAQUE * share[..., None]
     return Image.fromarray(((1 - opacity) * grey + opacity * colours).astype(np.uint8))
-
-
-def save(picture: Image.Image, path: Path) -> None:
-    """Write a picture as a JPEG file, completely or not at all."""
-    content = io.BytesIO()
-    picture.save(content, "JPEG", quality=QUALITY, subsampling=0)
-    write_file(path, content.getvalue())

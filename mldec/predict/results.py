@@ -1,563 +1,413 @@
-"""Result files: blocks that survive a stop, their formats, streams and progress."""
+"""Result files: rows that survive a stop, the formats made of them, and parts of shards."""
 
-import csv
+import base64
 import hashlib
-import importlib.util
-import io
 import json
-import logging
 import os
 import re
-import shutil
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from tqdm import tqdm
 
-from mldec.errors import FULL, ConfigError, DataError, UserError, printable, refusing, visible
-from mldec.predict.answers import Content, Row, Rule, entries, named
-from mldec.predict.inputs import Item
-from mldec.runtime.cli import on_terminal
-from mldec.runtime.results import ResultFile, replacing, to_json, write_file
-from mldec.runtime.run_folder import LOCK_FILE, RunLock
+from mldec.data.decode import Item
+from mldec.errors import ConfigError, DataError, refusing, visible, writing
+from mldec.predict.answers import Row, Rule, entries
+from mldec.predict.inputs import Inputs
+from mldec.runtime import storage
+from mldec.runtime.results import csv_lines, named, to_json, write_texts
 
 SEPARATOR = ";"  # between the classes of an image in a CSV file
-NPY = ".npy"
+FEATURES = b"\t"  # in a line before the features; JSON has no tab
+
+# A line is the row of an image as bytes: its JSON, and its features in base64 if they are wanted.
+Lines = Iterable[bytes]
 
 
-@dataclass(frozen=True)
-class Text:
-    """A file of text. Its parts can also be written one after another."""
-
-    encode: Callable[[Row], str]  # returns the text of a row
-    opening: str = ""  # the text before the first row
-    between: str = ""  # the text between two rows
-    closing: str = ""  # the text after the last row
-
-    def part(self, rows: Sequence[Row]) -> bytes:
-        """Return the bytes of some rows, without what stands before, between and after parts."""
-        return self.between.join(map(self.encode, rows)).encode()
-
-    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write a file that holds the rows of all parts, in their order."""
-        file.write(self.opening.encode())
-        for number, part in enumerate(parts):
-            if number > 0:
-                file.write(self.between.encode())
-            with part.open("rb") as opened:
-                shutil.copyfileobj(opened, file)
-        file.write(self.closing.encode())
+def line_of(rule: Rule, row: Row) -> bytes:
+    """Return the line of a row, without its end."""
+    line = to_json(entries(rule, row)).encode()
+    if row.features is not None:
+        line += FEATURES + base64.b64encode(row.features.numpy().tobytes())
+    return line
 
 
-def json_lines(rule: Rule) -> Text:
-    """Return the format of JSON Lines: a JSON object per line."""
-    return Text(lambda row: to_json(entries(rule, row)) + "\n")
+def row_of(line: bytes) -> dict[str, Any]:
+    """Return the entries of a row in JSON."""
+    return dict(json.loads(line.partition(FEATURES)[0]))
 
 
-def json_list(rule: Rule) -> Text:
-    """Return the format of one JSON list."""
+def cells_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the cells of a row in a table; a cell that is not there is empty."""
+    cells: dict[str, Any] = {key: row[key] for key in ("image", "error", "classes") if key in row}
+    if "predictions" in row:
+        cells["classes"] = [one["name"] for one in row["predictions"]]
+        cells["scores"] = [one["score"] for one in row["predictions"]]
+    elif "scores" in row:
+        # A list is that of a table, which is read again.
+        scores = row["scores"]
+        cells["scores"] = scores if isinstance(scores, list) else [*scores.values()]
+    return cells
 
-    def encode(row: Row) -> str:
+
+def json_lines(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of JSON Lines: a JSON object per line."""
+    for line in lines:
+        yield line.partition(FEATURES)[0].decode() + "\n"
+
+
+def json_list(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of one JSON list, row by row."""
+    before = "[\n"
+    for line in lines:
         # A list of one row has the indentation that the row has in the whole list.
-        return to_json([entries(rule, row)], indent=1).removeprefix("[\n").removesuffix("\n]")
+        yield before + to_json([row_of(line)], indent=1).removeprefix("[\n").removesuffix("\n]")
+        before = ",\n"
+    yield "[\n\n]\n" if before == "[\n" else "\n]\n"
 
-    return Text(encode, "[\n", ",\n", "\n]\n")
 
-
-def comma_separated(rule: Rule) -> Text:
-    """Return the format of CSV; its columns are image, error, and what the rule's content is.
+def comma_separated(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Return the text of CSV, row by row; its columns are image, error, and the rule's content.
 
     These are: classes and scores, with semicolons between them; a column per class; or classes. If
     a class has a semicolon in its name, the classes are a JSON list.
     """
-    names = rule.classes.names
-    columns = ["image", "error", "classes"]
-    if rule.content is Content.TOP:
-        columns.append("scores")
-    elif rule.content is Content.SCORES:
-        columns[2:] = names
+    lists = {"top": ("classes", "scores"), "decisions": ("classes",)}
+    columns = lists.get(rule.content, rule.classes.names)
+    has_separator = any(SEPARATOR in name for name in rule.classes.names)
 
-    has_separator = any(SEPARATOR in name for name in names)
+    def rows() -> Iterator[Sequence[str]]:
+        yield ["image", "error", *columns]
+        for line in lines:
+            cells = cells_of(row_of(line))
+            chosen, scores = cells.get("classes", []), [*map(repr, cells.get("scores", []))]
+            fields = scores or [""] * len(columns)
+            if rule.content in lists:
+                is_list = has_separator and "error" not in cells
+                names = json.dumps(chosen) if is_list else SEPARATOR.join(chosen)
+                fields = [names, SEPARATOR.join(scores)][: len(columns)]
+            yield [cells["image"], cells.get("error", ""), *fields]
 
-    def classes_of(row: Row) -> str:
-        chosen = [item.name for item in row.predictions]
-        return json.dumps(chosen) if has_separator else SEPARATOR.join(chosen)
-
-    def encode(row: Row) -> str:
-        fields: list[str] = [named(row.image)["image"], printable(row.error or "")]
-        if rule.content is Content.SCORES:
-            scores = [""] * len(names) if row.scores is None else map(repr, row.scores.tolist())
-            fields += scores
-        else:
-            fields.append(classes_of(row) if row.error is None else "")
-        if rule.content is Content.TOP:
-            fields.append(SEPARATOR.join(repr(item.score) for item in row.predictions))
-        return _line(fields)
-
-    return Text(encode, _line(columns))
+    return csv_lines(rows(), "\n")
 
 
-def _line(fields: Sequence[str]) -> str:
-    """Return fields as a line of CSV."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerow(fields)
-    return text.getvalue()
+# The formats that are written row by row, by the names of their options.
+TEXTS = {"jsonl": json_lines, "json": json_list, "csv": comma_separated}
 
 
-class Parquet:
-    """A Parquet file; see `Text`.
+def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
+    """Write a Parquet file.
 
     Its columns are those of `comma_separated`, with lists in place of separators, and with all
     scores of an image as one list; the classes are in the metadata of the file, a JSON list.
     """
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
 
-    def __init__(self, rule: Rule) -> None:
-        if importlib.util.find_spec("pyarrow") is None:
-            raise ConfigError(
-                "--parquet needs pyarrow, which is not installed; run pip install -e '.[parquet]'"
-            )
-        import pyarrow
+    columns = [("image", pyarrow.string()), ("error", pyarrow.string())]
+    if rule.content != "scores":
+        columns.append(("classes", pyarrow.list_(pyarrow.string())))
+    if rule.content != "decisions":
+        columns.append(("scores", pyarrow.list_(pyarrow.float32())))
+    names = rule.classes.names
+    schema = pyarrow.schema(columns, metadata={"classes": json.dumps([*names])})
 
-        self._rule = rule
-        columns = [("image", pyarrow.string()), ("error", pyarrow.string())]
-        if rule.content is not Content.SCORES:
-            columns.append(("classes", pyarrow.list_(pyarrow.string())))
-        if rule.content is not Content.DECISIONS:
-            columns.append(("scores", pyarrow.list_(pyarrow.float32())))
-        classes = json.dumps([*rule.classes.names])
-        self._schema = pyarrow.schema(columns, metadata={"classes": classes})
-
-    def part(self, rows: Sequence[Row]) -> bytes:
-        """Return a whole Parquet file of some rows."""
-        import pyarrow
-        from pyarrow import parquet
-
-        table = pyarrow.Table.from_pylist([*map(self._entries, rows)], schema=self._schema)
-        buffer = io.BytesIO()
-        parquet.write_table(table, buffer)
-        return buffer.getvalue()
-
-    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the rows of the parts, in groups of rows."""
-        from pyarrow import parquet
-
-        with parquet.ParquetWriter(file, self._schema) as writer:
-            for part in parts:
-                writer.write_table(parquet.read_table(part, schema=self._schema))
-
-    def _entries(self, row: Row) -> dict[str, Any]:
-        """Return the cells of a row; a cell that is not there is null."""
-        if row.error is not None:
-            return {**named(row.image), "error": printable(row.error)}
-
-        if self._rule.content is Content.SCORES:
-            assert row.scores is not None
-            scores = row.scores.numpy()
-        else:
-            scores = np.array([item.score for item in row.predictions], np.float32)
-        classes = [item.name for item in row.predictions]
-        return {**named(row.image), "classes": classes, "scores": scores}
+    # The rows of a group are in memory together.
+    group = min(10_000, 1 + 10**6 // len(names))
+    remaining = iter(lines)
+    with ParquetWriter(file, schema) as writer:
+        while rows := [cells_of(row_of(line)) for line in islice(remaining, group)]:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
 
-class Features:
-    """Pooled features as an array of NumPy, float32 [N, C]; see `Text`.
+def features(lines: Callable[[], Lines], file: BinaryIO) -> None:
+    """Write pooled features as an array of NumPy, float32 [N, C]; [N, 0] if no image was read.
 
     The row of an image without an answer is NaN.
     """
+    arrays = (base64.b64decode(line.partition(FEATURES)[2]) for line in lines())
+    width = next((len(array) // 4 for array in arrays if array), 0)
+    kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
+    shape = (sum(1 for _ in lines()), width)
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
-    def part(self, rows: Sequence[Row]) -> bytes:
-        """Return the features of some rows as an array file; [n, 0] if no image was read."""
-        widths = [len(row.features) for row in rows if row.features is not None]
-        width = widths[0] if widths else 0
-        features = np.full((len(rows), width), np.nan, np.float32)
-        for own, row in zip(features, rows, strict=True):
-            if row.features is not None:
-                own[:] = row.features.numpy()
-
-        buffer = io.BytesIO()
-        np.save(buffer, features)
-        return buffer.getvalue()
-
-    def join(self, parts: Sequence[Path], file: BinaryIO) -> None:
-        """Write the arrays of the parts below each other."""
-        # Only the headers are read first: all features need not fit into memory.
-        shapes = [np.load(part, mmap_mode="r").shape for part in parts]
-        width = max((shape[1] for shape in shapes), default=0)
-        header = {
-            "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-            "fortran_order": False,
-            "shape": (sum(shape[0] for shape in shapes), width),
-        }
-        np.lib.format.write_array_header_1_0(file, header)
-
-        for part in parts:
-            array = np.load(part)
-            if not array.shape[1]:
-                array = np.full((len(array), width), np.nan, np.float32)
-            file.write(array.tobytes())
+    missing = np.full(width, np.nan, np.float32).tobytes()
+    for line in lines():
+        file.write(base64.b64decode(line.partition(FEATURES)[2]) or missing)
 
 
-Format = Text | Parquet | Features  # how rows become the bytes of a file
+def write(kind: str, rule: Rule, lines: Callable[[], Lines], file: BinaryIO) -> None:
+    """Write a result file of the kind that an option names."""
+    if kind == "parquet":
+        parquet(rule, lines(), file)
+    elif kind == "features":
+        features(lines, file)
+    else:
+        file.writelines(text.encode() for text in TEXTS[kind](rule, lines()))
 
-FORMAT = 2  # of the record and of the blocks; raise it when their meaning changes
-BLOCK = 128  # images per block: at most these are answered again after a crash
-_RECORD = "block.json"
+
+def stream(kind: str, target: str, rule: Rule, lines: Lines) -> None:
+    """Write each line at once to standard output or a device; the kind is one of `TEXTS`.
+
+    A list is completed however the lines end.
+    """
+    faults: list[BaseException] = []
+
+    def until_end() -> Iterator[bytes]:
+        try:
+            yield from lines
+        except BaseException as error:
+            faults.append(error)
+
+    write_texts(target, TEXTS[kind](rule, until_end()))
+    if faults:
+        raise faults[0]
 
 
-@dataclass(frozen=True)
-class Block:
-    """What is known of a finished block."""
-
-    images: int  # in the block
-    names: str  # hash of their names, see `digest`
-    errors: int  # images without an answer
-    parts: str = ""  # hash of the bytes of its parts
+VERSION = 3  # of records and lines; raise it when their meaning changes
+CHUNK = 100_000  # rows of a Parquet file of a shard
+FLUSHED_ROWS, FLUSHED_SECONDS = 1000, 30.0  # at most these are answered again after a crash
+RECORD, JOURNAL = ".run.json", ".progress"  # what stands beside a result file
+WORK = "_mldec"  # folder beside the parts of shards; readers of tables skip names with _
+_PART = r"part-\d{5,}-of-(\d{5,})\.(jsonl|parquet)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """How a result is made."""
+    """How rows are made, and once all are there what they are."""
 
-    made_with: dict[str, Any]  # all that decides what it holds, by the names that users know
-    format: int = FORMAT  # of this file
-    # Of a complete result: the sum over its blocks, and their combined hash.
-    finished: Block | None = None
+    made_with: dict[str, Any]  # all that decides on them, by the names that users know
+    images: int | None = None  # None until all are there
+    errors: int = 0  # images without an answer
+    names: str = ""  # hash of the names of the images
 
+    def write(self, path: str) -> None:
+        """Write the record to a file of its own."""
+        storage.write(path, (to_json(asdict(self), indent=1) + "\n").encode())
 
-def digest(names: Iterable[str]) -> str:
-    """Return a hash of names of images, in their order."""
-    return _hash(os.fsencode(name) for name in names)
+    @classmethod
+    def read(cls, path: str) -> "Record | None":
+        """Return the record in a file; None if there is none."""
+        if not storage.exists(path):
+            return None
+        remedy = "restore it, or pass --overwrite to begin anew"
+        with refusing(path, DataError, remedy=remedy), storage.opened(path) as file:
+            return cls(**json.loads(file.read()))
 
-
-def _hash(pieces: Iterable[bytes]) -> str:
-    """Return a hash of several pieces; no name of an image holds the NUL between them."""
-    return hashlib.sha256(b"\0".join(pieces)).hexdigest()
-
-
-class Parts:
-    """The parts of one or several result files that are made together.
-
-    Beside each result file is a record, NAME.run.json, and until it is complete a folder,
-    NAME.parts, with the lock of the command that makes it. The first folder has the blocks.
-
-    Attributes:
-        first: result file.
-        folder: of the blocks.
-    """
-
-    def __init__(self, targets: Mapping[Path, Format]) -> None:
-        self._targets = dict(targets)
-        self.first = next(iter(targets))
-        self._folders = [target.with_name(f"{target.name}.parts") for target in targets]
-        self.folder = self._folders[0]
-        self._records = [target.with_name(f"{target.name}.run.json") for target in targets]
-        for path in (*self._folders, *self._records):
-            if path in targets:
-                raise ConfigError(f"{path} is the name of a record or of parts: name another file")
-
-    def existing(self, made_with: dict[str, Any]) -> Record | None:
-        """Return the record of a result that was begun; None if there is nothing in its place.
-
-        It is finished only if all its files are there. What was made otherwise is refused, and so
-        is what has no record.
-        """
-        records = [_read_record(path) for path in self._records]
-        for target, folder, record in zip(self._targets, self._folders, records, strict=True):
-            if record is not None:
-                _compare(target, record.made_with, made_with)
-                continue
-            has_blocks = folder.exists() and {*folder.iterdir()} - {folder / LOCK_FILE}
-            if target.exists() or has_blocks:
-                existing = folder if has_blocks else target
+    def compare(self, target: str, now: dict[str, Any]) -> None:
+        """Raise a `ConfigError` if a result is made otherwise now."""
+        for key in {**self.made_with, **now}:
+            before, after = self.made_with.get(key), now.get(key)
+            if before != after:
                 raise ConfigError(
-                    f"{existing} exists, and nothing says how it was made: name another file, or "
-                    f"pass --overwrite"
+                    f"{target} was begun with {key} {_shown(before)}, not {_shown(after)}: "
+                    f"name another file, or pass --overwrite"
                 )
-
-        if records[0] is None or all(target.exists() for target in self._targets):
-            return records[0]
-        return replace(records[0], finished=None)
-
-    def lock(self, stack: ExitStack) -> None:
-        """Keep other processes away from all result files until the end of the stack."""
-        for folder in self._folders:
-            if folder.is_symlink():
-                raise ConfigError(f"{folder} is a link: remove it, or name another result file")
-            stack.callback(_remove_empty, folder)
-            stack.enter_context(RunLock(folder, of_run=False)).take()
-
-    def start(self, made_with: dict[str, Any]) -> Record:
-        """Begin a result anew: remove the blocks of an earlier one, and write the records."""
-        self._clear()
-        record = Record(made_with=made_with)
-        self._write_records(record)
-        return record
-
-    def done(self) -> set[int]:
-        """Return the numbers of the finished blocks."""
-        names = [entry.name for entry in self.folder.iterdir()]
-        return {int(name) for name in names if re.fullmatch(r"\d{9}", name)}
-
-    def read(self, number: int, *, whole: bool = False) -> Block:
-        """Return what is known of a finished block; with `whole` its parts are checked too."""
-        path, remedy = self._block(number), "delete it, and its images are answered again"
-        with refusing(path, DataError, remedy=remedy):
-            block = Block(**json.loads((path / _RECORD).read_text()))
-            parts = (path / str(index) for index in range(len(self._targets)))
-            if whole and _hash(part.read_bytes() for part in parts) != block.parts:
-                raise ValueError("its sha256 is another one")
-        return block
-
-    def write(self, number: int, rows: Sequence[Row]) -> None:
-        """Write a block."""
-        contents = [file_format.part(rows) for file_format in self._targets.values()]
-        errors = sum(row.error is not None for row in rows)
-        block = Block(len(rows), digest(row.image for row in rows), errors, _hash(contents))
-        record = to_json(asdict(block)).encode()
-
-        temporary = self.folder / f".{number}.{os.getpid()}"
-        try:
-            temporary.mkdir(exist_ok=True)  # in a container, ids of processes come again
-            for name, content in (*enumerate(contents), (_RECORD, record)):
-                with (temporary / str(name)).open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.rename(self._block(number))
-        except OSError as error:
-            with suppress(OSError):
-                shutil.rmtree(temporary)
-            mend = "free space" if error.errno in FULL else "make it writable"
-            raise DataError(
-                f"cannot write {self.folder}: {error.strerror or error}; {mend}, and the same "
-                f"command goes on from there"
-            ) from error
-
-    def finish(self, record: Record, blocks: int) -> Block:
-        """Join the parts to the result files, and remove them."""
-        done = [self.read(number, whole=True) for number in range(blocks)]
-        summary = Block(
-            images=sum(block.images for block in done),
-            names=digest(block.names for block in done),
-            errors=sum(block.errors for block in done),
-        )
-        for index, (target, file_format) in enumerate(self._targets.items()):
-            parts = [self._block(number) / str(index) for number in range(blocks)]
-            # What a link leads to is replaced, and not the link.
-            with replacing(Path(os.path.realpath(target)), durable=True) as file:
-                file_format.join(parts, file)
-
-        # From here on the result is complete: only then the parts may go.
-        self._write_records(replace(record, finished=summary))
-        self._clear()
-        return summary
-
-    def check_names(self, number: int, names: Sequence[str]) -> None:
-        """Check that a finished block is about the images that the input has there now."""
-        if self.read(number).names != digest(names):
-            raise self._changed(f"from number {number * BLOCK + 1:,} on")
-
-    def check_all_names(self, finished: Block, names: Iterable[str]) -> None:
-        """Check that a complete result is about the images that the input has now."""
-        stream = iter(names)
-        digests: list[str] = []
-        images = 0
-        while block := list(islice(stream, BLOCK)):
-            digests.append(digest(block))
-            images += len(block)
-
-        if digest(digests) != finished.names:
-            raise self._changed(f"{finished.images:,} images then, {images:,} now")
-
-    def _changed(self, where: str) -> DataError:
-        """Return the error of an input that has changed."""
-        return DataError(
-            f"{self.first}: the images are not those that it was begun with ({where}); pass "
-            f"--overwrite to begin anew, or name another file"
-        )
-
-    def _write_records(self, record: Record) -> None:
-        """Write the records, that of the first file last: with it, all are there."""
-        content = (to_json(asdict(record), indent=1) + "\n").encode()
-        for path in reversed(self._records):
-            write_file(path, content)
-
-    def _block(self, number: int) -> Path:
-        """Return the folder of a block."""
-        return self.folder / f"{number:09}"
-
-    def _clear(self) -> None:
-        """Remove all blocks, also those that were not finished, and nothing else."""
-        for folder in self._folders:
-            for entry in folder.iterdir():
-                if re.fullmatch(r"\d{9}|\.\d+\.\d+", entry.name):
-                    shutil.rmtree(entry, ignore_errors=True)
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove a folder if nothing is in it."""
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def _read_record(path: Path) -> Record | None:
-    """Return a record; None if there is none."""
-    if not path.exists():
-        return None
-
-    with refusing(path, DataError, remedy="restore it, or pass --overwrite to begin anew"):
-        values = json.loads(path.read_text())
-        if values["finished"] is not None:
-            values["finished"] = Block(**values["finished"])
-        record = Record(**values)
-        if record.format != FORMAT or not isinstance(record.made_with, dict):
-            raise ValueError("it is of another version")
-    return record
-
-
-def _compare(target: Path, earlier: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a `ConfigError` if a result is made otherwise than before."""
-    for key in {**earlier, **now}:
-        if earlier.get(key) != now.get(key):
-            raise ConfigError(
-                f"{target} was begun with {key} {_shown(earlier.get(key))}, "
-                f"not {_shown(now.get(key))}: name another file, or pass --overwrite"
-            )
 
 
 def _shown(value: Any) -> str:
-    """Return a value of a record in a message."""
-    text = visible(json.dumps(value)) if value is not None else "none"
-    return text if len(text) <= 100 else f"{text[:100]}..."
+    """Return the beginning of a value of a record, for messages."""
+    return "none" if value is None else visible(json.dumps(value))[:100]
 
 
-class Division:
-    """The images that this process answers, and their way into the parts.
+def changed(target: str, where: str) -> DataError:
+    """Return the error of an input that has changed."""
+    return DataError(
+        f"{target}: the images are not those that it was begun with ({where}); pass "
+        f"--overwrite to begin anew, or name another file"
+    )
 
-    Attributes:
-        images: number of images that are answered, or given to other processes.
-        blocks: number of blocks of the input so far, likewise.
-    """
 
-    def __init__(
-        self,
-        items: Iterable[Item],
-        parts: Parts,
-        done: set[int],
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.images = 0
-        self.blocks = 0
-        self._items = iter(items)
-        self._parts = parts
-        self._done = done
-        self._rank = rank
-        self._world_size = world_size
-        # Numbers and sizes of the blocks whose images are on their way, and the rows of the first.
-        self._open: deque[tuple[int, int]] = deque()
-        self._rows: list[Row] = []
+ROWS, HOW = "rows.jsonl", "record.json"  # files of a journal
 
-    def to_do(self) -> Iterator[Item]:
-        """Yield the images that this process answers, in the order of the input."""
-        turn = 0
-        while items := list(islice(self._items, BLOCK)):
-            number = self.blocks
-            self.blocks += 1
 
-            if number in self._done:
-                self.images += len(items)
-                self._parts.check_names(number, [item.name for item in items])
-                continue
-            if turn % self._world_size == self._rank:
-                self._open.append((number, len(items)))
-                yield from items
-            else:
-                self.images += len(items)
-            turn += 1
+class Journal:
+    """The rows of one process on its own disk: a line each, in the order of its images."""
 
-    def add(self, row: Row) -> None:
-        """Take the row of the next image; a block is written with its last row."""
-        self._rows.append(row)
+    def __init__(self, folder: Path, target: str, made_with: dict[str, Any]) -> None:
+        # The folder holds the record of how they are made too, and the lock of the process.
+        self.folder, self.rows, self.target = folder, folder / ROWS, target
+        self.images = 0  # number of rows
+        self.written: list[int] = []  # files of a Parquet part that were written on the way
+        self._made_with = made_with
+        self._waiting: list[bytes] = []
+        self._flushed = time.monotonic()
+
+    def begin(self, items: Iterator[Item], batch: int, *, overwrite: bool) -> Iterator[Item]:
+        """Return the images that are left, after those of the whole rows, which are compared.
+
+        Other rows are cut off, and so are those of a batch that was not written whole: in a batch
+        of another size the last digit of a score may be another one.
+        """
+        record = str(self.folder / HOW)
+        earlier = None if overwrite else Record.read(record)
+        if earlier is None:
+            self.rows.unlink(missing_ok=True)
+            Record(made_with=self._made_with).write(record)
+            self.rows.touch()
+        else:
+            earlier.compare(self.target, self._made_with)
+
+        with self.rows.open("rb+") as file:
+            self.images = sum(1 for _ in takewhile(_is_whole, file))
+            if earlier is None or self.images != earlier.images:
+                self.images -= self.images % batch
+            file.seek(0)
+            for number, line in enumerate(islice(file, self.images), 1):
+                item, name = next(items, None), row_of(line)["image"]
+                if item is None or named(item.name)["image"] != name:
+                    raise changed(self.target, f"number {number:,} is another one")
+            file.truncate(file.tell())
+        return items
+
+    def add(self, line: bytes) -> None:
+        """Take the row of the next image."""
+        self._waiting.append(line + b"\n")
         self.images += 1
+        is_late = time.monotonic() - self._flushed > FLUSHED_SECONDS
+        if is_late or len(self._waiting) >= FLUSHED_ROWS:
+            self.flush()
 
-        number, size = self._open[0]
-        if len(self._rows) == size:
-            self._parts.write(number, self._rows)
-            self._open.popleft()
-            self._rows = []
+    def flush(self) -> None:
+        """Bring all rows to the disk."""
+        # They are tried once: after a full disk the last line may be a part of one.
+        waiting, self._waiting = self._waiting, []
+        with writing(self.folder), self.rows.open("ab") as file:
+            file.writelines(waiting)
+            file.flush()
+            os.fsync(file.fileno())
+        self._flushed = time.monotonic()
+
+    def finish(self) -> None:
+        """Note that all rows are there."""
+        record = Record(made_with=self._made_with, images=self.images)
+        record.write(str(self.folder / HOW))
 
 
-@contextmanager
-def streaming(target: str, text: Text) -> Iterator[Callable[[Row], None]]:
-    """Yield a function that writes a row to standard output or a device at once."""
-    file = ResultFile(target)
-    rows = 0
+def _is_whole(line: bytes) -> bool:
+    """Tell whether a line was written to its end; disks that lose their power leave zeros."""
+    return line.startswith(b"{") and line.endswith(b"\n")
 
-    def add(row: Row) -> None:
-        nonlocal rows
-        before = text.between if rows else text.opening
-        file.write(before + text.encode(row), flush=True)
-        rows += 1
 
+def part_of(folder: str, ending: str, number: int, shards: int) -> str:
+    """Return the path of the part of a shard."""
+    return f"{folder.rstrip('/')}/part-{number:05}-of-{shards:05}.{ending}"
+
+
+def parts_in(folder: str) -> list[str]:
+    """Return the paths of all parts that a folder should have, by the names of those in it."""
     try:
-        yield add
-    finally:
-        # A list is completed however the work ends; after a write that failed the file is closed.
-        if file.stream is not None:
-            if rows == 0:
-                file.write(text.opening)
-            file.write(text.closing)
-            file.commit()
+        matches = [re.fullmatch(_PART, entry.name) for entry in storage.entries(folder)]
+    except (FileNotFoundError, DataError):
+        return []
+    kinds = {(int(match[1]), match[2]) for match in matches if match}
+    if len(kinds) > 1:
+        raise ConfigError(f"{folder} holds parts of several kinds: name one folder for each")
+    return [part_of(folder, ending, n, shards) for shards, ending in kinds for n in range(shards)]
 
 
-log = logging.getLogger("mldec")
+def beside(target: str, ending: str) -> str:
+    """Return the path of what belongs to a result file: beside it, or for a part in `WORK`."""
+    folder, _, name = target.rpartition("/")
+    return f"{folder}/{WORK}/{name}{ending}" if is_part(target) else target + ending
 
-EVERY = 60.0  # seconds between two lines of the log
+
+def is_part(target: str) -> bool:
+    """Tell whether a result file is the part of a shard, by its name."""
+    return re.fullmatch(_PART, target.rpartition("/")[2]) is not None
 
 
-class Progress:
-    """A context manager that shows how many images are done."""
+def chunk_of(part: str, number: int) -> str:
+    """Return the path of the files of `CHUNK` rows of a part: its own, then NAME_00001.parquet."""
+    return part.replace(".parquet", f"_{number:05}.parquet") if number else part
 
-    def __init__(self, title: str, images: Iterable[object] | None) -> None:
-        self._title = title
-        self._started = self._last_line = time.monotonic()
-        self._first: int | None = None
-        self._bar = tqdm(desc=title, unit=" images", leave=False, disable=not on_terminal())
-        if images is not None and not self._bar.disable:
-            threading.Thread(target=self._count, args=(images,), daemon=True).start()
 
-    def update(self, done: int) -> None:
-        """Show that so many images are done, those of an earlier run included."""
-        if not self._bar.disable:
-            self._bar.update(done - self._bar.n)
-            return
+def lines_in(path: str) -> Iterator[bytes]:
+    """Yield the lines in a file of JSON lines, or in the Parquet files of a part."""
+    if not path.endswith(".parquet"):
+        with storage.opened(path) as file:
+            yield from (line.rstrip(b"\n") for line in file)
+        return
 
-        # The speed is that of this run.
-        now = time.monotonic()
-        if self._first is None:
-            self._first, self._started = done, now
-        if now - self._last_line >= EVERY:
-            self._last_line = now
-            speed = (done - self._first) / max(1e-9, now - self._started)
-            log.info(f"{self._title}: {done:,} images, {speed:.1f} images/s")
+    from pyarrow import parquet
 
-    def __enter__(self) -> "Progress":
-        return self
+    number = 0
+    while storage.exists(chunk_of(path, number)):
+        with storage.opened(chunk_of(path, number)) as file:
+            for batch in parquet.ParquetFile(file).iter_batches(1000):
+                for cells in batch.to_pylist():
+                    row = {key: cell for key, cell in cells.items() if cell is not None}
+                    yield to_json(row).encode()
+        number += 1
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
-    def _count(self, images: Iterable[object]) -> None:
-        """Count the images; the job itself reports what cannot be read."""
-        with suppress(UserError):
-            self._bar.total = sum(1 for _ in images)
+def joined(parts: Sequence[str], inputs: Inputs) -> Iterator[bytes]:
+    """Yield the lines of all parts in the order of the input, whose images it goes through."""
+    if len(parts) == 1:
+        yield from lines_in(parts[0])
+        return
+
+    lines = [lines_in(part) for part in parts]
+    number = 0
+    for number, (owner, item) in enumerate(inputs.divided(len(parts)), 1):
+        line = next(lines[owner], b"{}")
+        if row_of(line).get("image") != named(item.name)["image"]:
+            raise changed(str(Path(parts[0]).parent), f"number {number:,} is another one")
+        yield line
+    if any(next(rest, None) for rest in lines):
+        raise changed(str(Path(parts[0]).parent), f"they were more than {number:,}")
+
+
+def write_chunk(part: str, rule: Rule, lines: Callable[[], Lines], number: int, work: Path) -> None:
+    """Write one of the files of `CHUNK` rows of a Parquet part."""
+    with storage.publishing(chunk_of(part, number), work) as file:
+        parquet(rule, islice(lines(), number * CHUNK, (number + 1) * CHUNK), file)
+
+
+def publish(
+    targets: Mapping[str, str],
+    rule: Rule,
+    lines: Callable[[], Lines],
+    made_with: dict[str, Any],
+    work: Path,
+    *,
+    written: Iterable[int] = (),
+) -> Record:
+    """Write result files, by their kinds, and then beside the first the record that they are whole.
+
+    Chunks of a part that were `written` on the way stay.
+    """
+    errors = 0
+
+    def names() -> Iterator[str]:
+        nonlocal errors
+        for row in map(row_of, lines()):
+            errors += "error" in row
+            yield row["image"]
+
+    images, digest = summed(names())
+    for kind, target in targets.items():
+        if kind == "parquet" and is_part(target):
+            for number in {*range(max(1, -(-images // CHUNK)))} - {*written}:
+                write_chunk(target, rule, lines, number, work)
+        else:
+            with storage.publishing(target, work) as file:
+                write(kind, rule, lines, file)
+
+    record = Record(made_with=made_with, images=images, errors=errors, names=digest)
+    record.write(beside(next(iter(targets.values())), RECORD))
+    return record
+
+
+def summed(names: Iterable[str]) -> tuple[int, str]:
+    """Return how many names there are, and a hash of them in their order."""
+    digest, count = hashlib.sha256(), 0
+    for name in names:
+        digest.update(name.encode() + b"\0")
+        count += 1
+    return count, digest.hexdigest()

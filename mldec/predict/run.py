@@ -3,130 +3,110 @@
 import argparse
 import json
 import logging
-import os
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
+from tqdm import tqdm
 
-from mldec.checkpoint import Loaded, load_model
-from mldec.checkpoint.classes import can_make
-from mldec.checkpoint.open_vocabulary import queries_for
-from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, complain, say
+from mldec.data.cache import cache_folder
+from mldec.data.decode import Item
+from mldec.errors import ConfigError, DataError, RunInUseError, complain, say
 from mldec.predict import results
-from mldec.predict.answers import Content, Pictures, Predictor, Row, Rule, chosen_rule, counted
-from mldec.predict.engine import (
-    Engine,
-    ExportedEngine,
-    OnnxFile,
-    TorchEngine,
-    check_exported_options,
-    is_exported,
+from mldec.predict.answers import (
+    Pictures,
+    Predictor,
+    Row,
+    Rule,
+    chosen_rule,
+    counted,
 )
-from mldec.predict.heat_maps import Typeface
-from mldec.predict.inputs import Inputs
-from mldec.predict.results import Format, Parts, Record, Text
+from mldec.predict.engine import Engine, TorchEngine, open_engine
+from mldec.predict.heat_maps import fonts
+from mldec.predict.inputs import STANDARD_INPUT, Inputs
+from mldec.predict.results import Journal, Record
 from mldec.predict.xmp import write_sidecar
-from mldec.runtime import distributed
-from mldec.runtime.cli import chosen_model, keep_output_clean
-from mldec.runtime.devices import Precision
-from mldec.runtime.results import STANDARD_OUTPUT, check_folder, check_targets, is_special, to_json
-from mldec.runtime.signals import listening
+from mldec.runtime import storage
+from mldec.runtime.cli import keep_output_clean, on_terminal, require
+from mldec.runtime.distributed import Shard, chosen_shard
+from mldec.runtime.results import (
+    STANDARD_OUTPUT,
+    check_folder,
+    check_targets,
+    is_stream,
+    named,
+    to_json,
+)
+from mldec.runtime.run_folder import locked
+from mldec.runtime.signals import StopRequest, listening
 from mldec.runtime.torch_files import sha256_of
-
-
-def check_class_options(args: argparse.Namespace) -> None:
-    """Raise a `ConfigError` if the options that choose or name classes do not fit each other."""
-    if args.vectors is not None and args.classes is None:
-        raise ConfigError(
-            f"--vectors {args.vectors} has no effect without --classes: name the classes too"
-        )
-    if args.classes is not None:
-        class_names(args.classes)
-    if args.classes is not None and args.class_names is not None:
-        raise ConfigError(
-            "--classes and --class-names exclude each other: other classes, or other names for "
-            "those of the checkpoint"
-        )
-
-
-def class_names(text: str) -> tuple[str, ...]:
-    """Return the names of classes in a text with commas between them."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
-
-    name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"--classes names {name!r} twice: name each class once")
-    return names
-
-
-def read_classes(
-    text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
-) -> Classes:
-    """Return classes that a zero-shot model is to score, by their names with commas between them.
-
-    Their word vectors are from a file or a text encoder, see `queries_for`, or made as those of the
-    training were. `trained` are the classes of the training, None if these are not known.
-    """
-    names = class_names(text)
-    if trained is not None and trained.exclusive and len(names) < 2:
-        raise ConfigError(
-            f"--classes names {names[0]!r} alone, and the scores of this model are shares of the "
-            f"classes: name at least two"
-        )
-    return queries_for(names, vectors, trained, option="--classes", keep=keep)
-
-
-def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
-    """Return a zero-shot model that scores other classes; see `read_classes`."""
-    if loaded.classes.queries is None:
-        raise CheckpointError(
-            "--classes: the checkpoint knows its own classes only, "
-            "it was not trained by word vectors"
-        )
-    return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
-
 
 log = logging.getLogger("mldec")
 
-# The options that name result files, and their formats.
-FORMATS: dict[str, Callable[[Rule], Format]] = {
-    "jsonl": results.json_lines,
-    "json": results.json_list,
-    "csv": results.comma_separated,
-    "parquet": results.Parquet,
-    "features": lambda rule: results.Features(),
-}
-STREAMED = ("jsonl", "json", "csv")  # they can be written to a pipe
+# The options that name result files: rows of text, which can be written to a pipe, and others.
+FORMATS = (*results.TEXTS, "parquet", "features")
+PARTS = ("jsonl", "parquet")  # they can be the parts of shards
+EVERY = 60.0  # seconds between two lines about the progress in a log
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is answered, by what, and where the answers go."""
+
+    args: argparse.Namespace
+    shard: Shard
+    targets: dict[str, str]  # the result files of this process, by their options
+    inputs: Inputs
+    predictor: Predictor
+    rule: Rule
+    made_with: dict[str, Any]  # see `Record`
+
+    @property
+    def name(self) -> str:
+        """Return the first result file, which the result is called by."""
+        return next(iter(self.targets.values()))
+
+    @property
+    def work(self) -> Path:
+        """Return the folder where rows wait until the result files are whole."""
+        folder = self.args.progress
+        if folder is None and not storage.is_address(self.name):
+            return Path(results.beside(self.name, results.JOURNAL))
+        name = f"{self.name.rpartition('/')[2]}-{sha256(self.name.encode()).hexdigest()[:12]}"
+        return Path(folder or cache_folder(None) / "predict", name + results.JOURNAL)
+
+    def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
+        """Yield the row of each item, after a message if there is no answer, and its sidecar."""
+        for row in self.predictor.rows(items, stop, then=then):
+            if row.error is not None:
+                complain(row.error)
+            if self.args.xmp:
+                write_sidecar(row)
+            yield row
 
 
 def run(args: argparse.Namespace) -> int:
     """Do the work of `mldec.predict`; return the exit status, 1 if an image has no answer."""
     # Everything that can be refused at once comes before the first image.
-    check_options(args)
-    if STANDARD_OUTPUT in wanted(args).values():
+    shard = chosen_shard(args.shard)
+    targets = {option: path for option in FORMATS if (path := getattr(args, option)) is not None}
+    is_streamed = not targets or any(map(is_stream, targets.values()))
+    check_options(args, shard, targets, is_streamed=is_streamed)
+    if STANDARD_OUTPUT in targets.values():
         keep_output_clean()
+    if args.shard is not None and not is_streamed:
+        targets = part_of(targets, shard)
+
+    letters = fonts(args.font)
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
-    device = distributed.pick_device(args.device)
-    engine = open_engine(args, device)
-    rule = chosen_rule(
-        engine.classes,
-        engine.thresholds,
-        content=args.content,
-        top=args.top,
-        threshold=args.threshold,
-    )
-    formats = {option: FORMATS[option](rule) for option in wanted(args)}
-    has_thresholds = args.threshold is not None or rule.stored is not None
-    is_decided = rule.content is Content.DECISIONS or has_thresholds
-    if args.xmp and (rule.content is Content.SCORES or not is_decided):
+    engine = open_engine(args)
+    rule = chosen_rule(engine, content=args.content, top=args.top, threshold=args.threshold)
+    is_ranked = args.threshold is None and rule.stored is None and rule.content == "top"
+    if args.xmp and (rule.content == "scores" or is_ranked):
         raise ConfigError(
             "--xmp writes the classes that are present: pass --threshold or --content decisions"
         )
@@ -134,31 +114,27 @@ def run(args: argparse.Namespace) -> int:
     pictures = None
     if args.pictures is not None:
         assert isinstance(engine, TorchEngine)
-        pictures = Pictures(engine.loaded, Path(args.pictures), Typeface(args.font))
+        pictures = Pictures(engine, Path(args.pictures), letters)
     predictor = Predictor(
         engine,
         rule,
-        device,
         batch_size=args.batch_size,
         workers=args.workers,
         draft=args.draft,
         features=args.features is not None,
         pictures=pictures,
     )
-
-    if is_streamed(args):
-        status = to_streams(args, inputs, predictor, rule, formats)
+    made_with = facts(args, shard, targets, engine, rule)
+    job = Job(args, shard, targets, inputs, predictor, rule, made_with)
+    if is_streamed:
+        status = to_stream(job)
+    elif args.merge is not None:
+        status = merge(job)
     else:
-        files = {Path(target): formats[option] for option, target in wanted(args).items()}
-        made_with = facts(args, engine, rule)
-        with distributed.processes(device):
-            status = to_files(args, inputs, predictor, files, made_with)
+        status = to_files(job)
 
     # Said once, where several processes have written.
-    is_main = os.environ.get("RANK", "0") == "0"
-    has_no_threshold = args.threshold is None and rule.stored is None
-    is_ranked_only = has_no_threshold and not engine.classes.exclusive
-    if is_main and is_ranked_only and rule.content is Content.TOP:
+    if shard.number == 0 and is_ranked and not engine.classes.exclusive:
         complain(
             f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
             f"--threshold, or calibrate it with python -m mldec.calibrate"
@@ -166,247 +142,231 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def wanted(args: argparse.Namespace) -> dict[str, str]:
-    """Return the result files by their options, in the order of `FORMATS`."""
-    targets = {option: getattr(args, option) for option in FORMATS}
-    return {option: target for option, target in targets.items() if target is not None}
-
-
-def is_streamed(args: argparse.Namespace) -> bool:
-    """Tell whether rows are written as soon as they are known: to the console, a pipe or a device.
-
-    Regular files are written in parts.
-    """
-    targets = wanted(args).values()
-    return not targets or any(map(_is_stream, targets))
-
-
-def _is_stream(target: str) -> bool:
-    return target == STANDARD_OUTPUT or is_special(Path(target))
-
-
-def check_options(args: argparse.Namespace) -> None:
+def check_options(
+    args: argparse.Namespace, shard: Shard, targets: dict[str, str], *, is_streamed: bool
+) -> None:
     """Raise an error for options that do not fit each other, or files that cannot be written."""
-    check_class_options(args)
-    if args.font is not None and args.pictures is None:
-        raise ConfigError("--font has no effect without --pictures: leave it out")
-    check_targets(*wanted(args).values())
     if args.pictures is not None:
         check_folder("--pictures", args.pictures)
-        Typeface(args.font)
+    if args.parquet is not None:
+        require("--parquet", "parquet", "pyarrow")
 
-    if args.features is not None and not args.features.endswith(results.NPY):
-        raise ConfigError(
-            f"--features {args.features}: the name of an array file ends in {results.NPY}"
-        )
-    if args.features is not None and args.views is not None:
-        raise ConfigError("--features are of a single view of an image: leave --views out")
-    if is_streamed(args):
-        _check_streams(args)
-    if is_exported(args.checkpoint):
-        check_exported_options(args, "features", "pictures", "views")
-
-
-def _check_streams(args: argparse.Namespace) -> None:
-    """Raise a `ConfigError` for what cannot be written row by row, or not by several processes."""
-    for option, target in wanted(args).items():
-        if not _is_stream(target):
-            raise ConfigError(
-                f"--{option} {target}: a file is written in parts and a pipe row by row: choose "
-                f"one of them"
-            )
-        if option not in STREAMED:
-            raise ConfigError(f"--{option} {target} must be a file: it is not written row by row")
-
-    if args.overwrite:
-        raise ConfigError("--overwrite has no effect without a result file: leave it out")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ConfigError("several processes write to a file only: pass --jsonl FILE, for example")
-
-
-def open_engine(args: argparse.Namespace, device: torch.device) -> Engine:
-    """Load the network of the command line, with its classes."""
-    if is_exported(args.checkpoint):
-        classes: Classes | None = None
-        if args.classes is not None:
-            classes = read_classes(args.classes, args.vectors, None)
-        return ExportedEngine(OnnxFile(Path(args.checkpoint)), classes)
-
-    loaded = load_model(**chosen_model(args), device=device)
-    train = loaded.config.train
-    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
-    if args.classes is not None:
-        loaded = with_classes(loaded, args.classes, args.vectors)
-    if not loaded.classes.names:
-        fault = "names no classes and holds no word vectors: pass --classes and --vectors"
-        if can_make(loaded.classes):
-            fault = "has no classes of its own: pass --classes"
-        raise CheckpointError(f"{args.checkpoint} {fault}")
-    return TorchEngine(loaded, Precision(args.precision or "auto"))
+    is_sharded, is_one = args.shard is not None, shard.of == 1
+    is_part = is_sharded and not is_streamed
+    several = len(targets) > 1
+    for is_refused, fault in (
+        (
+            is_streamed and (several or not {*targets} <= {*results.TEXTS}),
+            f"a pipe or standard output takes one of --{', --'.join(results.TEXTS)} alone",
+        ),
+        (
+            is_part and (several or not {*targets} <= {*PARTS}),
+            f"a shard writes --{' or --'.join(PARTS)}: join them to others with --merge",
+        ),
+        (args.features and args.views, "--features are of a single view: leave --views out"),
+        (args.merge and is_streamed, "--merge has no effect without a result file"),
+        (
+            args.overwrite and (is_sharded or not is_one),
+            "--overwrite is for a single process: remove the result, and it is begun anew",
+        ),
+        (
+            args.list == STANDARD_INPUT and (args.merge or not is_one),
+            "--list -: standard input can be read once, by one process: name a file",
+        ),
+    ):
+        if is_refused:
+            raise ConfigError(fault)
+    if not is_part:
+        check_targets(*(path for path in targets.values() if not storage.is_address(path)))
 
 
-def facts(args: argparse.Namespace, engine: Engine, rule: Rule) -> dict[str, Any]:
+def facts(
+    args: argparse.Namespace, shard: Shard, targets: dict[str, str], engine: Engine, rule: Rule
+) -> dict[str, Any]:
     """Return all that decides what a result holds, by the names that users know, as in JSON."""
     queries = engine.classes.queries
-    vectors = None if queries is None else results.digest([queries.numpy().tobytes().hex()])
     known = {
+        "the version of the rows": results.VERSION,
         "the checkpoint": sha256_of(engine.path),
-        "--weights": args.weights,
         "--precision": engine.precision,
         "--image-size": engine.image_size,
-        "--views": args.views,
-        "the classes": results.digest(engine.classes.names),
-        "the word vectors": vectors,
-        "--content": rule.content.value,
+        "the classes": sha256(to_json(engine.classes.names).encode()).hexdigest(),
+        "the word vectors": queries and sha256(queries.numpy().tobytes()).hexdigest(),
+        "--content": rule.content,
         "--top": rule.top,
-        "--threshold": args.threshold,
-        "--draft": args.draft,
         "the images": args.images,
-        "--list": args.list,
-        "--column": args.column,
-        "--root": args.root,
-        "--pictures": args.pictures,
-        "the result files": [f"--{option} {target}" for option, target in wanted(args).items()],
+        "--shard of": None if args.shard is None else shard.of,
+        "the result files": [f"--{option} {target}" for option, target in targets.items()],
     }
-    if args.xmp:
-        known["--xmp"] = True
+    options = "weights views threshold draft list column root pictures xmp"
+    known |= {f"--{name}": getattr(args, name) for name in options.split()}
     if args.thresholds is not None:
-        known["--thresholds"] = results.digest(map(str, rule.stored or []))
+        known["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
     # As they are read from a record, so that they compare equal to it.
     return dict(json.loads(to_json(known)))
 
 
-def noted(rows: Iterator[Row], args: argparse.Namespace) -> Iterator[Row]:
-    """Write the sidecar of each photo, if it is wanted, before its row."""
-    for row in rows:
-        if args.xmp:
-            write_sidecar(row)
-        yield row
-
-
-def to_streams(
-    args: argparse.Namespace,
-    inputs: Inputs,
-    predictor: Predictor,
-    rule: Rule,
-    formats: dict[str, Format],
-) -> int:
+def to_stream(job: Job) -> int:
     """Write the rows as they come: to the console, standard output or a device."""
     # Standard output is for a person or for a program, not for both.
-    to_person = STANDARD_OUTPUT not in wanted(args).values()
+    to_person, errors = STANDARD_OUTPUT not in job.targets.values(), 0
 
-    status = 0
-    with ExitStack() as stack:
-        stop = stack.enter_context(listening())
-        streams = []
-        for option, target in wanted(args).items():
-            text = formats[option]
-            assert isinstance(text, Text)
-            streams.append(stack.enter_context(results.streaming(target, text)))
+    def lines(stop: StopRequest) -> Iterator[bytes]:
+        nonlocal errors
+        for row in job.rows(job.inputs.of(*job.shard), stop):
+            errors += row.error is not None
+            if to_person and row.error is None:
+                say(line(row, job.rule))
+            yield results.line_of(job.rule, row)
 
-        for row in noted(predictor.rows(iter(inputs), stop), args):
-            if row.error is not None:
-                status = 1
-                complain(row.error)
-            elif to_person:
-                say(line(row, rule))
-            for add in streams:
-                add(row)
-    return status
-
-
-def to_files(
-    args: argparse.Namespace,
-    inputs: Inputs,
-    predictor: Predictor,
-    files: dict[Path, Format],
-    made_with: dict[str, Any],
-) -> int:
-    """Write the rows to files, in parts that outlive this process."""
-    if not inputs.repeatable and distributed.world_size() > 1:
-        raise ConfigError("--list -: several processes cannot share standard input; name a file")
-
-    parts = Parts(files)
-    with ExitStack() as stack:
-        stop = stack.enter_context(listening())
-        record, done = distributed.on_main(
-            lambda: _begun(parts, made_with, stack, overwrite=args.overwrite)
-        )
-        if record.finished is not None:
-            return distributed.on_main(lambda: _check_finished(record, inputs, parts))
-
-        division = results.Division(
-            inputs,
-            parts,
-            done,
-            rank=distributed.rank(),
-            world_size=distributed.world_size(),
-        )
-        then = "; the same command goes on"
-        to_count = inputs if inputs.repeatable and distributed.is_main() else None
-        with results.Progress(str(parts.first), to_count) as progress:
-            for row in noted(predictor.rows(division.to_do(), stop, then=then), args):
-                if row.error is not None:
-                    complain(row.error)
-                division.add(row)
-                progress.update(division.images)
-
-        # Every process has written its blocks before one of them joins them.
-        distributed.gather(None)
-        return distributed.on_main(lambda: _finish(record, parts, division.blocks))
+    with listening() as stop:
+        if job.targets:
+            [(kind, target)] = job.targets.items()
+            results.stream(kind, target, job.rule, lines(stop))
+        else:
+            for _ in lines(stop):
+                pass
+    return 1 if errors else 0
 
 
 def line(row: Row, rule: Rule) -> str:
     """Return the line of the console for an image that was answered."""
     predictions = row.predictions
-    if rule.content is Content.SCORES and row.scores is not None:
+    if rule.content == "scores" and row.scores is not None:
         predictions = rule.chosen(row.scores)
 
     names = [prediction.name for prediction in predictions]
-    if rule.content is not Content.DECISIONS:
+    if rule.content != "decisions":
         names = [f"{prediction.name} {prediction.score:.3f}" for prediction in predictions]
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 
-def _begun(
-    parts: Parts, made_with: dict[str, Any], stack: ExitStack, *, overwrite: bool
-) -> tuple[Record, set[int]]:
-    """Begin a result, or go on with it, and return the numbers of the finished blocks.
+def to_files(job: Job) -> int:
+    """Answer the images of this process and write result files; return the exit status.
 
-    Other processes are kept away until the end: the stack takes the locks.
+    Several processes with one result leave their rows to the one that ends last: none waits for
+    another one, so that any of them may end and begin again at any time.
     """
-    record = None if overwrite else parts.existing(made_with)
-    if record is None or record.finished is None:
-        parts.lock(stack)
-        # Another command may have made the result before the locks were ours.
-        record = None if overwrite else parts.existing(made_with)
+    if is_finished(job):
+        return 0
 
+    share = job.shard if job.args.shard is None else Shard(0, 1)
+    folders = [job.work / str(number) for number in range(share.of)]
+    made_with = {**job.made_with, "the number of processes": share.of}
+    journal = Journal(folders[share.number], job.name, made_with)
+    with locked(journal.folder):
+        answer(job, journal)
+
+    try:
+        with locked(job.work):
+            records = [Record.read(str(folder / results.HOW)) for folder in folders]
+            # A status of 1 would make torchrun end the other processes.
+            if not all(record and record.images is not None for record in records):
+                return 0
+            rows = [str(folder / results.ROWS) for folder in folders]
+            status = publish(job, rows, journal.written)
+            for folder in folders:
+                shutil.rmtree(folder)
+    except RunInUseError:
+        if share.of == 1:
+            raise
+        return 0  # another process has ended too, and writes the result
+    return status
+
+
+def publish(job: Job, rows: list[str], written: Sequence[int] = ()) -> int:
+    """Write result files of rows, say what they hold, and return the exit status."""
+    lines = partial(results.joined, rows, job.inputs)
+    record = results.publish(job.targets, job.rule, lines, job.made_with, job.work, written=written)
+    errors = f", {record.errors:,} without an answer" if record.errors else ""
+    say(f"{job.name}: {counted(record.images or 0)}{errors}")
+    return 1 if record.errors else 0
+
+
+def is_finished(job: Job) -> bool:
+    """Tell whether the result files are complete, and say so.
+
+    What was made otherwise or of other images is refused, and so is what has no record.
+    """
+    if job.args.overwrite:
+        return False
+    record = Record.read(results.beside(job.name, results.RECORD))
     if record is None:
-        record = parts.start(made_with)
-    if record.finished is not None:
-        return record, set()
+        for target in job.targets.values():
+            if not job.work.exists() and not results.is_part(target) and storage.exists(target):
+                raise ConfigError(
+                    f"{target} exists, and nothing says how it was made: name another file, or "
+                    f"pass --overwrite"
+                )
+        return False
 
-    done = parts.done()
-    if done:
-        finished = sum(parts.read(number).images for number in done)
-        log.info(f"{parts.first}: {counted(finished)} are done, going on")
-    return record, done
+    record.compare(job.name, job.made_with)
+    if not all(map(storage.exists, job.targets.values())):
+        return False
+    items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
+    images, names = results.summed(named(item.name)["image"] for item in items)
+    if names != record.names:
+        raise results.changed(job.name, f"{record.images:,} images then, {images:,} now")
+    say(f"{job.name} is complete: {counted(images)}; nothing to do")
+    return True
 
 
-def _finish(record: Record, parts: Parts, blocks: int) -> int:
-    """Join the parts, print a summary, and return the exit status."""
-    summary = parts.finish(record, blocks)
-    errors = f", {summary.errors:,} without an answer" if summary.errors else ""
-    say(f"{parts.first}: {counted(summary.images)}{errors}")
-    return 1 if summary.errors else 0
+def part_of(targets: dict[str, str], shard: Shard) -> dict[str, str]:
+    """Return the file of a shard in the folder that the option names."""
+    [(option, folder)] = targets.items()
+    shards = len(results.parts_in(folder))
+    if shards not in (0, shard.of):
+        raise ConfigError(
+            f"{folder} holds parts of {shards} shards, not {shard.of}: name another folder"
+        )
+    return {option: results.part_of(folder, option, *shard)}
 
 
-def _check_finished(record: Record, inputs: Inputs, parts: Parts) -> int:
-    """Check that a complete result is of the images of the input, and return the exit status."""
-    assert record.finished is not None
-    if inputs.repeatable:
-        names = (item.name for item in inputs)
-        parts.check_all_names(record.finished, names)
+def merge(job: Job) -> int:
+    """Join the parts of shards to result files, and return the exit status."""
+    folder = job.args.merge
+    parts = results.parts_in(folder)
+    if not parts:
+        raise DataError(f"--merge {folder}: there are no parts; name the folder of --shard")
+    if parts[0].endswith(".parquet") and [*job.targets] != ["parquet"]:
+        raise ConfigError(f"--merge {folder}: parts of Parquet are joined to --parquet alone")
 
-    say(f"{parts.first} is complete: {counted(record.finished.images)}; nothing to do")
-    return 0
+    # The parts are made alike, but for the names of files.
+    own = dict.fromkeys(("the result files", "--shard of"))
+    for number, part in enumerate(parts):
+        record = Record.read(results.beside(part, results.RECORD))
+        if record is None:
+            raise DataError(
+                f"--merge {folder}: {part} is not complete; run --shard {number}/{len(parts)} first"
+            )
+        Record(made_with={**record.made_with, **own}).compare(part, {**job.made_with, **own})
+
+    if is_finished(job):
+        return 0
+    with locked(job.work):
+        return publish(job, parts)
+
+
+def answer(job: Job, journal: Journal) -> None:
+    """Answer the images of this process, or what is left of them."""
+    lines = partial(results.lines_in, str(journal.rows))
+    is_parquet = journal.target.endswith(".parquet") and results.is_part(journal.target)
+    # In a log, a line a minute; on a terminal, a bar.
+    every = {} if on_terminal() else dict.fromkeys(("delay", "mininterval", "maxinterval"), EVERY)
+    with listening() as stop:
+        items = job.inputs.of(*job.shard)
+        items = journal.begin(items, job.predictor.batch_size, overwrite=job.args.overwrite)
+        if journal.images:
+            log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
+        rows = job.rows(items, stop, then="; the same command goes on")
+        try:
+            for row in tqdm(rows, journal.target, unit=" images", leave=False, **every):
+                journal.add(results.line_of(job.rule, row))
+                if is_parquet and journal.images % results.CHUNK == 0:
+                    journal.flush()
+                    number = journal.images // results.CHUNK - 1
+                    results.write_chunk(journal.target, job.rule, lines, number, journal.folder)
+                    journal.written.append(number)
+        finally:
+            journal.flush()
+    journal.finish()

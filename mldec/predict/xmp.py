@@ -56,8 +56,8 @@ def write_sidecar(row: Row) -> Path | None:
 # Any: the classes of minidom have no types that help.
 def _set_keywords(document: Any, names: Sequence[str]) -> None:
     """Replace the keywords of an earlier run by these, in all lists."""
-    earlier = {_text(item) for item in _items(document, OWN)}
-    others = {_text(item) for item in _items(document, SUBJECT)} - earlier
+    earlier = {_text(item) for item in _elements(document, OWN, "li")}
+    others = {_text(item) for item in _elements(document, SUBJECT, "li")} - earlier
 
     _change(document, SUBJECT, earlier, names)
     _change(document, DIGIKAM, earlier, names)
@@ -68,52 +68,34 @@ def _set_keywords(document: Any, names: Sequence[str]) -> None:
 def _change(
     document: Any, kind: tuple[str, str, str], removed: set[str], names: Sequence[str]
 ) -> None:
-    """Remove some items of a list, and add names that it lacks."""
+    """Remove some items of a list, which is made if it is not there, and add names it lacks."""
     kept = set()
-    for item in _items(document, kind):
+    for item in _elements(document, kind, "li"):
         if _text(item) in removed:
             item.parentNode.removeChild(item)
         else:
             kept.add(_text(item))
 
     added = [name for name in names if name not in kept]
-    if not added:
-        return
-    container = _container(document, kind)
+    containers = _elements(document, kind, kind[2])
+    if added and not containers:
+        name, namespace, form = kind
+        [rdf, *_] = document.getElementsByTagNameNS(RDF, "RDF")
+        description = rdf.appendChild(document.createElementNS(RDF, "rdf:Description"))
+        description.setAttributeNS(RDF, "rdf:about", "")
+        element = description.appendChild(document.createElementNS(namespace, name))
+        element.setAttribute(f"xmlns:{name.partition(':')[0]}", namespace)
+        containers = [element.appendChild(document.createElementNS(RDF, f"rdf:{form}"))]
     for name in added:
-        item = document.createElementNS(RDF, _with_prefix(container, "li"))
+        item = containers[0].appendChild(document.createElementNS(RDF, "rdf:li"))
         item.appendChild(document.createTextNode(name))
-        container.appendChild(item)
 
 
-def _items(document: Any, kind: tuple[str, str, str]) -> list[Any]:
-    """Return the items of a list, wherever the file has it."""
+def _elements(document: Any, kind: tuple[str, str, str], tag: str) -> list[Any]:
+    """Return the elements of RDF with a tag in a list, wherever the file has it."""
     name, namespace, _ = kind
     found = document.getElementsByTagNameNS(namespace, name.partition(":")[2])
-    return [item for element in found for item in element.getElementsByTagNameNS(RDF, "li")]
-
-
-def _container(document: Any, kind: tuple[str, str, str]) -> Any:
-    """Return the element that holds the items of a list, made if it is not there."""
-    name, namespace, form = kind
-    for element in document.getElementsByTagNameNS(namespace, name.partition(":")[2]):
-        for child in element.childNodes:
-            if child.namespaceURI == RDF:
-                return child
-
-    [rdf, *_] = document.getElementsByTagNameNS(RDF, "RDF")
-    description = document.createElementNS(RDF, _with_prefix(rdf, "Description"))
-    description.setAttributeNS(RDF, _with_prefix(rdf, "about"), "")
-    element = document.createElementNS(namespace, name)
-    element.setAttribute(f"xmlns:{name.partition(':')[0]}", namespace)
-    container = document.createElementNS(RDF, _with_prefix(rdf, form))
-    rdf.appendChild(description).appendChild(element).appendChild(container)
-    return container
-
-
-def _with_prefix(element: Any, name: str) -> str:
-    """Return a name with the prefix that an element of the same namespace has."""
-    return f"{element.prefix}:{name}" if element.prefix else name
+    return [item for element in found for item in element.getElementsByTagNameNS(RDF, tag)]
 
 
 def _text(item: Any) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -238,3 +238,46 @@ def share_columns(rows: list[Tensor]) -> list[Tensor]:
 def join_columns(values: Tensor) -> Tensor:
     """Join the columns of all processes: [..., K / processes] -> [..., K], on all of them."""
     return torch.cat(gather(values), dim=-1)
+
+
+NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables with the number of a shard
+
+
+class Shard(NamedTuple):
+    """A share of the images: that of one process."""
+
+    number: int  # from 0
+    of: int
+
+
+def chosen_shard(option: str | None) -> Shard:
+    """Return the share of this process, by --shard, or by the variables of torchrun without it.
+
+    I/N says it; auto/N takes I from a SLURM array or an indexed Job of Kubernetes, and auto takes
+    both from torchrun.
+    """
+    number, of = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if option is None:
+        return Shard(int(number or 0), int(of or 1))
+
+    first, _, last = option.partition("/")
+    is_set = [name for name in (*NUMBERS, "RANK") if os.environ.get(name)]
+    if first == "auto":
+        sources = NUMBERS if last else ("RANK",)
+        if len(is_set) != 1 or is_set[0] not in sources:
+            raise ConfigError(
+                f"--shard {option} takes its number from {' or '.join(sources)} alone, and "
+                f"{' and '.join(is_set) or 'nothing'} is set; pass --shard I/N instead"
+            )
+        number, of = os.environ[is_set[0]], last or of
+    elif int(of or 1) > 1:
+        raise ConfigError(f"--shard {option} is that of all processes of torchrun: pass auto")
+    else:
+        number, of = first, last
+
+    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        raise ConfigError(
+            f"--shard {option}: there is no shard {number or '?'} of {of or '?'}; "
+            f"shards count from 0 to N - 1, with N from 1 on"
+        )
+    return Shard(int(number), int(of))

@@ -1,18 +1,17 @@
 """Write result files, completely or not at all."""
 
 import csv
-import io
 import json
 import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from io import TextIOWrapper
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
-from mldec.errors import ConfigError, DataError, writing
+from mldec.errors import ConfigError, writing
 
 STANDARD_OUTPUT = "-"
 
@@ -61,6 +60,11 @@ def is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def is_stream(target: str) -> bool:
+    """Tell whether a target is written as its content comes: standard output, a device, a pipe."""
+    return target == STANDARD_OUTPUT or (is_special(Path(target)) and not Path(target).is_dir())
+
+
 def check_folder(option: str, folder: str) -> None:
     """Raise a `ConfigError`, which names the option, unless a folder can be made and written to."""
     # What exists of the path decides whether the rest can be made.
@@ -98,16 +102,29 @@ def _clean(value: Any) -> Any:
     return value
 
 
+def named(name: str) -> dict[str, str]:
+    """Return the entries of an object in JSON that name an image.
+
+    JSON is UTF-8, which a path need not be: such a path is given in hexadecimal too.
+    """
+    encoded = os.fsencode(name)
+    try:
+        return {"image": encoded.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"image": encoded.decode("utf-8", "backslashreplace"), "image_bytes": encoded.hex()}
+
+
 @contextmanager
 def replacing(path: Path, *, durable: bool = False, of_run: bool = False) -> Iterator[BinaryIO]:
     """Open a file to write bytes, which gets its name if the block ends without an error.
 
     Otherwise an existing file stays as it is. The folder of the file is made. With `durable` the
-    content is on the disk before the name. `of_run` says that one process at a time writes it, see
-    `RunLock`: its temporary file has a fixed name, so that killed runs leave one at most.
+    content is on the disk before the name. `of_run` says that it is of a training run. With either,
+    one process at a time writes it, see `RunLock`: its temporary file has a fixed name, so that
+    killed runs leave one at most.
     """
     name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
-    if of_run:
+    if of_run or durable:
         name = f"{path.name}.tmp"
     temporary = path.with_name(name)
     with writing(path, of_run=of_run):
@@ -129,82 +146,44 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-class ResultFile:
-    """A result file of text, which gets its name at `commit`, see `replacing`.
-
-    A device, a pipe and standard output, which is "-", are written directly.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.stream: TextIO | None = None  # None once it is closed
-        self._replacing = ExitStack()
-
-        if target == STANDARD_OUTPUT:
-            self.target, self.stream = "standard output", sys.stdout
-        elif is_special(Path(target)):
-            with writing(target):
-                self.stream = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
-        else:
-            # What a link leads to is replaced, and not the link.
-            file = self._replacing.enter_context(replacing(Path(os.path.realpath(target))))
-            self.stream = TextIOWrapper(file, encoding="utf-8", newline="")
-
-    def write(self, text: str, *, flush: bool = False) -> None:
-        """Write text; with `flush` it reaches the file at once."""
-        assert self.stream is not None
-
-        try:
-            with writing(self.target):
-                self.stream.write(text)
-                if flush:
-                    self.stream.flush()
-        except DataError:
-            # Ctrl-C is not caught: the rows written so far are kept then.
-            self.discard()
-            raise
-
-    def commit(self) -> None:
-        """Write what is buffered, close the file, and give it its name."""
-        if self.stream is None:
-            return
-
-        try:
-            with writing(self.target):
-                self.stream.flush()
-                self._close()
-        except DataError:
-            self.discard()
-            raise
-        self._replacing.close()
-
-    def discard(self) -> None:
-        """Close the file, and remove the temporary one."""
-        # Closing flushes, which may fail on the full disk that the write has reported already.
-        with suppress(OSError):
-            self._close()
-        self._replacing.__exit__(RuntimeError, RuntimeError("discarded"), None)
-
-    def _close(self) -> None:
-        stream, self.stream = self.stream, None
-
-        # Standard output belongs to the whole process.
-        if stream is not None and stream is not sys.stdout:
-            stream.close()
-
-
 def write_result(target: str, text: str) -> None:
-    """Write a whole result file; see `ResultFile`."""
-    file = ResultFile(target)
-    file.write(text)
-    file.commit()
+    """Write a whole result file of text; see `write_texts`."""
+    write_texts(target, [text])
 
 
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """Return rows as the text of a CSV file."""
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    return text.getvalue()
+def write_texts(target: str, texts: Iterable[str]) -> None:
+    """Write a result file of texts, completely or not at all; see `replacing`.
+
+    A device, a pipe and standard output, which is "-", are written directly, each text at once.
+    """
+    if not is_stream(target):
+        # What a link leads to is replaced, and not the link.
+        with replacing(Path(os.path.realpath(target))) as file:
+            file.writelines(text.encode() for text in texts)
+        return
+
+    name, stream = "standard output", sys.stdout
+    if target != STANDARD_OUTPUT:
+        name = target
+        with writing(name):
+            stream = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
+    try:
+        for text in texts:
+            with writing(name):
+                stream.write(text)
+                stream.flush()
+    finally:
+        # Standard output belongs to the whole process. Closing flushes, which may fail on the full
+        # disk that the write has reported already.
+        if stream is not sys.stdout:
+            with suppress(OSError):
+                stream.close()
+
+
+def csv_lines(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> Iterator[str]:
+    """Return rows as lines of CSV."""
+    # The writer returns what `write` returns.
+    return map(csv.writer(SimpleNamespace(write=str), lineterminator=end).writerow, rows)
 
 
 def write_json(target: str, content: Any) -> None:

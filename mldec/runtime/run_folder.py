@@ -6,6 +6,8 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -157,3 +159,15 @@ class RunLock:
         except (OSError, ValueError, RecursionError):
             return {}
         return values if isinstance(values, dict) else {}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes away from a folder, which is removed at the end if it is empty."""
+    try:
+        with RunLock(folder, of_run=False) as lock:
+            lock.take()
+            yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()

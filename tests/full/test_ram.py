@@ -14,7 +14,8 @@ from starlette.testclient import TestClient
 from mldec.checkpoint import load, load_model
 from mldec.checkpoint.sources import TAG_LIST, TAG_THRESHOLDS
 from mldec.demo.app import Answerer, application
-from mldec.predict.engine import TorchEngine, scores
+from mldec.evaluation import scores
+from mldec.predict.engine import TorchEngine
 
 TAGS = ("dog", "living room", "sofa", "tree", "Set")
 CLASSES = ("tree", "couch", "puppy")  # of other data

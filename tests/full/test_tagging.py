@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pictures import picture
-from support import wait_until
+from support import assert_same_rows, wait_until
 
 IMAGES = 4000
-KILLS = 20
+KILLS, SHARD_KILLS = 20, 12
+ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +54,14 @@ def start(words, folder):
         return subprocess.Popen(words, env=env, stdout=log, stderr=log, text=True)
 
 
-def blocks(folder):
-    parts = folder / "r.jsonl.parts"
-    return len(list(parts.glob("0*"))) if parts.is_dir() else 0
+def done(folder):
+    """Return how many rows are on the disk and not yet in the result."""
+    # A file may be gone by the time it is read.
+    count = 0
+    for path in folder.rglob("rows.jsonl"):
+        with suppress(FileNotFoundError):
+            count += path.read_bytes().count(b"\n")
+    return count
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +87,20 @@ def check(folder, whole):
         "r.jsonl",
         "r.jsonl.run.json",
         "r.npy",
-        "r.npy.run.json",
     ]
 
 
-def end_at_random(words, folder, generator):
+def end_at_random(words, folder, generator, signals=ENDS):
     """Start a process and send it a signal; return its status, 1 if it was complete before."""
-    before = blocks(folder)
+    before = done(folder)
     process = start(words, folder)
 
-    # From the start of the imports, where Ctrl-C belongs to the libraries, to a few blocks later.
-    enough = before + generator.choice([0, 1, 1, 2])
-    signals = [signal.SIGKILL, signal.SIGTERM]
-    signals += [signal.SIGINT] if enough > before else []
-    wait_until(lambda: process.poll() is not None or blocks(folder) >= enough)
-    time.sleep(generator.random() * (5 if enough == before else 0.05))
-    process.send_signal(generator.choice(signals))
+    # From the start of the imports, where Ctrl-C belongs to the libraries, to some rows later.
+    is_early = generator.random() < 0.3
+    chosen = [name for name in signals if name != signal.SIGINT or not is_early]
+    wait_until(lambda: process.poll() is not None or is_early or done(folder) > before)
+    time.sleep(generator.random() * (5 if is_early else 1))
+    process.send_signal(generator.choice(chosen))
     return process.wait(timeout=120)
 
 
@@ -120,19 +125,52 @@ def test_every_image_once_after_many_ends(digits_run, photos, tmp_path, whole):
     check(folder, whole)
 
 
-def test_processes_share_the_images_and_others_go_on(digits_run, photos, tmp_path, whole):
+@pytest.mark.parametrize(("kind", "shards"), [("jsonl", 3), ("parquet", 2)])
+def test_shards_that_are_killed_are_the_whole(digits_run, photos, tmp_path, whole, kind, shards):
+    pytest.importorskip("pyarrow")
+    generator = random.Random(shards)
+    words = [sys.executable, "-m", "mldec.predict", str(digits_run / "checkpoints" / "best.pt")]
+    words += [str(photos), "--plugin", "patches", "--threshold", "0", "--top", "2"]
+    remaining, kills = [*range(shards)], 0
+    while remaining:
+        number = generator.choice(remaining)
+        own = [*words, f"--{kind}", str(tmp_path / "parts"), "--shard", f"{number}/{shards}"]
+        signals = [signal.SIGKILL] if kills < SHARD_KILLS else [0]
+        status = end_at_random(own, tmp_path, generator, signals)
+        text = (tmp_path / "log.txt").read_text()
+        # 0: an earlier process was killed after it had written its part, and before it ended.
+        finished = f"part-{number:05}-of-{shards:05}.{kind} is complete" in text
+        assert status in (1, -9) or (status == 0 and finished), text
+        kills += status == -9
+        if status != -9:
+            remaining.remove(number)
+
+    target = tmp_path / f"joined.{kind}"
+    merging = [*words, "--merge", str(tmp_path / "parts"), f"--{kind}", str(target)]
+    assert start(merging, tmp_path).wait(timeout=240) == 1
+    print(f"{kind}: {kills} kills of {shards} shards")
+    assert kills >= 3
+    expected = whole / "r.jsonl"
+    if kind == "parquet":
+        expected = tmp_path / "whole.parquet"
+        assert start([*words, "--parquet", str(expected)], tmp_path).wait(timeout=240) == 1
+    assert_same_rows(target, expected)
+
+
+def test_processes_share_the_images_and_go_on(digits_run, photos, tmp_path, whole):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     words = command(digits_run, photos, tmp_path, *torchrun)
     process = start(words, tmp_path)
-    wait_until(lambda: process.poll() is not None or blocks(tmp_path) >= 4)
+    wait_until(lambda: process.poll() is not None or done(tmp_path) >= 1000)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=240) != 0
     log = (tmp_path / "log.txt").read_text()
     assert "the same command goes on" in log
     assert "Traceback" not in log.replace("torch.distributed", "").split("mldec: stopped")[0]
 
-    done = blocks(tmp_path)
-    assert 4 <= done < IMAGES // 128
-    assert start(command(digits_run, photos, tmp_path), tmp_path).wait(timeout=240) == 1
-    assert f"{128 * done:,} images are done, going on" in (tmp_path / "log.txt").read_text()
+    assert 1000 <= done(tmp_path) <= IMAGES
+    assert not (tmp_path / "r.jsonl").exists()
+    # The status is that of the process which joined the rows, as torchrun reports it.
+    assert start(words, tmp_path).wait(timeout=240) == 1
+    assert "are done, going on" in (tmp_path / "log.txt").read_text()
     check(tmp_path, whole)

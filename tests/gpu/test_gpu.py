@@ -20,7 +20,7 @@ from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.predict.answers import Content, Rule
+from mldec.predict.answers import Rule
 from mldec.runtime.torch_files import read_torch
 
 pytestmark = [
@@ -156,7 +156,7 @@ def waits_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"threshold": 0.5}, {"content": Content.DECISIONS, "threshold": 0.9}]
+    "options", [{}, {"threshold": 0.5}, {"content": "decisions", "threshold": 0.9}]
 )
 def test_the_classes_of_rows_are_chosen_on_the_device(options):
     rule = Rule(classes=Classes(tuple(map(str, range(9605)))), **options)

@@ -15,10 +15,10 @@ from mldec.config.schema import Config
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.export import Program, open_axes, traced
+from mldec.export import Program, onnx_content, open_axes, traced, translated
 from mldec.heads import CSRA, GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
-from mldec.predict.engine import Metadata, content, translated
+from mldec.predict.engine import Metadata
 
 CLASSES = 7
 WIDTH = 5  # of word vectors
@@ -139,7 +139,7 @@ def save_onnx(path: Path, head: str) -> Path:
     asks = head in OF_WORDS
     program = Program(model, [0.5], asks=asks)
     graph = translated(traced(program, model, "x.pt"), open_axes(program), "x.pt")
-    path.write_bytes(content(graph, metadata(word_dim=WIDTH if asks else None), path.name))
+    path.write_bytes(onnx_content(graph, metadata(word_dim=WIDTH if asks else None), path.name))
     return path
 
 

@@ -199,6 +199,26 @@ def process_state(number: int) -> str:
     return status.rpartition(")")[2].split()[0]
 
 
+def assert_same_rows(one: str | Path, other: str | Path) -> None:
+    """Compare results of predict; in batches of other sizes last digits may be other ones."""
+    tables: list[list[dict[str, Any]]] = []
+    for path in (one, other):
+        if str(path).endswith(".parquet"):
+            parquet = importlib.import_module("pyarrow.parquet")
+            tables.append(parquet.read_table(path).to_pylist())
+        else:
+            tables.append([json.loads(line) for line in Path(path).read_text().splitlines()])
+    assert len(tables[0]) == len(tables[1])
+    for row, expected in zip(*tables, strict=True):
+        scores = [
+            value.pop("scores", None)
+            or [item.pop("score") for item in value.get("predictions", [])]
+            for value in (row, expected)
+        ]
+        assert row == expected
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
 def cpu_seconds(command: list[str], **environment: str) -> float:
     """Run a command that must succeed; return its processor time in user and system mode."""
     before = os.times()

@@ -16,7 +16,7 @@ from mldec.checkpoint.published import CONFIG, QUERIES, WEIGHTS, with_weights, w
 from mldec.config import build
 from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, ConfigError
-from mldec.predict.engine import scores
+from mldec.evaluation import scores
 from mldec.runtime.torch_files import sha256_of
 
 IMAGES = torch.randint(

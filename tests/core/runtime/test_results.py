@@ -10,13 +10,13 @@ import pytest
 
 from mldec.errors import ConfigError, DataError
 from mldec.runtime.results import (
-    ResultFile,
     check_folder,
     check_targets,
     replacing,
     to_json,
     write_file,
     write_result,
+    write_texts,
 )
 
 
@@ -70,17 +70,20 @@ def test_json_holds_only_what_every_reader_takes():
 def test_a_file_appears_whole_under_its_name(tmp_path):
     path = tmp_path / "r.json"
     path.write_text("old")
-    file = ResultFile(str(path))
-    file.write("new", flush=True)
-    assert path.read_text() == "old"
-    file.commit()
-    assert path.read_text() == "new"
 
-    file = ResultFile(str(path))
-    file.write("half")
-    file.discard()
-    assert path.read_text() == "new"
+    def texts(*, is_faulty):
+        yield "new"
+        assert path.read_text() == "old"
+        if is_faulty:
+            raise KeyboardInterrupt
+        yield " text"
+
+    with pytest.raises(KeyboardInterrupt):
+        write_texts(str(path), texts(is_faulty=True))
+    assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+    write_texts(str(path), texts(is_faulty=False))
+    assert path.read_text() == "new text"
 
 
 def test_links_and_pipes_stay_what_they_are(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mldec.checkpoint import load_model
-from mldec.predict.engine import scores
+from mldec.evaluation import scores
 
 
 @pytest.mark.parametrize("words", [(), ("--any-size",)])

@@ -6,8 +6,8 @@ import torch
 from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
 
 from mldec.backbones import HFBackbone, TimmBackbone
-from mldec.export import Program, open_axes, traced
-from mldec.predict.engine import OnnxFile, content, translated
+from mldec.export import Program, onnx_content, open_axes, traced, translated
+from mldec.predict.engine import OnnxFile
 
 pytest.importorskip("onnxruntime")
 
@@ -39,7 +39,7 @@ def agrees(backbone, head, size, path):
     loaded = networks.loaded(head, backbone, size=size, calibration=CALIBRATION)
     program = Program(loaded, [0.5], asks=head in OF_WORDS)
     model = translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
-    path.write_bytes(content(model, metadata(), path.name))
+    path.write_bytes(onnx_content(model, metadata(), path.name))
     opened = OnnxFile(path)
     for images, classes in ((1, 3), (3, 9)):
         inputs = [noise(images, size), *words_of(head, classes)]

@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 from mldec.data.images import read_image
 from mldec.demo import app
 from mldec.demo.app import Answerer, application
-from mldec.predict.engine import ExportedEngine, OnnxFile, TorchEngine, scores
+from mldec.evaluation import scores
+from mldec.predict.engine import ExportedEngine, OnnxFile, TorchEngine
 from mldec.predict.heat_maps import Explainer
 
 PREDICT = "/api/predict"

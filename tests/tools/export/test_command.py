@@ -16,7 +16,8 @@ from mldec.checkpoint import load_model
 from mldec.data.images import load_image
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError
-from mldec.predict.engine import parse, scores
+from mldec.evaluation import scores
+from mldec.predict.engine import parse
 from mldec.runtime.torch_files import sha256_of
 
 

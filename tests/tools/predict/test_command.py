@@ -14,23 +14,24 @@ import torch
 from pictures import picture
 from PIL import ExifTags, Image, ImageOps
 from scipy.special import logit
-from support import one_line
+from support import assert_same_rows, one_line
 
 import mldec
 from mldec.errors import ConfigError, DataError
 from mldec.predict import answers, engine, results
 from mldec.predict.run import FORMATS
 from mldec.runtime.devices import MAX_IMAGE_SIZE
+from mldec.runtime.distributed import chosen_shard
 from mldec.runtime.run_folder import RunLock
 from mldec.runtime.torch_files import read_torch
 
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
-BLOCK = 4
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "BLOCK", BLOCK)
+def small_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FLUSHED_ROWS", 2)
+    monkeypatch.setattr(results, "CHUNK", 3)
     monkeypatch.chdir(tmp_path)
 
 
@@ -158,7 +159,7 @@ def test_the_same_command_goes_on(name, cli, best, photos, monkeypatch):
 
     monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:0")
     monkeypatch.setattr(patches, "forwards", 0)
-    folder = Path("again", "r.jsonl.parts")
+    folder = Path("again", "r.jsonl.progress", "0")
     with RunLock(folder, of_run=False) as lock:
         lock.take()
         status, _, err = cli(*words)
@@ -166,11 +167,11 @@ def test_the_same_command_goes_on(name, cli, best, photos, monkeypatch):
     one_line(err, "another run is using this folder", "or name another file")
 
     status, out, err = cli(*words)
-    assert status == 1, "an image of the first part has no answer"
-    assert f"{files['jsonl']}: 4 images are done, going on" in out
-    assert patches.forwards == 6, "the first block is not answered again"
+    assert status == 1, "an image that was done before has no answer"
+    assert f"{files['jsonl']}: 7 images are done, going on" in out
+    assert patches.forwards == 3, "what was answered is not answered again"
     assert {option: path.read_bytes() for option, path in files.items()} == whole
-    assert not folder.exists()
+    assert not folder.parent.exists()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
@@ -256,7 +257,7 @@ def test_pictures_are_of_the_same_classes_as_the_scores(cli, best, photos, monke
     [(image, title, findings, method, _)] = calls
     [row] = json.loads(Path("q.json").read_text())
     shown = [(item["name"], item["score"]) for item in row["predictions"]]
-    assert [(item.name, item.score) for item in findings] == shown
+    assert [texts for texts, _ in findings] == [(n, f"{score:.3f}") for n, score in shown]
     assert (image.size, title) == ((64, 64), "0.png")
     assert method.startswith("attention of the query of the class")
 
@@ -293,14 +294,15 @@ def test_a_checkpoint_without_thresholds_is_named(cli, best, photos):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--parquet", "-"], "--parquet - must be a file"),
-        (["--jsonl", "-", "--csv", "x.csv"], "is written in parts and a pipe row by row"),
-        (["--json", "-", "--jsonl", "-"], "cannot write two results to -"),
-        (["--content", "scores", "--top", "3"], "--top has no effect with --content scores"),
+        (["--parquet", "-"], "standard output takes one of --jsonl, --json, --csv alone"),
+        (["--jsonl", "-", "--csv", "x.csv"], "standard output takes one of --jsonl, --json, --csv"),
         (["--content", "decisions"], "the checkpoint has no thresholds; pass --threshold"),
         (["--jsonl", "missing/p.jsonl"], "there is no folder"),
-        (["--pictures", "p", "--font", "photos/0.png"], "0.png: not a font"),
-        (["--features", "f.npy", "--views", "flip"], "of a single view of an image: leave --views"),
+        (
+            ["--pictures", "p", "--font", "photos/0.png"],
+            "0.png cannot be used (OSError: unknown file format); name a .ttf",
+        ),
+        (["--features", "f.npy", "--views", "flip"], "of a single view: leave --views"),
     ],
 )
 def test_options_that_do_not_fit_are_one_line(cli, best, photos, words, part):
@@ -309,10 +311,109 @@ def test_options_that_do_not_fit_are_one_line(cli, best, photos, words, part):
     one_line(err, part)
 
 
-def test_several_processes_to_a_pipe_are_refused(cli, best, photos, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    err = cli.fault("predict", best, photos, *SHARED)
-    one_line(err, "several processes write to a file only: pass --jsonl FILE, for example")
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+def test_the_parts_of_shards_are_the_result(cli, best, photos, kind, shards):
+    pytest.importorskip("pyarrow")
+    words = ["predict", best, photos, *SHARED]
+    assert cli(*words, f"--{kind}", f"whole.{kind}").status == 1
+    for number in reversed(range(shards)):
+        assert cli(*words, "--shard", f"{number}/{shards}", f"--{kind}", "parts").status in (0, 1)
+    out = cli(*words, "--shard", f"0/{shards}", f"--{kind}", "parts").out
+    assert out.endswith("nothing to do\n")
+    parts = [path for path in Path("parts").iterdir() if path.name.startswith("part-")]
+    assert len({path.name.partition("_")[0].partition(".")[0] for path in parts}) == shards
+    assert sorted(path.name for path in Path("parts").iterdir() if path not in parts) == ["_mldec"]
+
+    status, out, _ = cli(*words, "--merge", "parts", f"--{kind}", f"joined.{kind}")
+    assert (status, out) == (1, f"joined.{kind}: 10 images, 1 without an answer\n")
+    if kind == "jsonl":
+        assert_same_rows("joined.jsonl", "whole.jsonl")
+        cli(*words, "--merge", "parts/", "--csv", "joined.csv")
+        with Path("joined.csv").open(newline="") as file:
+            assert len(list(csv.DictReader(file))) == 10
+    else:
+        assert_same_rows("joined.parquet", "whole.parquet")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        assert parquet.read_table("parts").num_rows == 10
+    assert cli(*words, "--merge", "parts", f"--{kind}", f"joined.{kind}").out.endswith("to do\n")
+
+
+def test_the_last_process_of_torchrun_joins_the_rows(cli, best, photos, monkeypatch):
+    words = ["predict", best, photos, *SHARED]
+    cli(*words, *options(all_files()))
+    Path("again").mkdir()
+    files = all_files("again")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in (1, 2, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        assert not files["jsonl"].exists()
+        status, _, _ = cli(*words, *options(files))
+        assert status == (1 if rank == 0 else 0), "a status of 1 would end the others"
+        # The lock of the result is free for whoever is the last.
+        assert Path("again", "r.jsonl.progress").exists() == (rank != 0)
+    for option, path in files.items():
+        assert path.read_bytes() == all_files()[option].read_bytes()
+    assert cli(*words, *options(files)).out.endswith("nothing to do\n")
+
+    # Another number of processes does not go on.
+    again = [*words, "--jsonl", "b.jsonl"]
+    cli(*again)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    one_line(cli.fault(*again), "b.jsonl was begun with the number of processes 3, not 1")
+
+
+def test_a_shard_takes_its_number_from_one_source(monkeypatch):
+    for variables, option, shard in (
+        ({}, None, (0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, None, (2, 4)),
+        ({}, "3/7", (3, 7)),
+        ({"SLURM_ARRAY_TASK_ID": "17"}, "auto/4096", (17, 4096)),
+        ({"JOB_COMPLETION_INDEX": "0"}, "auto/1", (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "auto", (1, 2)),
+        ({}, "0/0", "there is no shard 0 of 0; shards count from 0 to N - 1, with N from 1 on"),
+        ({}, "7/7", "there is no shard 7 of 7"),
+        ({}, "-1/7", "there is no shard -1 of 7"),
+        ({}, "3", "there is no shard 3 of ?"),
+        ({"SLURM_ARRAY_TASK_ID": "4"}, "auto/4", "there is no shard 4 of 4"),
+        ({}, "auto", "takes its number from RANK alone, and nothing is set"),
+        ({}, "auto/4", "from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX alone, and nothing"),
+        (
+            {"SLURM_ARRAY_TASK_ID": "1", "JOB_COMPLETION_INDEX": "1"},
+            "auto/4",
+            "SLURM_ARRAY_TASK_ID and JOB_COMPLETION_INDEX is set; pass --shard I/N instead",
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_ARRAY_TASK_ID": "1"}, "auto", "and RANK is set"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "1/4", "is that of all processes of torchrun: pass a"),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            if isinstance(shard, tuple):
+                assert chosen_shard(option) == shard
+            else:
+                with pytest.raises(ConfigError) as error:
+                    chosen_shard(option)
+                assert shard in str(error.value)
+
+
+def test_shards_that_do_not_fit_are_one_line(cli, best, photos):
+    words = ["predict", best, photos, *SHARED]
+    part = [*words, "--jsonl", "parts", "--shard"]
+    cli(*part, "1/3")
+    for given, message in (
+        ([*part, "1/3", "--draft"], "part-00001-of-00003.jsonl was begun with --draft false, not"),
+        ([*part, "1/4"], "parts holds parts of 3 shards, not 4: name another folder"),
+        ([*part, "0/3", "--overwrite"], "--overwrite is for a single process"),
+        ([*words, "--csv", "parts", "--shard", "0/3"], "a shard writes --jsonl or --parquet"),
+        ([*words, "--jsonl", "r.jsonl", "--merge", "parts"], "part-00000-of-00003.jsonl is not co"),
+        ([*words, "--jsonl", "r.jsonl", "--merge", "photos"], "--merge photos: there are no parts"),
+        ([*words, "--merge", "parts"], "--merge has no effect without a result file"),
+        ([*words, "--jsonl", "xyz://x/r.jsonl"], "the scheme xyz:// is unknown; choose one of s3"),
+        (["predict", best, "xyz://x", *SHARED], "the scheme xyz:// is unknown; choose one of s3"),
+    ):
+        one_line(cli.fault(*given), message)
 
 
 def test_numbers_out_of_range_are_refused(cli):

@@ -13,14 +13,15 @@ from PIL import Image
 from random_weights import randomise
 from torch import Tensor, nn
 
+from mldec.data.decode import Item
 from mldec.data.transforms import EvalTransform
-from mldec.errors import ConfigError, DataError, OutOfMemoryError
+from mldec.errors import ConfigError, OutOfMemoryError
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.predict import answers, heat_maps
 from mldec.predict.answers import Pictures, Prediction
-from mldec.predict.heat_maps import Explainer, Typeface, file_name, heated, save
-from mldec.predict.inputs import Item
+from mldec.predict.engine import TorchEngine
+from mldec.predict.heat_maps import Explainer, file_name, fonts, heated
 
 IN, CLASSES, SIDE = 6, 7, 3
 SIZES = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}
@@ -241,8 +242,8 @@ def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift():
 
     given = cells()
     for change, message in (
-        (lambda tokens: torch.cat([tokens, tokens[:, :1]], 1), "gives 17 tokens, which form no"),
-        (lambda tokens: tokens.mean(1, keepdim=True), "heat maps need tokens of its parts"),
+        (lambda tokens: torch.cat([tokens, tokens[:, :1]], 1), "gives 17 tokens for an image"),
+        (lambda tokens: tokens.mean(1, keepdim=True), "gives 1 tokens for an image"),
     ):
         given.backbone = Other(change)
         with pytest.raises(ConfigError, match=message):
@@ -275,7 +276,7 @@ def test_a_heat_map_is_brightest_at_its_maximum():
     assert (np.diff(light) > 5).all(), "colours are lighter the more heat"
 
 
-def test_two_images_have_two_files_which_are_written_whole(tmp_path):
+def test_two_images_have_two_files():
     odd = Path(os.fsdecode(b"a/\xff\n.png"))
     paths = [Path("a/x.png"), Path("b/x.png"), Path("a/x.jpg"), odd, Path("a/?.png")]
     paths += [Path("a") / f"{'long' * 60}{end}.png" for end in "12"]
@@ -288,15 +289,6 @@ def test_two_images_have_two_files_which_are_written_whole(tmp_path):
         assert name.isprintable()
     assert file_name(Path("a/x.png")) == file_name(Path.cwd() / "a" / "x.png")
 
-    path = tmp_path / "new" / "x.jpg"
-    save(picture(), path)
-    with Image.open(path) as stored:
-        assert (stored.format, stored.size) == ("JPEG", (40, 30))
-    assert list(path.parent.iterdir()) == [path]
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"cannot write .*file/x\.jpg"):
-        save(picture(), tmp_path / "file" / "x.jpg")
-
 
 @pytest.mark.parametrize(("crop", "size"), [(None, (400, 200)), (0.5, (100, 100))])
 def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop, size):
@@ -307,7 +299,7 @@ def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop
     loaded = networks.loaded(size=64, crop=crop)
     assert loaded.transform == EvalTransform(image_size=64, crop=crop)
 
-    pictures = Pictures(loaded, tmp_path / "drawn", Typeface())
+    pictures = Pictures(TorchEngine(loaded), tmp_path / "drawn", fonts())
     target = pictures.add(Item(path, path), [Prediction(1, loaded.classes.names[1], 0.5)])
     assert target.is_file()
     [image] = drawn
@@ -319,5 +311,5 @@ def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop
         raise MemoryError
 
     monkeypatch.setattr(loaded.model.backbone, "forward", full)
-    with pytest.raises(OutOfMemoryError, match="a heat map of one image of 64 pixels; leave --pic"):
-        Pictures(loaded, tmp_path, Typeface())
+    with pytest.raises(OutOfMemoryError, match="on cpu: a heat map of 64 pixels; do without"):
+        pictures.add(Item(path, path), [])

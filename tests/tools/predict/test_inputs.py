@@ -13,6 +13,8 @@ import torch
 from pictures import picture, saved
 from PIL import Image
 
+from mldec.data import decode as decode_module
+from mldec.data.decode import Decoder, Item, decoded, read_item
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, Stopped
@@ -20,7 +22,7 @@ from mldec.predict import answers as answers_module
 from mldec.predict import inputs as inputs_module
 from mldec.predict.answers import Predictor, Rule
 from mldec.predict.engine import Answers
-from mldec.predict.inputs import Decoder, Inputs, Item, decoded, read_item
+from mldec.predict.inputs import Inputs
 from mldec.runtime.signals import NothingCame, StopRequest
 
 
@@ -94,7 +96,7 @@ def test_a_tar_file_that_lies_is_no_end_of_the_job(tmp_path: Path, kind: str) ->
     *images, last = Inputs([str(path)])
     assert str(last.fault).startswith(f"{path}: it cannot be read as an uncompressed tar file")
     for item in images:
-        with pytest.raises(DataError, match=r"x\.tar is cut short; restore it"):
+        with pytest.raises(DataError, match=r"x\.tar is cut short\); restore it"):
             read_item(item)
 
 
@@ -127,9 +129,7 @@ def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
 
     given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
     monkeypatch.setattr(sys, "stdin", given)
-    inputs = Inputs([], "-")
-    assert not inputs.repeatable
-    assert list(inputs) == [Item("a.png", "a.png"), Item("b.png", "b.png")]
+    assert list(Inputs([], "-")) == [Item("a.png", "a.png"), Item("b.png", "b.png")]
 
     listing = tmp_path / "list.csv"
     listing.write_bytes(b'\xef\xbb\xbflabels,path\r\ncat,"a,b.png"\r\n\r\n,\xff.png\r\n')
@@ -137,14 +137,108 @@ def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     assert names(Inputs([], str(listing), column="labels")) == ["cat", ""]
 
 
+def tree(tmp_path, tars):
+    """A folder of 40 files and so many tar files of 5 images; and lists of the files."""
+    folder = tmp_path / "photos"
+    (folder / "in").mkdir(parents=True)
+    for number in range(40):
+        (folder / "in" / f"{number}.png").touch()
+    for number in range(tars):
+        pack(folder / f"{number}.tar", {f"{member}.png": b"x" for member in range(5)})
+    paths = [str(path) for path in sorted((folder / "in").iterdir())]
+    (tmp_path / "list.txt").write_text("\n".join(paths))
+    (tmp_path / "list.csv").write_text("path\n" + "\n".join(paths))
+    return folder, paths
+
+
+@pytest.mark.parametrize("kind", ["folder", "txt", "csv", "parquet"])
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+def test_shards_have_every_image_once_and_in_order(tmp_path, monkeypatch, kind, shards):
+    folder, paths = tree(tmp_path, 3)
+    inputs = Inputs([str(folder)])
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pyarrow.table({"url": paths, "labels": [1] * 40})
+        parquet.write_table(table, tmp_path / "list.parquet", row_group_size=9)
+    if kind != "folder":
+        inputs = Inputs([], str(tmp_path / f"list.{kind}"))
+    whole = list(inputs)
+    assert len(whole) == (55 if kind == "folder" else 40)
+
+    divided = list(inputs.divided(shards))
+    assert [item for _, item in divided] == whole
+    for number in range(shards):
+        own = [item for owner, item in divided if owner == number]
+        assert list(inputs.of(number, shards)) == own
+        assert len(own) > len(whole) / shards / 3
+
+
+def test_tar_files_are_dealt_whole_if_there_are_as_many_as_shards(tmp_path, monkeypatch):
+    folder, _ = tree(tmp_path, 3)
+    inputs = Inputs([str(folder)])
+    opened, in_tar = [], inputs_module._in_tar
+    monkeypatch.setattr(inputs_module, "_in_tar", lambda path: opened.append(path) or in_tar(path))
+    for shards, own in ((3, ["1.tar"]), (4, ["0.tar", "1.tar", "2.tar"])):
+        opened.clear()
+        assert list(inputs.of(1, shards))
+        assert [Path(path).name for path in opened] == own
+
+    # By a hash of the path below the folder, the same on all machines and from now on.
+    moved = folder.rename(tmp_path / "elsewhere")
+    numbers = [owner for owner, item in Inputs([f"{moved}/in"]).divided(4)]
+    assert numbers[:12] == [2, 3, 1, 0, 0, 3, 0, 1, 3, 3, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_a_compressed_tar_file_is_a_stream(tmp_path, kind):
+    buffer = io.BytesIO()
+    picture(40, 30).save(buffer, "PNG")
+    members = {f"{number}.png": buffer.getvalue() for number in range(3)}
+    path = pack(tmp_path / f"x.tar.{kind}", members, f"w:{kind}")
+    items = list(Inputs([str(tmp_path)]))
+    assert [item.name for item in items] == [f"{path}/{name}" for name in members]
+    assert read_item(items[2]).tobytes() == picture(40, 30).tobytes()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    *_, last = Inputs([str(path)])
+    assert str(last.fault).startswith(f"{path}: it cannot be read as a tar file")
+
+
+def test_a_parquet_list_has_paths_or_bytes(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    listing = tmp_path / "list.parquet"
+    nested = [{"bytes": b"one", "path": "1.png"}, {"bytes": None, "path": "2.png"}, None]
+    table = {"path": ["a.png", None, "c.png"], "bytes": [b"a", b"b", None], "nested": nested}
+    parquet.write_table(pyarrow.table(table), listing)
+
+    a, b, c = Inputs([], str(listing), root=str(tmp_path))
+    assert (a.name, a.path, c.path) == ("a.png", f"{tmp_path}/a.png", f"{tmp_path}/c.png")
+    assert "list.parquet/1: no path and no bytes; correct the list" in str(b.fault)
+    a, b, c = Inputs([], str(listing), column="bytes")
+    assert [(item.name, item.content) for item in (a, b)] == [
+        ("a.png", b"a"),
+        (f"{listing}/1", b"b"),
+    ]
+    assert c.fault
+    a, b, c = Inputs([], str(listing), column="nested")
+    assert (a.name, a.content, b.name, b.path) == ("1.png", b"one", "2.png", "2.png")
+    assert c.fault
+    listing.write_text("no table")
+    with pytest.raises(DataError, match=r"list\.parquet cannot be used"):
+        Inputs([], str(listing))
+
+
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
-        ("x,y\n1,2\n", {}, "its first row has no column image or path; pass --column with one of"),
-        ("path\na,b\n", {}, "line 2 has 2 columns, not 1"),
+        (
+            "x,y\n1,2\n",
+            {},
+            "it has no column image or path or url or bytes; pass --column",
+        ),
         ("path\na\n", {"root": "nowhere"}, "--root nowhere: no such folder"),
-        ("path\na\n", {"listing": "missing.csv"}, "missing.csv cannot be read"),
-        ("a\n", {"listing": "list.txt", "column": "x"}, "--column has no effect: .* no .csv"),
+        ("path\na\n", {"listing": "missing.csv"}, "missing.csv cannot be used .No such file"),
         ("a\n", {"listing": None}, "no image is named: pass files, folders, tar files or --list"),
     ],
 )
@@ -172,7 +266,7 @@ def items_of(folder, count):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
-    monkeypatch.setattr(inputs_module, "FEW", 3)
+    monkeypatch.setattr(decode_module, "FEW", 3)
     items = items_of(tmp_path, 23)
     batches = list(decoded(items, Decoder(TRANSFORM), batch_size=4, workers=workers))
     assert [len(batch.items) for batch in batches] == [4, 4, 4, 4, 4, 3]
@@ -204,7 +298,7 @@ def test_images_are_taken_a_few_batches_ahead_until_the_input_breaks(tmp_path):
     batches = decoded(broken(), Decoder(TRANSFORM), batch_size=2, workers=0)
     for _ in range(50):
         next(batches)
-    assert taken <= inputs_module.FEW + 1 + 2 * 50
+    assert taken <= decode_module.FEW + 1 + 2 * 50
     with pytest.raises(DataError, match=r"^the list is damaged$"):
         list(batches)
 
@@ -218,10 +312,12 @@ def test_an_image_in_a_tar_file_is_the_image(tmp_path):
     assert torch.equal(Decoder(to_tensor)[item], to_tensor(picture(40, 30)))
 
     os.truncate(item.path, item.offset + 10)
-    with pytest.raises(DataError, match=r"x\.tar/a\.png: .*x\.tar is cut short; restore it"):
+    with pytest.raises(
+        DataError, match=r"x\.tar/a\.png cannot be used .*x\.tar is cut short\); restore it"
+    ):
         read_item(item)
     Path(item.path).unlink()
-    assert "x.tar/a.png: No such file or directory" in str(Decoder(to_tensor)[item])
+    assert "x.tar/a.png cannot be used (No such file or directory)" in str(Decoder(to_tensor)[item])
 
 
 def test_a_draft_is_decoded_smaller_and_looks_alike(tmp_path):
@@ -248,6 +344,7 @@ class MeanColours:
     thresholds = None
     transform = EvalTransform(image_size=8)
     decoder = "pillow"
+    device = torch.device("cpu")
     image_size = shorter_side = 8
 
     def answer(self, images, *, features=False):
@@ -257,7 +354,7 @@ class MeanColours:
 
 def predictor(**options):
     rule = Rule(classes=MeanColours.classes)
-    return Predictor(MeanColours(), rule, torch.device("cpu"), workers=0, **options)
+    return Predictor(MeanColours(), rule, workers=0, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])

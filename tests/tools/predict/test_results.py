@@ -1,37 +1,39 @@
-"""Result files: rows, their formats, parts that survive a stop, processes, streams."""
+"""Result files: rows, their formats, rows that survive a stop, parts, streams."""
 
 import csv
 import errno
 import io
 import json
 import os
-import shutil
-import sys
-from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from mldec.data.decode import Item
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, RunInUseError
-from mldec.predict.answers import Content, Prediction, Row, Rule, chosen_rule, entries, named
-from mldec.predict.inputs import Item
+from mldec.predict import results
+from mldec.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.predict.results import (
-    BLOCK,
-    Division,
-    Features,
-    Parquet,
-    Parts,
+    Journal,
     Record,
-    Text,
-    comma_separated,
-    digest,
-    json_lines,
-    json_list,
-    streaming,
+    cells_of,
+    line_of,
+    lines_in,
+    part_of,
+    parts_in,
+    publish,
+    row_of,
+    stream,
+    summed,
+    write,
+    write_chunk,
 )
+from mldec.runtime.results import named
+from mldec.runtime.run_folder import locked
 
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)
@@ -49,8 +51,8 @@ SCORES = torch.tensor([0.5, 0.75, 0.51, 0.25])
         ({"threshold": 1.0}, ""),
         ({"scores": torch.full((4,), 0.5), "top": 3, "threshold": 0.5}, "abc"),
         ({"stored": [0.5, 0.8, 0.1, 0.25]}, "cad"),
-        ({"content": Content.DECISIONS, "top": 1, "threshold": 0.5}, "bca"),
-        ({"content": Content.DECISIONS, "classes": ONE_LABEL}, "b"),
+        ({"content": "decisions", "top": 1, "threshold": 0.5}, "bca"),
+        ({"content": "decisions", "classes": ONE_LABEL}, "b"),
     ],
 )
 def test_the_classes_in_an_answer(rule, names):
@@ -64,22 +66,17 @@ def test_the_classes_in_an_answer(rule, names):
     assert [item.threshold for item in predictions] == expected
 
 
-OPTIONS = {"content": "top", "top": None, "threshold": None}
-
-
 def test_the_options_make_the_rule():
+    def rule_of(classes=ABCD, stored=None, content="top", **options):
+        engine = SimpleNamespace(classes=classes, thresholds=stored)
+        return chosen_rule(engine, content=content, **options)
+
     stored = [0.5] * 4
-    rule = chosen_rule(ABCD, stored, **OPTIONS)
+    rule = rule_of(stored=stored)
     assert (rule.top, rule.threshold, rule.stored) == (10, 0.0, stored)
-    rule = chosen_rule(ABCD, stored, **{**OPTIONS, "threshold": 0.3, "top": 2})
+    rule = rule_of(stored=stored, threshold=0.3, top=2)
     assert (rule.top, rule.threshold, rule.stored) == (2, 0.3, None)
-    assert chosen_rule(ONE_LABEL, None, **{**OPTIONS, "content": "decisions"}).stored is None
-    for options, classes, message in (
-        ({"content": "scores", "threshold": 0.5}, ABCD, "--threshold has no effect with"),
-        ({"content": "decisions", "threshold": 0.5}, ONE_LABEL, "of an image with one label"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            chosen_rule(classes, None, **{**OPTIONS, **options})
+    assert rule_of(ONE_LABEL, content="decisions").stored is None
 
 
 def test_rows_in_json():
@@ -87,7 +84,7 @@ def test_rows_in_json():
     row = Row("x.png", predictions, SCORES, picture="x.jpg")
 
     def content(kind, row=row):
-        return entries(Rule(classes=ABCD, content=Content(kind)), row)
+        return entries(Rule(classes=ABCD, content=kind), row)
 
     shown = [{"name": "b", "score": 0.75, "threshold": 0.5}, {"name": "c", "score": 0.5}]
     assert content("top") == {"image": "x.png", "predictions": shown, "picture": "x.jpg"}
@@ -106,7 +103,7 @@ def test_rows_in_json():
 
 
 def rule_of(content="top", names=("a", "b, c", "d")):
-    return Rule(classes=Classes(names), content=Content(content), threshold=0.3)
+    return Rule(classes=Classes(names), content=content, threshold=0.3)
 
 
 def rows_of(rule):
@@ -119,36 +116,31 @@ def rows_of(rule):
     return rows
 
 
-def joined(file_format, rows, folder, sizes):
-    """Return the file of rows that were written in parts of these sizes."""
-    paths = []
-    for number, size in enumerate(sizes):
-        part, rows = rows[:size], rows[size:]
-        paths.append(folder / f"part{number}")
-        paths[-1].write_bytes(file_format.part(part))
-    assert not rows
+def made(kind, rows, rule=None):
+    """Return the file of a format."""
     file = io.BytesIO()
-    file_format.join(paths, file)
+    rule = rule or rule_of()
+    lines = [line_of(rule, row) for row in rows]
+    write(kind, rule, lambda: lines, file)
     return file.getvalue()
 
 
-@pytest.mark.parametrize("sizes", [(5,), (2, 2, 1)])
 @pytest.mark.parametrize("content", ["top", "scores", "decisions"])
-def test_every_format_of_parts_has_the_same_rows(tmp_path, sizes, content):
+def test_every_format_has_the_same_rows(content):
     parquet = pytest.importorskip("pyarrow.parquet")
     rule = rule_of(content)
     rows = rows_of(rule)
     expected = [entries(rule, row) for row in rows]
-    lines = joined(json_lines(rule), rows, tmp_path, sizes).decode().splitlines()
+    lines = made("jsonl", rows, rule).decode().splitlines()
     assert [json.loads(line) for line in lines] == expected
-    text = joined(json_list(rule), rows, tmp_path, sizes).decode()
+    text = made("json", rows, rule).decode()
     assert text == json.dumps(expected, indent=1) + "\n"
 
-    text = joined(comma_separated(rule), rows, tmp_path, sizes).decode()
+    text = made("csv", rows, rule).decode()
     heading, *cells = csv.reader(io.StringIO(text, newline=""))
     columns = {"top": ["classes", "scores"], "scores": rule.classes.names, "decisions": ["classes"]}
     assert heading == ["image", "error", *columns[content]]
-    table = parquet.read_table(io.BytesIO(joined(Parquet(rule), rows, tmp_path, sizes)))
+    table = parquet.read_table(io.BytesIO(made("parquet", rows, rule)))
     assert json.loads(table.schema.metadata[b"classes"]) == [*rule.classes.names]
     for row, fields, values in zip(rows, cells, table.to_pylist(), strict=True):
         assert fields[:2] == [row.image, row.error or ""]
@@ -170,197 +162,179 @@ def test_every_format_of_parts_has_the_same_rows(tmp_path, sizes, content):
             assert values["scores"] == scores
 
 
-def test_a_class_with_the_separator_makes_lists_of_json(tmp_path, monkeypatch):
+def test_a_class_with_the_separator_makes_lists_of_json():
     rule = rule_of(names=("x;y", "z"))
     rows = [Row("i", rule.chosen(torch.tensor([0.5, 0.35])))]
-    [row] = csv.DictReader(
-        io.StringIO(joined(comma_separated(rule), rows, tmp_path, (1,)).decode())
-    )
+    [row] = csv.DictReader(io.StringIO(made("csv", rows, rule).decode()))
     assert json.loads(row["classes"]) == ["x;y", "z"]
 
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"--parquet needs pyarrow.*pip install -e '\.\[parquet"):
-        Parquet(rule)
 
-
-@pytest.mark.parametrize("sizes", [(5,), (1, 1, 3)])
-def test_features_are_an_array_with_nan_for_errors(tmp_path, sizes):
-    content = joined(Features(), rows_of(rule_of()), tmp_path, sizes)
-    array = np.load(io.BytesIO(content))
-    assert (array.dtype, array.shape) == (np.float32, (5, 4))
-    assert np.isnan(array[1]).all()
-    assert array[[0, 2, 3, 4]].tolist() == [[float(number)] * 4 for number in (0, 2, 3, 4)]
-    content = joined(Features(), [Row("a", error="e")] * 3, tmp_path, (2, 1))
+@pytest.mark.parametrize("first", [0, 1])
+def test_features_are_an_array_with_nan_for_errors(first):
+    rows = rows_of(rule_of())[first:]
+    array = np.load(io.BytesIO(made("features", rows)))
+    assert (array.dtype, array.shape) == (np.float32, (5 - first, 4))
+    assert [row.tolist() for row in array if not np.isnan(row).any()] == [
+        [float(number)] * 4 for number in (0, 2, 3, 4) if number >= first
+    ]
+    assert np.isnan(array[1 - first]).all()
+    content = made("features", [Row("a", error="e")] * 3)
     assert np.load(io.BytesIO(content)).shape == (3, 0)
+    whole = np.arange(8, dtype=np.float32).reshape(2, 4)
+    file = io.BytesIO()
+    np.save(file, whole)
+    assert made("features", [Row("a", features=torch.tensor(row)) for row in whole]) == (
+        file.getvalue()
+    )
 
 
-# -------------------------------------------------------------------------------------------- parts
+# ------------------------------------------------------------------------------------------ journal
 
-TEXT = Text(lambda row: f"{row.image} {row.error}\n", "begin\n", "", "end\n")
-LIST = Text(lambda row: f'"{row.image}"', "[", ", ", "]")
 MADE = {"the checkpoint": "abc", "--top": 10, "the images": ["a", "b"]}
-
-
-def rows(*names):
-    return [Row(name, error="no" if name == "x" else None) for name in names]
-
-
-def begin(parts):
-    for folder in parts._folders:
-        folder.mkdir(exist_ok=True)
-    return parts.existing(MADE) or parts.start(MADE)
-
-
-def full(*arguments, **options):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture
-def parts(tmp_path):
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "list").symlink_to("real")
-    return Parts({tmp_path / "out.txt": TEXT, tmp_path / "deep" / "list": LIST})
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"made_with": 1, "format": 1, "finished": null}'])
-def test_damaged_records_and_blocks_are_one_line(parts, tmp_path, content):
-    (tmp_path / "out.txt.run.json").write_text(content)
-    with pytest.raises(DataError, match=r"out.txt.run.json .*pass --overwrite to begin anew"):
-        parts.existing(MADE)
-    (tmp_path / "out.txt.run.json").unlink()
-    record = begin(parts)
-    assert parts.existing(MADE) == record
-
-    for name in ("block.json", "0", "1"):
-        parts.write(0, rows("a"))
-        (parts.folder / "000000000" / name).write_text(content)
-        with pytest.raises(DataError, match=r"000000000 cannot be used .*; delete it, and its"):
-            parts.finish(record, 1)
-        shutil.rmtree(parts.folder / "000000000")
-        assert parts.done() == set()
-
-
-def test_what_has_no_record_is_nobody_elses_to_remove(parts, tmp_path):
-    begin(parts)
-    parts.write(0, rows("a"))
-    (parts.folder / "album").mkdir()
-    (tmp_path / "out.txt.run.json").unlink()
-    with pytest.raises(ConfigError, match=r"out\.txt\.parts exists, and nothing says how it was"):
-        parts.existing(MADE)
-    (parts.folder / ".0.1").mkdir()  # of a process that was killed
-    parts.start(MADE)
-    assert [entry.name for entry in parts.folder.iterdir()] == ["album"]
-
-    (tmp_path / "link.parts").symlink_to(parts.folder)
-    with (
-        pytest.raises(ConfigError, match=r"link\.parts is a link: "),
-        ExitStack() as stack,
-    ):
-        Parts({tmp_path / "link": TEXT}).lock(stack)
-    for name in ("out.txt.run.json", "out.txt.parts"):
-        with pytest.raises(ConfigError, match=f"{name} is the name of a record or of parts"):
-            Parts({tmp_path / "out.txt": TEXT, tmp_path / name: LIST})
-
-
-def test_two_commands_share_no_result_file(parts, tmp_path):
-    other = Parts({tmp_path / "other": TEXT, tmp_path / "deep" / "list": LIST})
-    with ExitStack() as one, ExitStack() as two:
-        parts.lock(one)
-        with pytest.raises(RunInUseError, match=r"list\.parts: another run .* name another file"):
-            other.lock(two)
-        two.close()
-        parts.finish(parts.start(MADE), 0)
-    assert not [*tmp_path.rglob("*.parts")]
-    with pytest.raises(ConfigError, match=r"list was begun with --top 10, not 9"):
-        other.existing({**MADE, "--top": 9})
-
-
-@pytest.mark.parametrize("during", ["part", "rename", "mkdir"])
-def test_a_full_disk_leaves_whole_blocks(parts, monkeypatch, tmp_path, during):
-    record = begin(parts)
-    parts.write(0, rows("a"))
-    with monkeypatch.context() as patch:
-        if during == "part":
-            patch.setattr(os, "fsync", full)
-        else:
-            patch.setattr(Path, during, full)
-        with pytest.raises(DataError, match="No space left on device; free space, and the same co"):
-            parts.write(1, rows("b"))
-    assert parts.done() == {0}
-    assert [entry.name for entry in parts.folder.iterdir()] == ["000000000"]
-    parts.write(1, rows("b"))
-
-    # At the end too: the parts stay.
-    with monkeypatch.context() as patch:
-        patch.setattr(Text, "join", full)
-        with pytest.raises(DataError, match=r"cannot write .*out.txt: No space left"):
-            parts.finish(record, 2)
-    assert not (tmp_path / "out.txt").exists()
-    summary = parts.finish(begin(parts), 2)
-    assert (tmp_path / "out.txt").read_text() == "begin\na None\nb None\nend\n"
-    assert (tmp_path / "deep" / "list").is_symlink()
-    assert (tmp_path / "deep" / "real").read_text() == '["a", "b"]'
-    assert begin(parts).finished == summary
-
-    # A result that was removed is made again.
-    (tmp_path / "out.txt").unlink()
-    assert begin(parts).finished is None
-
-
-def test_changed_images_are_noticed(parts):
-    record = begin(parts)
-    names = [f"{number}.png" for number in range(2 * BLOCK + 5)]
-    for number in range(3):
-        parts.write(number, rows(*names[BLOCK * number : BLOCK * (number + 1)]))
-    parts.check_names(1, names[BLOCK : 2 * BLOCK])
-    with pytest.raises(DataError, match=rf"\(from number {BLOCK + 1} on\); pass --overwrite"):
-        parts.check_names(1, [*names[BLOCK : 2 * BLOCK - 1], "other"])
-
-    summary = parts.finish(record, 3)
-    parts.check_all_names(summary, iter(names))
-    with pytest.raises(DataError, match=rf"\({len(names)} images then, {len(names) + 1} now\)"):
-        parts.check_all_names(summary, iter([*names, "new"]))
-    assert len({digest(names) for names in (["ab", "c"], ["a", "bc"], ["c", "ab"], ["abc"])}) == 4
-
-
-# ----------------------------------------------------------------------------------------- division
 
 
 def items(count):
     return [Item(f"{number}.png", f"{number}.png") for number in range(count)]
 
 
-def answer(division, most=10**9):
-    """Answer images until so many are done, with a look-ahead as in decoding; return how many."""
-    answered = 0
-    waiting = []
-    for item in division.to_do():
-        waiting.append(item)
-        if len(waiting) > 50:
-            division.add(Row(waiting.pop(0).name))
-            answered += 1
-        if answered == most:
-            return answered
-    for item in waiting:
-        division.add(Row(item.name))
-    return answered + len(waiting)
+def lines(*numbers):
+    return [f'{{"image": "{number}.png"}}'.encode() for number in numbers]
 
 
-def test_what_is_done_is_not_done_again(parts):
-    begin(parts)
-    count = 10 * BLOCK + 3
-    total, done = 0, set()
-    # Stopped after different numbers of images, and gone on with by other numbers of processes.
-    for most, world_size in ((BLOCK + 5, 1), (3 * BLOCK, 2), (BLOCK - 1, 3), (10**9, 2)):
-        done = parts.done()
-        for rank in range(world_size):
-            division = Division(items(count), parts, done, rank=rank, world_size=world_size)
-            total += answer(division, most)
-    assert total < count + 5 * BLOCK
-    assert len(parts.done()) == division.blocks == 11
-    parts.finish(Record(made_with={}), division.blocks)
-    *_, target = parts._targets
-    assert json.loads(target.read_text()) == [item.name for item in items(count)]
+def full(*arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def begun(folder, count=9, batch=1, **options):
+    """Return a journal, and the names of the images that are left."""
+    journal = Journal(folder, "out", {**MADE, **options})
+    left = journal.begin(iter(items(count)), batch, overwrite=False)
+    return journal, [item.name for item in left]
+
+
+def test_a_journal_goes_on_after_its_last_whole_row(tmp_path):
+    journal, left = begun(tmp_path)
+    assert left == [f"{number}.png" for number in range(9)]
+    for line in lines(0, 1, 2):
+        journal.add(line)
+    assert list(lines_in(str(journal.rows))) == []
+    journal.flush()
+    whole = journal.rows.read_bytes()
+    assert whole.splitlines() == lines(0, 1, 2)
+
+    # A row that was cut short, and blocks of a disk that lost its power.
+    for torn in (b'{"image": "3.p', b'{"image": "3.png"}', bytes(100), b"\0\n" + whole, b"7\n"):
+        journal.rows.write_bytes(whole + torn)
+        journal, left = begun(tmp_path)
+        assert (journal.images, left) == (3, [f"{number}.png" for number in range(3, 9)])
+        assert journal.rows.read_bytes() == whole
+
+    # A batch that is not whole is answered again, but at the end of the images.
+    journal, left = begun(tmp_path, batch=2)
+    assert (journal.images, left) == (2, [f"{number}.png" for number in range(2, 9)])
+    assert journal.rows.read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
+    journal.add(*lines(2))
+    journal.flush()
+    journal.finish()
+    assert begun(tmp_path, count=3, batch=2)[1] == []
+
+    with pytest.raises(ConfigError, match=r"^out was begun with --top 10, not 9: name"):
+        begun(tmp_path, **{"--top": 9})
+    with pytest.raises(DataError, match=r"^out: the images are not .* \(number 3 is another one\)"):
+        begun(tmp_path, count=2)
+    journal.rows.write_bytes(b"\n".join(lines(0, 5)) + b"\n")
+    with pytest.raises(DataError, match=r"\(number 2 is another one\); pass --overwrite"):
+        begun(tmp_path)
+    for content in ("", "[]", '{"made_with": {}, "format": 2}'):
+        (tmp_path / "record.json").write_text(content)
+        with pytest.raises(DataError, match=r"record\.json .*pass --overwrite to begin anew"):
+            begun(tmp_path)
+
+
+def test_rows_are_flushed_by_their_number_or_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FLUSHED_ROWS", 3)
+    journal, _ = begun(tmp_path)
+    sizes = []
+    for line in lines(*range(6)):
+        journal.add(line)
+        sizes.append(len(journal.rows.read_bytes().splitlines()))
+    assert sizes == [0, 0, 3, 3, 3, 6]
+    monkeypatch.setattr(results, "FLUSHED_SECONDS", -1.0)
+    journal.add(*lines(6))
+    assert len(journal.rows.read_bytes().splitlines()) == 7
+
+
+def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
+    journal, _ = begun(tmp_path / "r")
+    journal.add(*lines(0))
+    journal.flush()
+    journal.add(*lines(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(DataError, match=r"cannot write .*r: No space left on device; "):
+            journal.flush()
+    journal, left = begun(tmp_path / "r")
+    assert journal.images + len(left) == 9
+
+    # At the end too: no file is half-written, and no record says that it is complete.
+    targets = {"jsonl": str(tmp_path / "out.jsonl"), "json": str(tmp_path / "out.json")}
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "write", full)
+        with pytest.raises(DataError, match=r"cannot write .*out\.jsonl: No space left"):
+            publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+
+    (tmp_path / "out.jsonl").symlink_to("real")
+    record = publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
+    assert (tmp_path / "out.jsonl").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
+    assert Record.read(targets["jsonl"] + ".run.json") == record
+    assert (record.images, record.errors) == (2, 0)
+    digests = {summed(names)[1] for names in (["ab", "c"], ["a", "bc"], ["c", "ab"], ["abc"])}
+    assert len(digests) == 4
+
+
+def test_two_commands_share_no_journal(tmp_path):
+    with locked(tmp_path / "r"):
+        with (
+            pytest.raises(RunInUseError, match=r"r: another run .* name another file"),
+            locked(tmp_path / "r"),
+        ):
+            pass
+        assert (tmp_path / "r").exists()
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("count", [0, 3, 6, 7])
+def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, count):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(results, "CHUNK", 3)
+    rule = rule_of()
+    rows = (rows_of(rule) * 2)[:count]
+    given = [line_of(rule, row) for row in rows]
+    part = part_of(f"{tmp_path}/", "parquet", 1, 2)
+    assert part == f"{tmp_path}/part-00001-of-00002.parquet"
+    # The first one was written on the way.
+    written = [0] if count > 3 else []
+    for number in written:
+        write_chunk(part, rule, lambda: given, number, tmp_path)
+    publish({"parquet": part}, rule, lambda: given, MADE, tmp_path, written=written)
+    files = sorted(tmp_path.glob("*.parquet"))
+    lengths = [parquet.read_metadata(file).num_rows for file in files]
+    assert lengths == {0: [0], 3: [3], 6: [3, 3], 7: [3, 3, 1]}[count]
+    assert Record.read(f"{tmp_path}/_mldec/part-00001-of-00002.parquet.run.json").images == count
+
+    expected = [{**cells_of(row_of(line))} for line in given]
+    read = [row_of(line) for line in lines_in(part)]
+    assert [row["image"] for row in read] == [row["image"] for row in expected]
+    again, whole = io.BytesIO(), io.BytesIO()
+    write("parquet", rule, lambda: lines_in(part), again)
+    write("parquet", rule, lambda: given, whole)
+    assert parquet.read_table(again) == parquet.read_table(whole)
+    assert parts_in(str(tmp_path)) == [part_of(str(tmp_path), "parquet", n, 2) for n in (0, 1)]
+    (tmp_path / "part-00000-of-00003.parquet").touch()
+    with pytest.raises(ConfigError, match="holds parts of several kinds"):
+        parts_in(str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------------ streams
@@ -368,14 +342,26 @@ def test_what_is_done_is_not_done_again(parts):
 
 def test_rows_are_there_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    lines = Text(lambda row: f"{row.image}\n")
-    with streaming(str(tmp_path / "pipe"), lines) as add:
-        for number in range(3):
-            add(Row(str(number)))
-            assert os.read(reader, 99) == f"{number}\n".encode()
-    os.close(reader)
+    rule = rule_of()
+    given = [line_of(rule, replace(row, features=None)) for row in rows_of(rule)]
+    for kind in ("csv", "json"):
+        pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        parts = []
+
+        def noted(pipe=pipe, parts=parts):
+            for line in given:
+                yield line
+                parts.append(os.read(pipe, 9999))
+                assert b".png" in parts[-1]
+            raise KeyboardInterrupt
+
+        # A list is completed before the error goes on.
+        with pytest.raises(KeyboardInterrupt):
+            stream(kind, str(tmp_path / "pipe"), rule, noted())
+        end = os.read(pipe, 99) if kind == "json" else b""
+        assert b"".join(parts) + end == made(kind, rows_of(rule))
+        os.close(pipe)
 
     message = "cannot write /dev/full: No space left on device; free space"
-    with pytest.raises(DataError, match=message), streaming("/dev/full", lines) as add:
-        add(Row("x" * 100_000))
+    with pytest.raises(DataError, match=message):
+        stream("jsonl", "/dev/full", rule, [b"x" * 100_000])

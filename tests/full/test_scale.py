@@ -1,0 +1,91 @@
+"""The programs and commands of docs/scale.md, run as they stand there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pictures import picture
+from support import assert_same_rows
+
+from mldec.runtime.distributed import NUMBERS
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+TEXT = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+OPTIONS = ["--plugin", "patches", "--device", "cpu", "--threshold", "0"]
+
+
+def block(heading: str) -> str:
+    """Return the first program below a heading."""
+    section = TEXT.partition(f"\n## {heading}\n")[2]
+    return re.split(r"```\w*\n", section, maxsplit=1)[1].split("```")[0]
+
+
+@pytest.fixture
+def work(tmp_path, best, monkeypatch):
+    """A folder with a checkpoint, photos and a Parquet list of as many rows as two per shard."""
+    monkeypatch.chdir(tmp_path)
+    Path("best.pt").symlink_to(best)
+    for seed in range(8):
+        picture(64, 64, seed=seed).save(f"{seed}.png")
+    Path("7.png").write_bytes(b"no image")
+    paths = [str(tmp_path / f"{number % 8}.png") for number in range(8192)]
+    parquet.write_table(pyarrow.table({"path": paths}), "photos.parquet")
+    parquet.write_table(pyarrow.table({"path": paths[:40]}), "few.parquet")
+    return tmp_path
+
+
+def run(*words, status=0, **variables):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("heading", ["Ray Data", "Hugging Face datasets"])
+def test_an_engine_gives_the_rows_of_the_command(work, heading):
+    pytest.importorskip("ray" if heading == "Ray Data" else "datasets")
+    # The network of the tests is a plugin, and has no thresholds.
+    extra = 'plugin=["patches"], device="cpu", threshold=0.0'
+    program = block(heading).replace("top=3", f"top=3, {extra}")
+    asked = '{"top": 3, "plugin": ["patches"], "device": "cpu", "threshold": 0.0}'
+    program = program.replace('{"top": 3}', asked).replace('"best.pt"', f'"{work}/best.pt"')
+    Path("program.py").write_text(program)
+    offline = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")}
+    run(sys.executable, "program.py", "few.parquet", "answers.parquet", **offline)
+
+    words = ["best.pt", "--list", "few.parquet", "--top", "3", *OPTIONS, "--parquet", "c.parquet"]
+    run(sys.executable, "-m", "mldec.predict", *words, status=1)
+    table = parquet.read_table("answers.parquet")
+    assert table.column_names == ["path", "error", "classes", "scores"]
+    # An engine promises no order.
+    for name, path in (("engine", "answers.parquet"), ("command", "c.parquet")):
+        rows = parquet.read_table(path).rename_columns(["image", "error", "classes", "scores"])
+        rows = sorted(rows.to_pylist(), key=lambda row: row["image"])
+        for row in rows:
+            row["classes"] = row["classes"] or []
+        parquet.write_table(pyarrow.Table.from_pylist(rows), f"{name}.parquet")
+    assert_same_rows("engine.parquet", "command.parquet")
+
+
+@pytest.mark.parametrize("heading", ["SLURM", "Kubernetes"])
+def test_the_command_of_a_scheduler_finds_its_shard(work, heading):
+    if heading == "SLURM":
+        words = shlex.split(block(heading).splitlines()[-1])
+    else:
+        job = yaml.safe_load(block(heading))
+        assert job["spec"]["completionMode"] == "Indexed"
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        words = container["command"]
+        assert f"auto/{job['spec']['completions']}" in words
+    variable = NUMBERS[heading == "Kubernetes"]
+    run(sys.executable, *words[1:], *OPTIONS, status=1, **{variable: "19"})
+    table = parquet.read_table("answers/part-00019-of-04096.parquet")
+    assert [Path(path).name for path in table["image"].to_pylist()] == ["6.png", "7.png"]
+    assert run(sys.executable, *words[1:], *OPTIONS, **{variable: "19"}).endswith("to do\n")
