@@ -1,14 +1,20 @@
+import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-from support import QUICK
+import yaml
+from support import QUICK, wait_until
 
 LAUNCH = Path(__file__).parents[3] / "scripts" / "launch"
 
 
-@pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda path: path.name)
+SHELL = sorted(path for path in LAUNCH.iterdir() if path.suffix != ".yaml")
+
+
+@pytest.mark.parametrize("path", SHELL, ids=lambda path: path.name)
 def test_a_launcher_is_valid_shell(path):
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True).stderr == ""
 
@@ -44,3 +50,50 @@ def test_several_nodes_train(tmp_path):
         if (tmp_path / name / "outputs/digits/checkpoints/best.pt").exists()
     ]
     assert len(written) == 1, "one process writes the run"
+
+
+def tree(process: int) -> list[int]:
+    """Return a process and all that it has started; those of torchrun are no group of its own."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [process, *(one for child in children for one in tree(int(child)))]
+
+
+def test_a_task_of_skypilot_goes_on_after_a_preemption(tmp_path):
+    """The variables are those that SkyPilot sets; it was not run itself."""
+    commands = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())["run"]
+    folder = tmp_path / "run"
+    assert "hydra.run.dir=/outputs train.save_every_steps=500" in commands
+    commands = commands.replace("/outputs train.save_every_steps=500", str(folder))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        commands = commands.replace("29400", str(free.getsockname()[1]))
+    environment = {
+        **os.environ,
+        "SKYPILOT_NUM_NODES": "1",
+        "SKYPILOT_NODE_IPS": "127.0.0.1",
+        "SKYPILOT_TASK_ID": "sky-managed-1",
+        "PROCESSES": "2",
+        "SETTINGS": " ".join([*QUICK, "train.epochs=50", "train.save_every_steps=1"]),
+    }
+
+    def start(**variables):
+        return subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            cwd=LAUNCH.parents[1],
+            env={**environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    taken = start()
+    wait_until(lambda: taken.poll() is not None or (folder / "checkpoints" / "last.1.pt").exists())
+    for process in tree(taken.pid):
+        os.kill(process, signal.SIGKILL)
+    out, _ = taken.communicate(timeout=60)
+    assert taken.returncode == -signal.SIGKILL, out
+
+    again = start(SETTINGS=" ".join([*QUICK, "train.epochs=50"]))
+    out, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, out
+    assert ", of a run that began with: " in out
