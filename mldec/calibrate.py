@@ -1,15 +1,8 @@
 """Fit thresholds: `python -m mldec.calibrate best.pt [data.root=...] [--objective f1]`.
 
 Thresholds and probabilities, a slope and an offset of the logits per class, are fitted to the
-validation images, and stored in a copy of the checkpoint, where `predict` and `evaluate` find them.
-The printed precision, recall, F1 and calibration error are those of images that
-were not used for the fit: it is repeated without the images of each fold in turn.
-
-Objectives: f1; precision:0.9, the highest recall with at least this precision; recall:0.8, the
-highest threshold with at least this recall; cost:FP,FN, the lowest sum of the costs of a false
-positive and a false negative.
-
-With --thresholds FILE nothing is fitted, and the copy has the thresholds of the file.
+validation images, and stored in a copy of the checkpoint; see docs/running.md. With --thresholds
+FILE nothing is fitted, and the copy has the thresholds of the file.
 """
 
 import argparse

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from mldec.errors import CheckpointError, say
 from mldec.runtime.cli import (
     add_model_options,
+    add_threshold_option,
     add_views_option,
     chosen_model,
     command,
-    fraction,
     on_terminal,
     run_command,
 )
@@ -73,12 +73,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
-    arguments.add_argument(
-        "--threshold",
-        type=fraction,
-        help="score from 0 to 1 above which a class counts as present; default: the thresholds "
-        "that mldec.calibrate stored, else data.threshold",
-    )
+    add_threshold_option(arguments)
     arguments.add_argument(
         "--class-list",
         metavar="FILE",

@@ -1,18 +1,10 @@
 """Export a checkpoint as one file that answers by itself, and prove that it answers alike.
 
 `python -m mldec.export best.pt model.onnx` writes an ONNX file, `model.pt2` a program of
-torch.export, for programs of your own: no command opens it, because loading one can run code that
-it holds. Input: images uint8 [B, 3, S, S], RGB, as many as one likes. Outputs, in this order:
-probabilities float32 [B, K] and decisions bool [B, K]. Normalisation, calibration and thresholds
-are inside. With --any-size the resize is too, and all images of a batch have one size H x W.
-
-The file is compared with the checkpoint before it is written: on generated images, and on those of
---verify FOLDER, whose labels are used if it holds a folder per class or a data.csv. An fp32 file
-that differs by more than 1e-4 (with --any-size 0.02), or an fp16 file whose mAP differs by more
-than 0.1, is not written, and the status is 1.
-
-A zero-shot checkpoint takes word vectors [K, D] as a second input, or scores the classes of
---classes, whose vectors are those of --vectors or by the text encoder of the training.
+torch.export. Input: images uint8 [B, 3, S, S], RGB. Outputs, in this order: probabilities float32
+[B, K] and decisions bool [B, K]. A zero-shot checkpoint takes word vectors [K, D] as a second
+input, or scores --classes. The file is compared with the checkpoint before it is written; see
+docs/export.md.
 """
 
 import argparse
@@ -684,13 +676,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--verify", metavar="FOLDER", help="real images to compare file and checkpoint on"
     )
-    arguments.add_argument(
-        "--threshold",
-        type=cli.fraction,
-        help="of the decisions, 0 to 1; default: the thresholds that mldec.calibrate stored, else "
-        "data.threshold of the run",
-    )
-
+    cli.add_threshold_option(arguments)
     cli.add_class_options(arguments)
     return arguments
 

@@ -1,12 +1,8 @@
 """Publish a checkpoint on the Hugging Face Hub, where `hf:OWNER/NAME` names it.
 
-The repository gets three files: model.safetensors (one set of weights), config.json (classes, input
-transform, thresholds, settings and the sha256 of the weights) and README.md, a model card of what
-is known. Nothing of the training state is in them, and of paths of this machine the last part only.
-
-Metrics with intervals and a table of classes come from --results. Log in first with
-`hf auth login`, or set HF_TOKEN. --dry-run FOLDER writes the files there, asks no network, and the
-folder can be used as a checkpoint.
+The repository gets model.safetensors (one set of weights), config.json and README.md, a model card,
+without the training state and the folders of this machine. Log in first with `hf auth login`, or
+set HF_TOKEN; see MODEL_ZOO.md.
 """
 
 import argparse

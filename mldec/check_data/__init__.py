@@ -1,13 +1,8 @@
 """Check a dataset: `python -m mldec.check_data data=coco data.root=/data/coco [--out DIR]`.
 
-It prints the sizes beside the published ones and the class frequencies, and looks for labels that
-are out of range, images that cannot be decoded, and images that are repeated or in both splits,
-byte by byte. The status is 1 if something is wrong.
-
-With --checkpoint it looks for wrong labels instead: pairs of an image and a class whose label a
-model finds unlikely, ranked. A model learns the wrong labels that it is trained on, so that it
-judges the validation images; after a training with data.fold=1/N these are the fold that it left
-out.
+It counts images and labels, and looks for what is out of range, cannot be decoded, or is repeated;
+the status is 1 if something is wrong. With --checkpoint it looks for wrong labels instead: pairs of
+an image and a class whose label a model finds unlikely, ranked. docs/data.md says more.
 """
 
 import argparse
@@ -72,13 +67,14 @@ def run(args: argparse.Namespace) -> None:
     """Check a dataset, or look for its wrong labels, as the command line says."""
     # What cannot be written is refused now, not after hours of reading.
     check_targets(json=args.json, csv=args.errors)
+    if args.out:
+        check_folder("--out", args.out)
     if args.checkpoint:
         label_errors.run(args)
         return
 
     if args.out:
         require("--out: a chart", "plot", "matplotlib")
-        check_folder("--out", args.out)
     config, data = build.chosen_data(args.settings)
 
     # The last choice on the command line counts.

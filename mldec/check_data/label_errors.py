@@ -12,11 +12,11 @@ from PIL import Image
 from mldec.checkpoint import Loaded, load_model, scoring
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.types import DataModule, Split, picture
-from mldec.errors import ConfigError, say, writing
+from mldec.errors import ConfigError, say
 from mldec.evaluation import Scores, left_out, open_for_evaluation, same_scores
 from mldec.evaluators.label_errors import Ranking, rank
 from mldec.runtime.pages import data_url, template
-from mldec.runtime.results import check_targets, csv_lines, write_json, write_result, write_texts
+from mldec.runtime.results import csv_lines, write_json, write_result, write_texts
 
 log = logging.getLogger("mldec")
 
@@ -40,13 +40,6 @@ class Judged:
 def run(args: argparse.Namespace) -> None:
     """Rank the labels of a dataset, print the first ones, and write the files."""
     loaded = load_model(args.checkpoint, weights=args.weights, plugins=args.plugin)
-
-    # A folder that cannot be made is found now, not after all images were scored.
-    if args.out:
-        with writing(args.out):
-            Path(args.out).mkdir(parents=True, exist_ok=True)
-        check_targets(str(Path(args.out) / PAGE))
-
     judged = judge(loaded, args)
     bad, images = judged.scores.bad, len(judged.scores.labels)
     for line in left_out(bad, images):

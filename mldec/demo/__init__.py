@@ -1,12 +1,7 @@
 """Show what a model answers on a web page: `python -m mldec.demo best.pt`, or `model.onnx`.
 
-Drop photos on the page: their classes with bars, the thresholds of the checkpoint or one of a
-slider, and heat maps of where the model looked (a checkpoint only). A zero-shot model also scores
-the classes that are typed into the page; if it was trained on a file of word vectors, pass this
-file with --vectors. The same answers come as JSON over HTTP: docs/demo.md.
-
-The page is for this machine alone unless --host says otherwise; --token asks for a password. Photos
-stay in memory; nothing is written, and the page asks no other host for anything. Ctrl-C ends it.
+The page is for this machine alone unless --host says otherwise, and Ctrl-C ends it. The same
+answers come as JSON over HTTP: docs/demo.md.
 """
 
 import argparse
@@ -26,6 +21,7 @@ from mldec.runtime.cli import (
 )
 
 HOST, PORT = "127.0.0.1", 7860
+MAX_CONNECTIONS = 17  # one more than are answered; it counts those that a browser keeps open
 GRACE = 3  # seconds for requests that are being answered after a signal
 
 
@@ -90,6 +86,7 @@ def serve(args: argparse.Namespace) -> None:
             ws="none",
             proxy_headers=False,
             server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=GRACE,
         )
         page = uvicorn.Server(config)

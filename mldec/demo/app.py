@@ -21,7 +21,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartParser
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor
 
 from mldec.checkpoint import load_model
@@ -52,8 +52,6 @@ MAX_FILE = 20 * MiB  # bytes of a photo
 MAX_UPLOAD = 100 * MiB  # bytes of a request
 MAX_PIXELS = 50_000_000  # of a photo: the largest of today's telephones, but for special modes
 MAX_CLASSES = 1000  # typed into the page
-MAX_WAITING = 16  # requests that are received, wait or are answered at a time
-PATIENCE = 120.0  # seconds for receiving a request
 CLASS_LISTS = 8  # lists of typed classes whose word vectors are kept
 HEAT_MAPS = 6  # per photo
 PICTURE, HEAT_PICTURE = 480, 240  # longer sides in pixels of what the page shows
@@ -321,7 +319,7 @@ def application(answerer: Answerer, names: Iterable[str] = (), token: str | None
 
 
 class RequestGuard:
-    """Refuse requests of strangers and of other sites' pages, too many at a time, and slow ones.
+    """Refuse requests of strangers and of other sites' pages.
 
     This machine is called by `names`, its addresses, "localhost" and its own name.
     """
@@ -330,7 +328,6 @@ class RequestGuard:
         self._app = app
         self._names = {name.lower() for name in [*names, "localhost", socket.gethostname()]}
         self._token = token
-        self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let it through."""
@@ -338,15 +335,8 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
 
-        if refusal := self._refusal(scope["method"], Headers(scope=scope)):
-            await refusal(scope, receive, send)
-            return
-
-        self._waiting += 1
-        try:
-            await self._app(scope, _in_time(receive), send)
-        finally:
-            self._waiting -= 1
+        answer = self._refusal(scope["method"], Headers(scope=scope)) or self._app
+        await answer(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
         """Return the answer to a request that is not let through."""
@@ -364,10 +354,6 @@ class RequestGuard:
             fault = "pass the token as a password, or in a header: Authorization: Bearer TOKEN"
             challenge = {"www-authenticate": 'Basic realm="mldec.demo", charset="UTF-8"'}
             return JSONResponse({"detail": fault}, 401, challenge)
-
-        if self._waiting >= MAX_WAITING:
-            fault = f"{self._waiting} requests are waiting: try again in a moment"
-            return JSONResponse({"detail": fault}, 503, {"retry-after": "5"})
         return None
 
     def _is_own(self, host: str) -> bool:
@@ -389,25 +375,6 @@ def _brings(authorization: str, token: str) -> bool:
         except ValueError:
             return False
     return secrets.compare_digest(given, token.encode())
-
-
-def _in_time(receive: Receive) -> Receive:
-    """Limit the seconds until the whole request has come."""
-    deadline: float | None = asyncio.get_running_loop().time() + PATIENCE
-
-    async def receive_in_time() -> Message:
-        nonlocal deadline
-        try:
-            async with asyncio.timeout_at(deadline):
-                message = await receive()
-        except TimeoutError as error:
-            fault = f"the request took more than {PATIENCE:g} seconds to come"
-            raise HTTPException(408, fault) from error
-        if not message.get("more_body", False):
-            deadline = None
-        return message
-
-    return receive_in_time
 
 
 def _ranked(engine: Engine, scores: Tensor, threshold: float | None, top: int) -> list[Prediction]:

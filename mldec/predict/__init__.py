@@ -172,7 +172,3 @@ def main() -> None:
 
     # Intermixed, so that images may also follow options: their number is free.
     cli.run_command(parser().parse_intermixed_args, work)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,7 @@
 """Write a report: `python -m mldec.report best.pt [data.root=...] [--compare OTHER] --out FILE`.
 
-The report is one HTML file that needs no network: the settings and the cost of the run, the
-metrics, the main ones with a 95 % interval, a table of classes, curves and a threshold to move,
-images that the model gets right and wrong, and labels that may be wrong. With --compare it tests
-whether the checkpoint is better than another one on the same images. It needs
-pip install -e '.[report]'.
+The report is one HTML file that needs no network; see docs/running.md. With --compare it tests
+whether the checkpoint is better than another one on the same images.
 """
 
 import argparse
@@ -12,9 +9,9 @@ import argparse
 from mldec.runtime.cli import (
     add_data_options,
     add_model_options,
+    add_threshold_option,
     add_views_option,
     command,
-    fraction,
     require,
     run_command,
 )
@@ -26,12 +23,7 @@ def parser() -> argparse.ArgumentParser:
     add_model_options(arguments)
     add_views_option(arguments)
     add_data_options(arguments)
-    arguments.add_argument(
-        "--threshold",
-        type=fraction,
-        help="score from 0 to 1 above which a class counts as present; default: the thresholds "
-        "that mldec.calibrate stored, else data.threshold",
-    )
+    add_threshold_option(arguments)
     arguments.add_argument(
         "--compare",
         metavar="OTHER",

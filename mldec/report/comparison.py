@@ -61,18 +61,11 @@ def compare(
     return Comparison(other_path, metrics, p_value, test, per_class(own, numbers), *found)
 
 
-def p_value(gaps: np.ndarray) -> float:
-    """Return the two-sided p-value of a difference from its R resamples.
-
-    It is twice the share of the resamples on the rarer side of 0, at least 2 / (R + 1): a 95 %
-    percentile interval leaves out 0 if, and only if, this is below 0.05.
-    """
-    rarer = min((gaps <= 0).sum(), (gaps >= 0).sum())
-    return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
-
-
 def significance(main: str, gaps: dict[str, np.ndarray]) -> tuple[float, str]:
-    """Return the p-value of the main metric's resampled difference, and how it was computed."""
+    """Return the p-value of the main metric's resampled difference, and how it was computed.
+
+    A 95 % percentile interval leaves out 0 if, and only if, the p-value is below 0.05.
+    """
     if main not in gaps:
         return np.nan, f"{main} has no intervals: its difference is not tested."
 
@@ -83,7 +76,8 @@ def significance(main: str, gaps: dict[str, np.ndarray]) -> tuple[float, str]:
         f"{2 / (1 + resamples):.3f}. It tells what other images would change, not what another "
         f"seed of training would."
     )
-    return p_value(gaps[main]), test
+    rarer = min((gaps[main] <= 0).sum(), (gaps[main] >= 0).sum())
+    return float(min(1, 2 * (1 + rarer) / (1 + resamples))), test
 
 
 def per_class(first: Numbers, second: Numbers) -> list[Interval]:

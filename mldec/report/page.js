@@ -214,11 +214,54 @@ function moveToBest() {
   moveThreshold(scores.indexOf(Math.max(...scores)));
 }
 
+/** Return the charts of one class, which `choose` fills, by the ids of their elements. */
+function chartsOfClass() {
+  const [blue, vermillion] = ["#0072B2", "#D55E00"];
+  const marks = [
+    { name: "report", marker: { symbol: "circle-open", size: 13, color: "#000000", line: { width: 2 } } },
+    { name: "slider", marker: { symbol: "diamond", size: 11, color: vermillion } },
+  ];
+  const curve = {
+    name: "precision", mode: "lines", line: { color: blue, width: 2.5 },
+    hovertemplate: "threshold %{text}<br>recall %{x:.1f} %<br>precision %{y:.1f} %<extra></extra>",
+  };
+  const count = Math.max(...data.groups) + 1;
+  const bars = {
+    type: "bar", x: Array.from({ length: count }, (_, group) => (group + 0.5) / count),
+    hovertemplate: "score about %{x:.2f}: %{y:,} images<extra></extra>",
+  };
+  const pattern = { shape: "/", size: 5, fgcolor: "#ffffff", fgopacity: 0.5 };
+  const axis = (title, own) => ({ automargin: true, title: { text: title, standoff: 8 }, ...own });
+  const log = { type: "log", dtick: 1 };
+  return {
+    "precision-recall": {
+      data: [curve, ...(data.exclusive ? [] : marks.map((mark) => ({ ...mark, mode: "markers" })))],
+      layout: {
+        ...data.layout, showlegend: true,
+        xaxis: axis("recall (%)", { range: [-2, 102] }),
+        yaxis: axis("precision (%)", { range: [-2, 104], showgrid: true }),
+      },
+    },
+    scores: {
+      data: [
+        { ...bars, name: "positives", marker: { color: blue } },
+        { ...bars, name: "negatives", marker: { color: vermillion, pattern }, yaxis: "y2" },
+      ],
+      layout: {
+        ...data.layout, showlegend: true, bargap: 0,
+        xaxis: axis("score", { range: [-0.02, 1.02], anchor: "y2" }),
+        yaxis: axis("positives", { ...log, domain: [0.54, 1] }),
+        yaxis2: axis("negatives", { ...log, domain: [0, 0.46] }),
+      },
+    },
+  };
+}
+
 for (const image of document.querySelectorAll("img[data-row]")) {
   image.src = `data:image/jpeg;base64,${data.pictures[image.dataset.row]}`;
 }
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] };
-for (const [id, figure] of Object.entries(data.figures)) {
+for (const [id, figure] of Object.entries({ ...data.figures, ...chartsOfClass() })) {
   await Plotly.newPlot(id, figure.data, figure.layout, config);
 }
 

@@ -102,6 +102,7 @@ def page(content: Content) -> str:
         "positives": content.histograms.positives,
         "negatives": content.histograms.negatives,
         "figures": figures,
+        "layout": _figure([], 400).layout,
         "pictures": {
             row: base64.b64encode(picture.jpeg).decode()
             for row, picture in content.pictures.items()
@@ -170,7 +171,7 @@ def _png(heat: np.ndarray) -> str:
 
 
 def _figures(content: Content, names: list[str]) -> dict[str, go.Figure]:
-    """Return the charts by the ids of their elements; the script fills those of one class."""
+    """Return the charts by the ids of their elements; the script makes those of one class."""
     figures = {"metrics-chart": _intervals(content.metrics, "percent")}
     losses = {name: points for name, points in content.curves.items() if "loss" in name}
     metrics = {name: points for name, points in content.curves.items() if name not in losses}
@@ -190,11 +191,7 @@ def _figures(content: Content, names: list[str]) -> dict[str, go.Figure]:
     if content.pairs.classes:
         shown = [names[index] for index in content.pairs.classes]
         figures["pairs-chart"] = _pairs(content.pairs, shown, exclusive=content.exclusive)
-    return figures | {
-        "calibration": _calibration(content.histograms),
-        "precision-recall": _precision_recall(content.exclusive),
-        "scores": _scores(),
-    }
+    return figures | {"calibration": _calibration(content.histograms)}
 
 
 def _figure(traces: list[Any], height: int, **layout: Any) -> go.Figure:
@@ -303,39 +300,3 @@ def _calibration(histograms: Histograms) -> go.Figure:
     xaxis = {"title": "score", "range": [-0.02, 1.02]}
     yaxis = {"title": "show the class (%)", "range": [-4, 104], "showgrid": True}
     return _figure([perfect, observed], 400, xaxis=xaxis, yaxis=yaxis)
-
-
-def _precision_recall(exclusive: bool) -> go.Figure:
-    """Return the chart of precision and recall of a class, without its points."""
-    hover = "threshold %{text}<br>recall %{x:.1f} %<br>precision %{y:.1f} %<extra></extra>"
-    line = {"color": BLUE, "width": 2.5}
-    traces = [go.Scatter(name="precision", mode="lines", line=line, hovertemplate=hover)]
-    if not exclusive:
-        circle = {"symbol": "circle-open", "size": 13, "color": "#000000", "line": {"width": 2}}
-        diamond = {"symbol": "diamond", "size": 11, "color": VERMILLION}
-        traces += [
-            go.Scatter(name="report", mode="markers", marker=circle),
-            go.Scatter(name="slider", mode="markers", marker=diamond),
-        ]
-    xaxis = {"title": "recall (%)", "range": [-2, 102]}
-    yaxis = {"title": "precision (%)", "range": [-2, 104], "showgrid": True}
-    return _figure(traces, 400, xaxis=xaxis, yaxis=yaxis, showlegend=True)
-
-
-def _scores() -> go.Figure:
-    """Return the chart of the scores of a class, without its counts."""
-    centres = ((np.arange(SCORE_GROUPS) + 0.5) / SCORE_GROUPS).tolist()
-    stripes = {"shape": "/", "size": 5, "fgcolor": "#ffffff", "fgopacity": 0.5}
-    bars = {"x": centres, "hovertemplate": "score about %{x:.2f}: %{y:,} images<extra></extra>"}
-    negatives = {"color": VERMILLION, "pattern": stripes}
-    positive_bars = go.Bar(name="positives", marker={"color": BLUE}, **bars)
-    negative_bars = go.Bar(name="negatives", marker=negatives, yaxis="y2", **bars)
-    return _figure(
-        [positive_bars, negative_bars],
-        400,
-        xaxis={"title": "score", "range": [-0.02, 1.02], "anchor": "y2"},
-        yaxis={"title": "positives", "type": "log", "domain": [0.54, 1], "dtick": 1},
-        yaxis2={"title": "negatives", "type": "log", "domain": [0, 0.46], "dtick": 1},
-        bargap=0,
-        showlegend=True,
-    )

@@ -124,6 +124,16 @@ def add_views_option(arguments: argparse._ActionsContainer) -> None:
     )
 
 
+def add_threshold_option(arguments: argparse._ActionsContainer) -> None:
+    """Add --threshold, for a command whose default is that of the data in the config."""
+    arguments.add_argument(
+        "--threshold",
+        type=fraction,
+        help="score from 0 to 1 above which a class counts as present; default: the thresholds "
+        "that mldec.calibrate stored, else data.threshold",
+    )
+
+
 def add_weights_options(arguments: argparse._ActionsContainer) -> None:
     """Add the options that choose the weights of a checkpoint, and allow packages of its parts."""
     arguments.add_argument(

@@ -1,6 +1,5 @@
 """The routes of the web page: scores, limits, and who is answered."""
 
-import asyncio
 import io
 import tempfile
 
@@ -197,28 +196,6 @@ def test_a_request_has_a_limit_of_bytes_and_a_large_one_stays_in_memory(client, 
     [row] = rows_of(client, padded)
     assert row["predictions"]
     assert ask(client, *[bytes(20 * 2**20)] * 6).status_code == 413
-
-
-def test_a_slow_request_is_ended(engine, monkeypatch):
-    monkeypatch.setattr(app, "PATIENCE", 0.05)
-    sent = []
-
-    async def receive():
-        await asyncio.sleep(60)
-
-    async def send(message):
-        sent.append(message)
-
-    headers = [(b"host", b"localhost"), (b"content-type", b"multipart/form-data; boundary=edge")]
-    scope = {"type": "http", "method": "POST", "path": PREDICT, "query_string": b""}
-    asyncio.run(application(Answerer(engine))({**scope, "headers": headers}, receive, send))
-    assert sent[0]["status"] == 408
-
-
-def test_too_many_requests_at_a_time_are_refused(client, monkeypatch):
-    monkeypatch.setattr(app, "MAX_WAITING", 0)
-    response = ask(client, png())
-    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
 
 
 # Who is answered, and what a stranger can name
