@@ -28,9 +28,10 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.checkpoint import Calibration, load_model, to_store
+from mldec.checkpoint import load_model
+from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.sources import is_download, is_open_clip
-from mldec.checkpoint.state import in_order
+from mldec.checkpoint.state import Calibration, in_order
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.table import fold_numbers, listed

@@ -27,14 +27,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from timm.models import get_pretrained_cfg
 
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import (
-    Checkpoint,
-    Loaded,
-    load_model,
-    published,
-    sources,
-    to_store,
-)
+from mldec.checkpoint import Loaded, load_model, published, sources
+from mldec.checkpoint.loading import to_store
+from mldec.checkpoint.state import Checkpoint
 from mldec.data.types import PREFIX
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.evaluate import meaning
