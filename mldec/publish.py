@@ -328,7 +328,7 @@ def publish(args: argparse.Namespace) -> None:
     """Load a checkpoint, gather what is known of it, write the files, and upload them."""
     # Everything that can be refused at once comes before the model.
     sources.check_repository(args.repository)
-    if sources.is_open_clip(args.checkpoint):
+    if args.checkpoint.startswith(PREFIX):
         raise CheckpointError(
             f"{args.checkpoint} is a model of others: publish the copy that mldec.calibrate makes"
         )

@@ -96,10 +96,6 @@ def check_class_options(args: argparse.Namespace) -> None:
                 "--classes and --class-names exclude each other: other classes, or other names for "
                 "those of the checkpoint"
             )
-    elif args.vectors is not None:
-        raise ConfigError(
-            f"--vectors {args.vectors} has no effect without --classes: name the classes too"
-        )
 
 
 def class_names(text: str) -> tuple[str, ...]:

@@ -122,7 +122,6 @@ def test_predict_knows_its_own_classes_and_new_ones(command, folder, tmp_path):
     ("words", "part"),
     [
         (["--classes", "redfive"], "was trained with the word vectors of wordvec_array.pth (sha"),
-        (["--vectors", "data/wordvec_array.pth"], "no effect without --classes"),
         (["--classes", "zebra", "--vectors", "data/wordvec_array.pth"], "have no vector: zebra"),
         (
             ["--classes", "zebra", "--vectors", "other.txt"],
