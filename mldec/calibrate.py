@@ -21,13 +21,14 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.checkpoint import Calibration, load_model, to_store
-from mldec.checkpoint.sources import is_download, is_open_clip
-from mldec.checkpoint.state import in_order
+from mldec.checkpoint import load_model
+from mldec.checkpoint.loading import to_store
+from mldec.checkpoint.sources import HUB, ZOO
+from mldec.checkpoint.state import Calibration, in_order
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.table import fold_numbers, listed
-from mldec.data.types import StoredImages
+from mldec.data.types import PREFIX, StoredImages
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import (
     Results,
@@ -516,9 +517,9 @@ def calibrate(args: argparse.Namespace) -> None:
 def target(args: argparse.Namespace, path: Path) -> str:
     """Return the name of the calibrated copy of a file; a download has it in the current folder."""
     # A published checkpoint and a model of open_clip get a copy of the other kind.
-    of_others = path.suffix == torch_files.SUFFIX or is_open_clip(args.checkpoint)
+    of_others = path.suffix == torch_files.SUFFIX or args.checkpoint.startswith(PREFIX)
     suffix = ".pt" if of_others else path.suffix
-    folder = Path() if is_download(args.checkpoint) else path.parent
+    folder = Path() if args.checkpoint.startswith((ZOO, HUB, PREFIX)) else path.parent
     name = f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
     out = folder / name if args.out is None else Path(args.out)
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mldec.checkpoint import Calibrated, Calibration, Loaded, check_queries, scoring
+from mldec.checkpoint import Loaded
+from mldec.checkpoint.classes import check_queries, scoring
+from mldec.checkpoint.state import Calibrated, Calibration
 from mldec.config import build
 from mldec.config.compose import override
 from mldec.config.schema import Config

@@ -23,14 +23,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from timm.models import get_pretrained_cfg
 
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import (
-    Checkpoint,
-    Loaded,
-    load_model,
-    published,
-    sources,
-    to_store,
-)
+from mldec.checkpoint import Loaded, load_model, published, sources
+from mldec.checkpoint.loading import to_store
+from mldec.checkpoint.state import Checkpoint
 from mldec.data.types import PREFIX
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.evaluate import meaning
@@ -329,7 +324,7 @@ def publish(args: argparse.Namespace) -> None:
     """Load a checkpoint, gather what is known of it, write the files, and upload them."""
     # Everything that can be refused at once comes before the model.
     sources.check_repository(args.repository)
-    if sources.is_open_clip(args.checkpoint):
+    if args.checkpoint.startswith(PREFIX):
         raise CheckpointError(
             f"{args.checkpoint} is a model of others: publish the copy that mldec.calibrate makes"
         )

@@ -32,7 +32,7 @@ from mldec.runtime.run_folder import RUN_FILE, RunFacts, command_line
 if TYPE_CHECKING:
     import torch
 
-    from mldec.checkpoint import Checkpoint
+    from mldec.checkpoint.state import Checkpoint
     from mldec.config.build import Parts
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
@@ -49,7 +49,7 @@ def run(config: Config, directory: Path) -> None:
     log.info(f"{config.name}: starting, mldec {mldec.__version__}")
     import torch
 
-    from mldec import checkpoint
+    from mldec.checkpoint import loading
     from mldec.config import build
     from mldec.runtime import distributed
     from mldec.runtime.facts import keep_freed_memory
@@ -61,7 +61,7 @@ def run(config: Config, directory: Path) -> None:
     keep_freed_memory()
     for tracker in config.log.trackers:
         require(f"log.{tracker}=true", tracker, tracker)
-    config = checkpoint.check_start(config)
+    config = loading.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config has all arguments of all parts, so that later defaults do not change it.
     config = build.recorded(config, parts)
@@ -90,9 +90,9 @@ def _train(
     """Build the parts of a run in its locked folder, resume or initialise it, and train."""
     import torch
 
-    from mldec import checkpoint
+    from mldec.checkpoint import loading
     from mldec.config import build
-    from mldec.data.loader import training_labels
+    from mldec.data.loader import labels_of
     from mldec.runtime import distributed
     from mldec.runtime.torch_files import write_text
     from mldec.training.log import RunLog
@@ -101,7 +101,7 @@ def _train(
 
     # The newest version of the checkpoint that is not damaged.
     last = distributed.on_main(partial(resume_point, config, directory))
-    saved = distributed.on_main(partial(checkpoint.load_newest, last)) if last else None
+    saved = distributed.on_main(partial(loading.load_newest, last)) if last else None
     path, saved_checkpoint = saved or (None, None)
     wanted = config.train.precision
     precision = used_precision(wanted, saved_checkpoint, device)
@@ -110,15 +110,15 @@ def _train(
     # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
     torch.manual_seed(config.seed)
     data = build.data(parts)
-    loss = build.loss(parts, partial(training_labels, data, config.seed))
+    loss = build.loss(parts, lambda: labels_of(data.train, config.seed))
     build.check_together(config, data, loss)
     if config.train.fit_memory:
         config, parts = divide_batch(config, parts, data, loss, saved_checkpoint, device)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.train.start_at_frequency and not saved:
-        build.start_at_frequency(model.head, training_labels(data, config.seed))
+        build.start_at_frequency(model.head, labels_of(data.train, config.seed))
     if config.init and not saved:
-        log.info(checkpoint.initialise(model, config.start, data.train.classes.names))
+        log.info(loading.initialise(model, config.start, data.train.classes.names))
 
     model.to(device)
     if config.train.cache_features:
@@ -127,7 +127,7 @@ def _train(
 
         # The tokens are those of the weights that the run goes on from.
         if path and saved_checkpoint:
-            checkpoint.load_strict(model, saved_checkpoint.model, path)
+            loading.load_strict(model, saved_checkpoint.model, path)
         data = with_tokens(data, model.backbone, config, device=device, stop=stop)
         model = TokenClassifier(model.backbone, model.head)
 

@@ -6,27 +6,19 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageEnhance
+from PIL import Image, ImageDraw
 from torchvision import transforms
 
 from mldec.benchmark import listed
 from mldec.benchmark.throughput import times_as_long
 from mldec.data.images import check_decoder, open_image
-from mldec.data.official_augment import (
-    GREY,
-    OPERATIONS,
-    PROBABILITY,
-    Operation,
-    cutout,
-    draw_operation,
-)
+from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.transforms import RESIZES, TrainTransform, View, as_pillow, to_tensor
 from mldec.predict.inputs import Inputs
@@ -73,7 +65,7 @@ def official(size: int) -> Way:
         "decode": lambda path, _: Image.open(path).convert("RGB"),
         "resize": lambda image, _: resize(image),
         "cutout": _official_cutout,
-        "operations": _official_operations,
+        "operations": augment_by_pair,
         "tensor": lambda image, _: tensor(image),
     }
 
@@ -87,34 +79,6 @@ def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
     corners = (x - half_width, y - half_height, x + half_width, y + half_height)
     ImageDraw.Draw(image).rectangle(corners, fill=colour)
     return image
-
-
-def _official_operations(image: Image.Image, rng: Random) -> Image.Image:
-    """Apply two of fifteen operations; those that we have made faster in the form of Pillow."""
-    for name, level in [draw_operation(rng), draw_operation(rng)]:
-        if rng.random() < PROBABILITY:
-            operation, levels = OPERATIONS[name]
-            image = PILLOWS.get(name, operation)(image, levels[level], rng)
-    return image
-
-
-def _sheared(image: Image.Image, slope: float, rng: Random, *, place: int) -> Image.Image:
-    """Put the slope into the matrix of (x, y) -> (ax + by + c, dx + ey + f)."""
-    matrix = [1.0, 0, 0, 0, 1, 0]
-    matrix[place] = slope * rng.choice((-1, 1))
-    bicubic = Image.Resampling.BICUBIC
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, bicubic, fillcolor=GREY)
-
-
-def _sharpened(image: Image.Image, strength: float, rng: Random) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(1 + strength * rng.choice((-1, 1)))
-
-
-PILLOWS: dict[str, Operation] = {
-    "shear_x": partial(_sheared, place=1),
-    "shear_y": partial(_sheared, place=3),
-    "sharpness": _sharpened,
-}
 
 
 def data(args: argparse.Namespace) -> dict[str, Any]:

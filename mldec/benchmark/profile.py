@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import count, pairwise, repeat
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from mldec.benchmark.throughput import (
 )
 from mldec.config import build
 from mldec.config.schema import Config
-from mldec.data.loader import Batch, training_labels, unwrap
+from mldec.data.loader import Batch, labels_of, unwrap
 from mldec.data.types import DataModule
 from mldec.errors import UserError
 from mldec.runtime.devices import Precision
@@ -225,7 +224,7 @@ def _learner(
     if data is None:
         return tried.learner(), repeat(tried.random_batches()), tried.config.train.batch_size
 
-    loss = build.loss(tried.parts, partial(training_labels, data, tried.config.seed))
+    loss = build.loss(tried.parts, lambda: labels_of(data.train, tried.config.seed))
     build.check_together(tried.config, data, loss)
     trainer = Trainer(tried.config, tried.trained, loss, data, folder=folder, device=tried.device)
     return trainer.learner, _steps(trainer), trainer.batches.images_in_step(0)

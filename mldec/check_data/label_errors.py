@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mldec.checkpoint import Loaded, load_model, scoring
+from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint.classes import scoring
 from mldec.data.fingerprint import difference, fingerprint
 from mldec.data.types import DataModule, Split, picture
 from mldec.errors import ConfigError, say

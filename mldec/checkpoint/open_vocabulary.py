@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mldec.checkpoint import Loaded, check_queries
-from mldec.checkpoint.classes import COMPARED, Reordered, can_make, same_names
+from mldec.checkpoint import Loaded
+from mldec.checkpoint.classes import COMPARED, Reordered, can_make, check_queries, same_names
 from mldec.data.randomness import SampleRandom
 from mldec.data.table import check_names, listed
 from mldec.data.tasks import warn_of_twins
@@ -24,12 +24,7 @@ from mldec.data.types import (
     VectorOrigin,
     WordVectors,
 )
-from mldec.data.word_vectors import (
-    ClassList,
-    made_alike,
-    read_class_list,
-    word_vectors,
-)
+from mldec.data.word_vectors import ClassList, made_alike, read_class_list, word_vectors
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
@@ -101,10 +96,6 @@ def check_class_options(args: argparse.Namespace) -> None:
                 "--classes and --class-names exclude each other: other classes, or other names for "
                 "those of the checkpoint"
             )
-    elif args.vectors is not None:
-        raise ConfigError(
-            f"--vectors {args.vectors} has no effect without --classes: name the classes too"
-        )
 
 
 def class_names(text: str) -> tuple[str, ...]:
@@ -228,12 +219,6 @@ def with_class_list(
         f"{seen:,} seen and {len(unseen):,} unseen by {path}"
     )
     warn_of_twins(trained_names, [own_names[index] for index in unseen])
-
-    # The evaluator leaves these numbers out.
-    if not unseen:
-        log.warning("no class is unseen: there is no metric zsl, zsl_all and harmonic_mAP")
-    if not seen:
-        log.warning("no class is seen: there is no seen_mAP and no harmonic_mAP")
 
     own_evaluator = data.evaluator()
 

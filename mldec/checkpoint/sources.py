@@ -116,7 +116,7 @@ def local(path: str | Path) -> Path:
     published checkpoint. The last two are downloaded once.
     """
     text = str(path)
-    if is_open_clip(text):
+    if text.startswith(PREFIX):
         raise CheckpointError(f"{text}: this needs a checkpoint, not a model of open_clip")
     if text.startswith(ZOO):
         return released_file(text.removeprefix(ZOO))
@@ -132,19 +132,9 @@ def local(path: str | Path) -> Path:
     return weights if weights.is_file() else find_checkpoint(Path(path))
 
 
-def is_open_clip(path: str | Path) -> bool:
-    """Tell whether a user names a model of open_clip."""
-    return str(path).startswith(PREFIX)
-
-
 def is_exported(path: str | Path) -> bool:
     """Tell whether a user names an ONNX file; names of the hub and of open_clip may end as one."""
     return Path(path).suffix == ".onnx" and not str(path).startswith((HUB, PREFIX))
-
-
-def is_download(path: str) -> bool:
-    """Tell whether what a user names is not in a folder of the user's, but in a cache."""
-    return path.startswith((ZOO, HUB, PREFIX))
 
 
 def released_file(name: str) -> Path:

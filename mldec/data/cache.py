@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -24,10 +23,7 @@ FORMAT = 6  # of a cached table; raise it when the meaning of a stored array cha
 def cache_folder(cache_dir: str | None) -> Path:
     """Return the folder of the cache: the setting, or $XDG_CACHE_HOME/mldec or ~/.cache/mldec."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
-    try:
-        return Path(cache_dir or default).expanduser()
-    except RuntimeError:  # an account without a home, as in some containers
-        return Path(tempfile.gettempdir(), "mldec")
+    return Path(cache_dir or default).expanduser()
 
 
 def write_cached(path: Path, key: str, arrays: Mapping[str, Any]) -> None:

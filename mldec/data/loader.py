@@ -1,5 +1,6 @@
 """Batches from loader processes, whose random numbers are a function of seed and epoch."""
 
+import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from mldec.config.schema import Mix
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.table import Labels, from_dense
-from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, draw, epoch_length
+from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, draw
 from mldec.errors import ConfigError, DataError, brief
 
 Loaded = TypeVar("Loaded")  # what a loader yields
@@ -150,7 +151,7 @@ class TrainBatches(Sampler[list[Key]]):
         world_size: int = 1,
     ) -> None:
         if factors is not None:
-            num_images = epoch_length(factors)
+            num_images = math.ceil(factors.sum())
         self.factors = factors
         self.parts = accumulate * world_size  # micro-batches per global batch
         self.num_images, self.batch_size, self.accumulate = num_images, batch_size, accumulate
@@ -355,8 +356,3 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
     else:
         targets = [dataset.load(index, rng)[1] for index in range(len(dataset))]
     return from_dense(np.stack([target.numpy() for target in targets]))
-
-
-def training_labels(data: DataModule, seed: int) -> Labels:
-    """Return the labels of the training images; see `labels_of`."""
-    return labels_of(data.train, seed)

@@ -5,96 +5,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageEnhance, ImageOps
-
-# Rows of pixels that are computed at once: enough to be fast, few enough for the processor's cache.
-ROWS = 32
-
-
-def shear_x(image: Image.Image, slope: float, fill: int) -> Image.Image:
-    """Give pixel (x, y) the colour at (x + slope y, y), or the grey `fill` if that lies outside.
-
-    The results are those of Pillow's affine transform with bicubic interpolation, in half the time:
-    it interpolates between 4 x 4 pixels, and a shear only needs the four in a row. They are
-    combined by the operations of src/libImaging/Geometry.c, in the same order and precision.
-    """
-    channels = np.stack([np.asarray(channel) for channel in image.split()])
-    sheared = _sheared(channels, slope, fill)
-    return Image.merge("RGB", [Image.fromarray(channel) for channel in sheared])
-
-
-def shear_y(image: Image.Image, slope: float, fill: int) -> Image.Image:
-    """Give pixel (x, y) the colour at (x, y + slope x); see `shear_x`."""
-    turned = image.transpose(Image.Transpose.TRANSPOSE)
-    return shear_x(turned, slope, fill).transpose(Image.Transpose.TRANSPOSE)
-
-
-def _sheared(channels: np.ndarray, slope: float, fill: int) -> np.ndarray:
-    """Return the channels, uint8 [3, H, W], after a shear along their rows."""
-    _, height, width = channels.shape
-    result = np.empty_like(channels)
-
-    # Column j of a window is the left one of the four neighbours that pixel j is interpolated
-    # between. It may lie beyond the image by the largest shift, and by the two of a cubic.
-    margin = int(abs(slope) * height) + 3
-    padded = np.pad(channels, ((0, 0), (0, 0), (margin, margin)), mode="edge")
-    length = width + 3
-    windows = sliding_window_view(padded, length, axis=2)
-    columns = np.arange(length)
-
-    for top in range(0, height, ROWS):
-        rows = np.arange(top, min(height, top + ROWS))
-        offsets = slope * (rows + 0.5)
-        shifts = np.floor(offsets).astype(int)
-        pixels = windows[:, rows, margin - 1 + shifts]
-
-        # How far a centre is from that of the second neighbour to the third, 0 to 1.
-        centres = (columns + 0.5) + offsets[:, None]
-        fractions = (centres - 0.5) - (columns + shifts[:, None])
-        values = _interpolated(pixels.reshape(3, -1), fractions.ravel()).reshape(pixels.shape)
-
-        # Pillow leaves out pixels whose centre lies outside.
-        np.copyto(values, fill, where=(centres < 0) | (centres >= width))
-        result[:, top : top + ROWS] = values[:, :, :width]
-
-    return result
-
-
-def _interpolated(pixels: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-    """Interpolate in a row of pixels, uint8 [3, N], by a cubic; the last three are undefined.
-
-    Value i is at fraction i, float64 [N], between pixels i + 1 and i + 2.
-    """
-    result = np.empty_like(pixels)
-    count = pixels.shape[1] - 3
-    fractions = fractions[:count]
-
-    # One row for all four, so that each operation is on a contiguous array.
-    signed = pixels.astype(np.int16)
-    v1, v2, v3, v4 = (signed[:, shift : shift + count] for shift in range(4))
-
-    # v2 + d (p2 + d (p3 + d p4)); the factors are whole numbers.
-    p2 = v3 - v1
-    step = v1 - v2
-    negative_p4 = step + v3
-    negative_p4 -= v4
-    p3 = step + negative_p4
-
-    value = negative_p4 * fractions
-    np.subtract(p3, value, out=value)
-    value *= fractions
-    value += p2
-    value *= fractions
-    value += v2
-
-    # Pillow rounds down, too.
-    whole = value.astype(np.int16)
-    np.clip(whole, 0, 255, out=whole)
-    result[:, :count] = whole
-    return result
-
 
 PROBABILITY = 0.5  # of each of the two operations
 NUM_LEVELS = 10  # rows of the magnitude table; row 0 is never drawn
@@ -127,6 +38,12 @@ def cutout(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
 def _sign(rng: Random) -> int:
     """Return a random sign: the magnitudes of most operations have none."""
     return rng.choice((-1, 1))
+
+
+def _sheared(image: Image.Image, across: float, down: float) -> Image.Image:
+    """Give pixel (x, y) the colour at (x + across y, y + down x), or grey if that lies outside."""
+    affine, matrix = Image.Transform.AFFINE, (1, across, 0, down, 1, 0)
+    return image.transform(image.size, affine, matrix, Image.Resampling.BICUBIC, fillcolor=GREY)
 
 
 def _moved(image: Image.Image, across: float, down: float) -> Image.Image:
@@ -164,8 +81,8 @@ _NO_MAGNITUDE = (0.0,) * NUM_LEVELS
 
 # Name -> operation on image i with magnitude m, magnitudes of rows 0 to 9.
 OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
-    "shear_x": (lambda i, m, rng: shear_x(i, m * _sign(rng), GREY[0]), _levels(0, 0.3)),
-    "shear_y": (lambda i, m, rng: shear_y(i, m * _sign(rng), GREY[0]), _levels(0, 0.3)),
+    "shear_x": (lambda i, m, rng: _sheared(i, m * _sign(rng), 0), _levels(0, 0.3)),
+    "shear_y": (lambda i, m, rng: _sheared(i, 0, m * _sign(rng)), _levels(0, 0.3)),
     # Fractions of the side of the image.
     "translate_x": (
         lambda i, m, rng: _moved(i, m * i.width * _sign(rng), 0),

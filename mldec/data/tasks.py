@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -20,22 +20,6 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 log = logging.getLogger("mldec")
 
 Roles = tuple[list[int], list[int]]  # indices of the seen and of the unseen classes, ascending
-
-
-class Task(Protocol):
-    """What the labels of a data set mean: it determines classes, images and metrics."""
-
-    def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """Return the images of the training split to train on, and their target classes."""
-
-    def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """Return the images of the validation split to evaluate, and their target classes."""
-
-    def evaluator(self, classes: Classes) -> Evaluator:
-        """Return a new evaluator for the classes of the validation split.
-
-        Raises a `ConfigError` for a setting that does not fit them, such as top-5 of three.
-        """
 
 
 @dataclass(frozen=True)
@@ -53,14 +37,14 @@ class _KnownClasses:
     exclusive: ClassVar[bool] = False
 
     def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """See `Task`."""
+        """Return the images of the training split to train on, and their target classes."""
         queries, origin = None, None
         if self.vectors is not None:
             queries, origin = self.vectors(images.classes)
         return images, Classes(images.classes, self.exclusive, queries, origin)
 
     def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """See `Task`."""
+        """Return the images of the validation split to evaluate, and their target classes."""
         return self.training(images)
 
 
@@ -79,7 +63,7 @@ class MultiLabel(_KnownClasses):
         self.evaluator(Classes(("any",)))
 
     def evaluator(self, classes: Classes) -> Evaluator:
-        """See `Task`."""
+        """Return a new evaluator for the classes of the validation split."""
         return MultiLabelEvaluator(len(classes), threshold=self.threshold)
 
 
@@ -87,7 +71,7 @@ class PartialLabels(MultiLabel):
     """Several labels per image, of which only some are known; the others are -1 (not annotated)."""
 
     def evaluator(self, classes: Classes) -> Evaluator:
-        """See `Task`."""
+        """Return a new evaluator, as `MultiLabel`."""
         from mldec.evaluators.partial import PartialLabelEvaluator
 
         return PartialLabelEvaluator(len(classes), threshold=self.threshold)
@@ -112,7 +96,7 @@ class SingleLabel(_KnownClasses):
         self._evaluator(self.top_k or 1)
 
     def evaluator(self, classes: Classes) -> Evaluator:
-        """See `Task`."""
+        """Return a new evaluator; a `ConfigError` says that top-k does not fit the classes."""
         return self._evaluator(len(classes))
 
     def _evaluator(self, num_classes: int) -> Evaluator:
@@ -123,7 +107,7 @@ class SingleLabel(_KnownClasses):
 
 @dataclass
 class ZeroShot:
-    """Train on the seen classes and evaluate on all classes; see `Task`.
+    """Train on the seen classes and evaluate on all classes.
 
     One validation pass over all classes gives the zero-shot and the generalised metrics, because
     the queries of ML-Decoder do not attend to each other. Training images without a seen class are
@@ -202,6 +186,10 @@ class ZeroShot:
         if not len(showing):
             raise DataError(f"{self.where}: {counts}")
         return showing, counts
+
+
+# What the labels of a data set mean: it determines classes, images and metrics.
+Task = MultiLabel | SingleLabel | ZeroShot
 
 
 def split_classes(

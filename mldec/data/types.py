@@ -224,21 +224,17 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
     return factors
 
 
-def epoch_length(factors: np.ndarray) -> int:
-    """Return the number of images per epoch, which is fixed: the sum of the factors, rounded up."""
-    return math.ceil(factors.sum())
-
-
 def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw the images of an epoch by factors float64 [N] of 1 or more.
 
     Each image appears as often as its factor says, rounded down or up at random ("systematic
     sampling"): the factors are laid end to end in a random order, and marks at distance 1, the
-    first at a random point, count for the images that they fall on, so that their number is fixed.
+    first at a random point, count for the images that they fall on. Their number L is fixed: the
+    sum of the factors, rounded up.
 
     Returns the index of each drawn image, and the number of its appearances before, int64 [L] each.
     """
-    length = epoch_length(factors)
+    length = math.ceil(factors.sum())
     images = torch.randperm(len(factors), generator=generator)
     offset = torch.rand((), generator=generator, dtype=torch.float64)
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.checkpoint import Loaded, check_queries, load_model
-from mldec.checkpoint.classes import can_make
+from mldec.checkpoint import Loaded, load_model
+from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.open_vocabulary import check_class_options, read_classes, with_classes
 from mldec.checkpoint.sources import is_exported
 from mldec.data.images import check_decoder

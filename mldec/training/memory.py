@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mldec.checkpoint import Checkpoint
+from mldec.checkpoint.state import Checkpoint
 from mldec.config import build
 from mldec.config.schema import Config
 from mldec.data.types import DataModule

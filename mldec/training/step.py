@@ -10,7 +10,8 @@ from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from mldec.checkpoint import Checkpoint, load_strict
+from mldec.checkpoint.loading import load_strict
+from mldec.checkpoint.state import Checkpoint
 from mldec.config.schema import Config, NonFinite
 from mldec.data.loader import Batch, sample_seed
 from mldec.errors import ConfigError, refusing

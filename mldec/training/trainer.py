@@ -16,18 +16,13 @@ from timm.utils import distribute_bn
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mldec.checkpoint import Best, Checkpoint, LogPosition, check_classes, saved_config
+from mldec.checkpoint.classes import check_classes
+from mldec.checkpoint.loading import saved_config
+from mldec.checkpoint.state import Best, Checkpoint, LogPosition
 from mldec.config.compose import diff, to_dict
 from mldec.config.schema import Config, Init, NonFinite, Train
 from mldec.data.fingerprint import check_same, fingerprint
-from mldec.data.loader import (
-    Batch,
-    TrainBatches,
-    end_workers,
-    train_loader,
-    training_labels,
-    unwrap,
-)
+from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader, unwrap
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
 from mldec.evaluation import Results, evaluate_all, left_out, memory_advice, same_scores
@@ -74,7 +69,7 @@ class Trainer:
             batch_size=train.batch_size,
             accumulate=train.accumulate,
             repeats=train.repeats,
-            factors=data.sampling.factors(partial(training_labels, data, config.seed)),
+            factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),

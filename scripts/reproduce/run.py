@@ -195,7 +195,7 @@ def train(row: Row, seed: int, gpus: int, settings: list[str]) -> None:
 
 def result(row: Row, seed: int, settings: list[str]) -> dict[str, Any] | None:
     """Return the state, commit and metrics of a run; None before its first evaluation."""
-    from mldec import checkpoint
+    from mldec.checkpoint import loading
     from mldec.summary import read
 
     own, _ = own_name(row, seed, settings)
@@ -204,7 +204,7 @@ def result(row: Row, seed: int, settings: list[str]) -> dict[str, Any] | None:
     if not path.exists():
         return None
 
-    saved = checkpoint.load(path).metrics
+    saved = loading.load(path).metrics
     state = read(folder, own)
 
     # With a moving average the metrics of the raw weights have names of their own.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support import one_line, write_coco
 
-from mldec import checkpoint
+from mldec.checkpoint import loading
 
 LAST = Path("outputs/coco_smoke/checkpoints/last.pt")
 
@@ -28,14 +28,14 @@ def test_an_image_that_breaks_in_training_is_one_line_and_the_checkpoint_stays(c
     words = ["+experiment=coco_smoke", "data.root=coco", "data.cache_dir=cache", "device=cpu"]
     words += ["data.image_size=64", "train.batch_size=6", "train.epochs=1", "train.workers=1"]
     assert cli("train", *words).status == 0
-    before = checkpoint.load(LAST).step
+    before = loading.load(LAST).step
 
     broken = root / "train2014" / "COCO_train2014_000000000004.jpg"
     whole = broken.read_bytes()
     broken.write_bytes(whole[:200])
     words += ["resume=auto", "train.epochs=2"]
     one_line(cli.fault("train", *words), broken.name)
-    assert checkpoint.load(LAST).step >= before
+    assert loading.load(LAST).step >= before
 
     broken.write_bytes(whole)
     assert cli("train", *words).status == 0

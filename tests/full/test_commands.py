@@ -13,7 +13,7 @@ import yaml
 from support import QUICK, one_line
 
 import mldec
-from mldec import checkpoint
+from mldec.checkpoint import loading
 from mldec.data.digits import NAMES
 from mldec.runtime.torch_files import read_torch
 
@@ -160,7 +160,7 @@ def test_a_resumed_run_whose_loss_counts_labels_equals_one_that_was_not_stopped(
 
     # The training scenes are drawn anew in each process, the labels are counted in each.
     files = [Path("outputs", name, "checkpoints", "last.pt") for name in ("whole", "parts")]
-    weights = [checkpoint.load(file).model for file in files]
+    weights = [loading.load(file).model for file in files]
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mldec
-from mldec import checkpoint
+from mldec.checkpoint import loading
 from mldec.data.word_vectors import word_vectors
 from mldec.errors import UserError
 
@@ -40,7 +40,7 @@ def good(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(good):
-    return checkpoint.load_model(good).model
+    return loading.load_model(good).model
 
 
 def fault_of(call, path):
@@ -64,10 +64,10 @@ def test_every_file_ends_in_one_line_at_every_door(corpus, model, trace):
     assert len(corpus) >= 15
     before = [tensor.clone() for tensor in model.state_dict().values()]
     for path in corpus:
-        assert fault_of(lambda: checkpoint.load_model(path), path), path  # noqa: B023
+        assert fault_of(lambda: loading.load_model(path), path), path  # noqa: B023
         assert fault_of(lambda: words(path), path), path  # noqa: B023
         if path.name not in SOUND_FOR_INIT:
-            assert fault_of(lambda: checkpoint.initialise(model, path), path), path  # noqa: B023
+            assert fault_of(lambda: loading.initialise(model, path), path), path  # noqa: B023
         assert not trace.exists(), path
     assert all(map(torch.equal, before, model.state_dict().values()))
 
@@ -89,7 +89,7 @@ def test_every_file_ends_in_one_line_at_every_door(corpus, model, trace):
 )
 def test_the_message_says_what_is_wrong(corpus, name, message):
     (path,) = (path for path in corpus if path.name == name)
-    assert message in (fault_of(lambda: checkpoint.load_model(path), path) or "")
+    assert message in (fault_of(lambda: loading.load_model(path), path) or "")
 
 
 def test_pickle_and_torch_themselves_run_what_the_corpus_holds(tmp_path):
@@ -134,8 +134,8 @@ def test_any_bytes_are_one_line_or_success(content, model, tmp_path, data):
 
     path = tmp_path / "odd.pt"
     path.write_bytes(odd)
-    fault_of(lambda: checkpoint.load_model(path), path)
-    fault_of(lambda: checkpoint.initialise(model, path), path)
+    fault_of(lambda: loading.load_model(path), path)
+    fault_of(lambda: loading.initialise(model, path), path)
     fault_of(lambda: words(path), path)
 
 

@@ -11,7 +11,8 @@ import torch
 from pictures import picture
 from starlette.testclient import TestClient
 
-from mldec.checkpoint import load, load_model
+from mldec.checkpoint import load_model
+from mldec.checkpoint.loading import load
 from mldec.checkpoint.sources import TAG_LIST, TAG_THRESHOLDS
 from mldec.demo.app import Answerer, application
 from mldec.evaluation import scores

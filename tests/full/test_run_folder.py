@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from support import QUICK, numbers, one_line, wait_until
 
-from mldec import checkpoint
+from mldec.checkpoint import loading
 from mldec.runtime.torch_files import read_torch
 
 
@@ -186,13 +186,13 @@ def test_a_change_of_the_data_is_refused_at_a_resume(photos, cli, tmp_path):
 
 
 def test_an_older_checkpoint_without_a_fingerprint_goes_on_with_a_warning(run, cli, monkeypatch):
-    load_newest = checkpoint.load_newest
+    load_newest = loading.load_newest
 
     def older(path):
         path, saved = load_newest(path)
         return path, dataclasses.replace(saved, fingerprint=None)
 
-    monkeypatch.setattr(checkpoint, "load_newest", older)
+    monkeypatch.setattr(loading, "load_newest", older)
     status, out, _ = cli("train", *QUICK, "train.epochs=3", "resume=auto")
     assert status == 0
     assert "last.pt has no fingerprint of its training data" in out

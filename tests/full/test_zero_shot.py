@@ -12,8 +12,7 @@ import torch
 from clip_models import siglip_folder
 from support import CONFIGS, one_line
 
-from mldec import checkpoint
-from mldec.checkpoint import load_model
+from mldec.checkpoint import load_model, loading
 from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import read_image
 from mldec.data.word_vectors import word_vectors
@@ -123,7 +122,6 @@ def test_predict_knows_its_own_classes_and_new_ones(command, folder, tmp_path):
     ("words", "part"),
     [
         (["--classes", "redfive"], "was trained with the word vectors of wordvec_array.pth (sha"),
-        (["--vectors", "data/wordvec_array.pth"], "no effect without --classes"),
         (["--classes", "zebra", "--vectors", "data/wordvec_array.pth"], "have no vector: zebra"),
         (
             ["--classes", "zebra", "--vectors", "other.txt"],
@@ -135,7 +133,7 @@ def test_predict_knows_its_own_classes_and_new_ones(command, folder, tmp_path):
 def test_predict_refuses_in_one_line(command, folder, words, part):
     # A file of the same width that has one name of the training, with other numbers.
     numbers = "-0.5 " * 14
-    name = checkpoint.load(folder / "outputs/zsl/checkpoints/best.pt").classes.names[0]
+    name = loading.load(folder / "outputs/zsl/checkpoints/best.pt").classes.names[0]
     (folder / "other.txt").write_text(f"zebra {numbers}\n{name} {numbers}\n")
     status, _, err = command("predict", some_image(folder), *words)
     assert status == 1
@@ -181,7 +179,7 @@ def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(
     settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
     cli.out("train", *QUICK, *settings, "head.word_dim=16")
     best = here / "outputs/zsl/checkpoints/best.pt"
-    origin = checkpoint.load(best).classes.origin
+    origin = loading.load(best).classes.origin
     assert origin is not None
     assert origin.source == source
     assert len(origin.templates) == 7

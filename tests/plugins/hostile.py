@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mldec import checkpoint
+from mldec.checkpoint.state import FORMAT
 from mldec.config import build
 from mldec.config.compose import compose, to_dict
 from mldec.data.types import Classes
@@ -33,7 +33,7 @@ def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[
     model = build.model(build.check(config, build.MODEL_PARTS), classes, pretrained=False)
     weights = model.state_dict()
     return {
-        "format": checkpoint.FORMAT,
+        "format": FORMAT,
         "config": to_dict(config),
         "classes": {"names": list(NAMES), "exclusive": False, "queries": queries},
         "transform": {"image_size": 64},

@@ -10,7 +10,8 @@ import torch
 from patches import Patches
 from torch import Tensor, nn
 
-from mldec.checkpoint import Calibration, Loaded
+from mldec.checkpoint import Loaded
+from mldec.checkpoint.state import Calibration
 from mldec.config.schema import Config
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform

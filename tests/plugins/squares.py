@@ -10,8 +10,8 @@ from patches import Patches
 from support import assert_equal, numbers
 from torch import nn
 
-from mldec import checkpoint
 from mldec.backbones import TimmBackbone
+from mldec.checkpoint import loading
 from mldec.config import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
@@ -129,7 +129,7 @@ def fit(job: Trainer, folder: Path) -> dict[str, float]:
 
 def resume(job: Trainer, folder: Path) -> Trainer:
     path = folder / "checkpoints" / "last.pt"
-    job.resume(checkpoint.load(path), path)
+    job.resume(loading.load(path), path)
     return job
 
 

@@ -14,7 +14,7 @@ import yaml
 from scipy.stats import ttest_1samp, ttest_rel
 from support import one_line
 
-from mldec import checkpoint
+from mldec.checkpoint import loading
 from mldec.errors import CheckpointError
 from mldec.runtime.torch_files import read_torch
 from mldec.summary import COLUMNS, Run, draw, gather, paired, table
@@ -50,7 +50,7 @@ def test_a_finished_run(outputs):
     assert run.value == max(
         line.get(f"{key}/mAP", 0.0) for line in lines for key in ("val", "val_raw")
     )
-    model = checkpoint.load_model(outputs / "a", plugins=["patches"]).model
+    model = loading.load_model(outputs / "a", plugins=["patches"]).model
     assert run.params_m == pytest.approx(sum(p.numel() for p in model.parameters()) / 1e6)
     # By hand: more than the head's embedding of the tokens.
     tokens, width = model.backbone(torch.zeros(1, 3, 64, 64)).shape[1:]

@@ -10,8 +10,14 @@ import torch
 from clip_models import clip_folder, siglip_folder
 from torch import nn
 
-from mldec.checkpoint import check_classes, check_queries, scoring
-from mldec.checkpoint.classes import can_make, read_class_names, same_names
+from mldec.checkpoint.classes import (
+    can_make,
+    check_classes,
+    check_queries,
+    read_class_names,
+    same_names,
+    scoring,
+)
 from mldec.checkpoint.open_vocabulary import queries_for
 from mldec.data.text_encoder import open_encoder
 from mldec.data.types import Classes, VectorOrigin
@@ -194,7 +200,7 @@ def test_the_text_encoder_of_the_training(tower):
     assert not can_make(OLD)
 
     other = asked(trained, "zebra,traffic jam", None)
-    wanted = open_encoder(f"clip:{tower}").encode(["the zebra", "the traffic jam"])
+    wanted = open_encoder(f"clip:{tower}").encode_names(["zebra", "traffic jam"], ["the {}"])
     assert other.names == ("zebra", "traffic jam")
     torch.testing.assert_close(other.queries, wanted)
     # Named on the command line, it is asked with the prompts of the training too.

@@ -10,7 +10,8 @@ import torch
 from clip_models import CLIP, clip_folder, siglip_folder, write_folder
 from PIL import Image
 
-from mldec.checkpoint import check_start, load_model
+from mldec.checkpoint import load_model
+from mldec.checkpoint.loading import check_start
 from mldec.config.schema import Config
 from mldec.data.transforms import EvalTransform
 from mldec.errors import CheckpointError, ConfigError

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from mldec import checkpoint
-from mldec.checkpoint import load_model
+from mldec.checkpoint import load_model, loading
 from mldec.checkpoint.loading import copy_fitting, load_strict
 from mldec.config import build
 from mldec.config.compose import compose
@@ -68,13 +67,13 @@ def test_a_config_that_names_code_is_refused(small, tmp_path):
 def test_the_newest_version_that_is_intact_is_read(small, tmp_path, caplog):
     last, older = tmp_path / "last.pt", tmp_path / "last.1.pt"
     with pytest.raises(CheckpointError, match=f"no file at {last}"):
-        checkpoint.load_newest(last)
+        loading.load_newest(last)
     shutil.copy(small, older)
     last.write_bytes(b"damaged")
-    assert checkpoint.load_newest(last)[0] == older
+    assert loading.load_newest(last)[0] == older
     assert f"going on from {older}" in caplog.text
     last.unlink()
-    assert checkpoint.load_newest(last)[0] == older
+    assert loading.load_newest(last)[0] == older
 
 
 def test_a_file_cannot_allow_plugins(best):
@@ -182,7 +181,7 @@ def test_init_starts_from_a_checkpoint(digits_run):
     model = load_model(path, plugins=["patches"]).model
     saved = model.backbone.project.weight.clone()
     torch.nn.init.zeros_(model.backbone.project.weight)
-    assert checkpoint.initialise(model, digits_run).startswith(f"init from {path}: ")
+    assert loading.initialise(model, digits_run).startswith(f"init from {path}: ")
     assert torch.equal(model.backbone.project.weight, saved)
 
 
@@ -217,7 +216,7 @@ def test_init_by_name_carries_classes_over(tmp_path):
     start = replace(BY_NAME, path=str(tmp_path / "x.pt"), synonyms=str(tmp_path / "s.txt"))
     names = ("Two", "four", "nought", "nine", "ten")
     model = named([], names)
-    report = checkpoint.initialise(model, start, names)
+    report = loading.initialise(model, start, names)
     tensors = len(model.state_dict()) - sum(
         name.endswith(("num_batches_tracked", "backbone.mean", "backbone.std"))
         for name in model.state_dict()
@@ -232,7 +231,7 @@ def test_init_by_name_carries_classes_over(tmp_path):
     torch.testing.assert_close(model(images)[:, [0, 2]], old(images)[:, [2, 0]])
 
     # A group has one query.
-    grouped = checkpoint.initialise(named(["head.num_groups=2"], names), start, names)
+    grouped = loading.initialise(named(["head.num_groups=2"], names), start, names)
     assert grouped.endswith(
         "1 classes carried by name (Two); 4 start anew (four, nought, nine, ten), 1 of them known, "
         "in a group that has the query of others"
@@ -251,7 +250,7 @@ def test_init_by_name_carries_classes_over(tmp_path):
 def test_init_by_name_says_what_it_cannot_do(tmp_path, words, names, fault):
     torch.save(hostile.good(), tmp_path / "x.pt")
     with pytest.raises(UserError, match=rf"^init\.classes=by_name: .*{fault}"):
-        checkpoint.initialise(
+        loading.initialise(
             named(words, names), replace(BY_NAME, path=str(tmp_path / "x.pt")), names
         )
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mldec.checkpoint import Best, Checkpoint, load, load_model
+from mldec.checkpoint import load_model
+from mldec.checkpoint.loading import load
 from mldec.checkpoint.published import CONFIG, QUERIES, WEIGHTS, with_weights, write
+from mldec.checkpoint.state import Best, Checkpoint
 from mldec.config import build
 from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, ConfigError

@@ -10,7 +10,8 @@ import pytest
 import ram_files
 import torch
 
-from mldec.checkpoint import load_model, released, sources, to_store
+from mldec.checkpoint import load_model, released, sources
+from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.sources import RELEASED, TAG_LIST, TAG_THRESHOLDS, local
 from mldec.checkpoint.thresholds import with_thresholds
 from mldec.data.types import Classes

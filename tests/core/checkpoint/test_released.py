@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import initialise, load_model, released
+from mldec.checkpoint import load_model, released
+from mldec.checkpoint.loading import initialise
 from mldec.errors import CheckpointError, DataError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.model import Classifier

@@ -10,8 +10,7 @@ import pytest
 import torch
 from support import assert_equal
 
-from mldec.checkpoint import Calibrated, Calibration
-from mldec.checkpoint.state import FORMAT, Best, Checkpoint
+from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, DataError

@@ -14,7 +14,7 @@ from mldec.errors import ConfigError
 from mldec.heads import GAP, Cosine
 
 HOSTILE = ["os.system", "builtins.eval", "torch.hub.load", "torch.nn.Linear", "mldec.os.system"]
-HOSTILE += ["mldec.checkpoint.load", "mldec.heads.attach", "mldec.heads.gap.nn.Linear"]
+HOSTILE += ["mldec.checkpoint.loading.load", "mldec.heads.attach", "mldec.heads.gap.nn.Linear"]
 HOSTILE += ["mldec.heads.gap.GAP.forward", "mldec.heads.gap.__builtins__", "mldec.headsx.GAP"]
 HOSTILE += ["mldec.heads.gap.ConfigError", "mldec.heads.layers._hidden", "mldec.heads..gap.GAP"]
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from pictures import picture, pixels
+from pictures import picture
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from mldec.data.official_augment import (
@@ -15,8 +15,6 @@ from mldec.data.official_augment import (
     PATCH,
     augment_by_pair,
     cutout,
-    shear_x,
-    shear_y,
 )
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.transforms import TrainTransform, View
@@ -161,33 +159,6 @@ def test_an_enhancement_is_pillows_with_one_plus_or_minus_the_magnitude(name, ro
 def test_operations_without_a_magnitude_are_pillows(name):
     expected = np.asarray(getattr(ImageOps, name)(picture()))
     assert np.array_equal(results_of(name, picture(), draws=1)[0], expected)
-
-
-# The quick forms of Pillow's operations
-
-
-# Of every row of the table, and others.
-SLOPES = [sign * row / 30 for row in range(1, 10) for sign in (-1, 1)] + [0.0, 0.77, -0.999]
-IMAGES = {
-    "picture": picture(97, 65),
-    "noise": Image.fromarray(pixels(50, 70, 3)),
-    # An interpolated value can be as far beyond 255 as possible.
-    "black and white": Image.fromarray(255 * (pixels(40, 130, 3) // 128)),
-    "one pixel": Image.fromarray(pixels(1, 1, 3)),
-    "of training": picture(448, 448),
-}
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_quick_operations_have_the_pixels_of_pillow(name):
-    image = IMAGES[name]
-    before = np.array(image)
-    for slope in SLOPES if name != "of training" else (-0.3, 1 / 30):
-        for shear, matrix in ((shear_x, (1, slope, 0, 0, 1, 0)), (shear_y, (1, 0, 0, slope, 1, 0))):
-            how = Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC
-            pillows = image.transform(image.size, *how, fillcolor=GREY)
-            assert np.array_equal(shear(image, slope, GREY[0]), pillows), (shear, slope)
-    assert np.array_equal(before, image)
 
 
 # Random numbers of samples: the same for the same seed, in any process and thread

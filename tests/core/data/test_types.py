@@ -16,7 +16,7 @@ from PIL import Image
 
 from mldec.data.digits import Scenes, SceneSettings, digits
 from mldec.data.fingerprint import check_same, fingerprint
-from mldec.data.loader import labels_of, training_labels
+from mldec.data.loader import labels_of
 from mldec.data.table import Table, encode_paths, from_dense, from_entries
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
@@ -27,7 +27,6 @@ from mldec.data.types import (
     StoredImages,
     check_folder,
     draw,
-    epoch_length,
     fixed_sample,
     in_folder,
     picture,
@@ -124,11 +123,11 @@ def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images():
     # Those of scenes that are drawn anew depend on the seed of the run only.
     data = digits(SceneSettings(train_images=40, val_images=2))
     state = random.getstate()
-    first = training_labels(data, 1).dense()
+    first = labels_of(data.train, 1).dense()
     assert random.getstate() == state
     random.seed(6)
-    assert np.array_equal(training_labels(data, 1).dense(), first)
-    assert not np.array_equal(training_labels(data, 2).dense(), first)
+    assert np.array_equal(labels_of(data.train, 1).dense(), first)
+    assert not np.array_equal(labels_of(data.train, 2).dense(), first)
 
 
 # Image files
@@ -216,7 +215,7 @@ def epoch(factors, seed):
 
 def test_epochs_have_the_same_length_and_each_image_its_factor_rounded_down_or_up():
     factors = repeat_factors(from_dense(rare()), 0.1)
-    length = epoch_length(factors)
+    length = len(epoch(factors, 0)[0])
     assert factors.sum() <= length < factors.sum() + 1
 
     # The sum is rounded up, so that the factors grow by less than 1 in all.

@@ -9,7 +9,8 @@ import pytest
 import torch
 from clip_models import clip_folder, siglip_folder
 
-from mldec.checkpoint import Calibration, load_model
+from mldec.checkpoint import load_model
+from mldec.checkpoint.state import Calibration
 from mldec.config import build
 from mldec.config.compose import compose, override
 from mldec.data.fingerprint import fingerprint

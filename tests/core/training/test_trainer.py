@@ -14,7 +14,8 @@ from support import QUICK, assert_equal, numbers
 from torch import nn
 
 from mldec import train
-from mldec.checkpoint import Best, load
+from mldec.checkpoint.loading import load
+from mldec.checkpoint.state import Best
 from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.types import Classes, Sampling

@@ -5,8 +5,7 @@ import json
 import pytest
 from support import QUICK, one_line
 
-from mldec import checkpoint
-from mldec.checkpoint import load_model, published
+from mldec.checkpoint import load_model, loading, published
 from mldec.runtime.torch_files import read_torch, save
 
 ORDER = [3, 1, 4, 9, 5, 2, 6, 8, 7, 0]  # of the ten classes in the reordered checkpoint
@@ -14,7 +13,7 @@ FEW = ["--plugin", "patches", "data.val_images=20", "device=cpu"]
 
 
 def test_every_command_takes_a_published_folder(cli, best, here):
-    saved, folder = checkpoint.load(best), here / "mine"
+    saved, folder = loading.load(best), here / "mine"
     published.write(folder, published.with_weights(saved, saved.best.weights, best))
     weights = folder / published.WEIGHTS
     outcomes = [cli("evaluate", path, *FEW) for path in (best, folder, weights)]
@@ -27,7 +26,7 @@ def test_every_command_takes_a_published_folder(cli, best, here):
     copy = load_model(folder / "model.calibrated.pt", plugins=["patches"])
     assert copy.calibration is not None
 
-    assert " of " in checkpoint.initialise(copy.model, folder)
+    assert " of " in loading.initialise(copy.model, folder)
     for name in (str(weights), "hf:me/mine"):
         err = cli.fault("train", *QUICK, f"resume={name}", "name=again")
         one_line(err, "a published checkpoint holds no training state", "start from it by init=")

@@ -9,9 +9,10 @@ import hostile
 import huggingface_hub
 import pytest
 
-from mldec.checkpoint import Checkpoint, load_model, published
+from mldec.checkpoint import load_model, published
 from mldec.checkpoint.published import CONFIG, WEIGHTS
 from mldec.checkpoint.sources import local, require_token, upload
+from mldec.checkpoint.state import Checkpoint
 from mldec.errors import CheckpointError, UserError
 
 NAME = "me/mine"

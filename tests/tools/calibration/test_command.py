@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from support import QUICK, assert_equal, one_line
 
-from mldec import checkpoint
 from mldec.calibrate import in_order, target
+from mldec.checkpoint import loading
 
 WORDS = ["--plugin", "patches", "data.val_images=120"]
 
@@ -33,7 +33,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
 
     # The numbers of the same images are those that evaluate then prints, class by class.
     content = json.loads((tmp_path / "c.json").read_text())
-    stored = checkpoint.load(calibrated).calibration
+    stored = loading.load(calibrated).calibration
     assert (stored.error, stored.constant) == (content["metrics"]["ECE"], ())
     words = [*WORDS, "--json", tmp_path / "e.json"]
     out = cli.out("evaluate", calibrated, *words)
@@ -101,12 +101,12 @@ def test_classes_without_positives_and_unreachable_objectives_are_named(cli, bes
 def test_a_run_goes_on_from_a_calibrated_copy(cli, digits_run, here):
     last = digits_run / "checkpoints" / "last.pt"
     assert cli("calibrate", last, *WORDS, "--out", "x.pt")[0] == 0
-    before, after = checkpoint.load(last), checkpoint.load(Path("x.pt"))
+    before, after = loading.load(last), loading.load(Path("x.pt"))
     assert after.calibration is not None
     assert_equal(replace(after, calibration=None).to_state(), before.to_state())
 
     cli.out("train", *QUICK, "name=more", "resume=x.pt", "train.epochs=3")
-    resumed = checkpoint.load(Path("outputs/more/checkpoints/last.pt"))
+    resumed = loading.load(Path("outputs/more/checkpoints/last.pt"))
     assert (resumed.epoch, resumed.calibration) == (3, None)
 
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_used_is_one_line(cli, best, tmp_path, words, part):
 
 
 def test_thresholds_of_a_file_are_stored_as_a_calibration_is(cli, best, tmp_path):
-    names = checkpoint.load(best).classes.names
+    names = loading.load(best).classes.names
     given = tmp_path / "given.csv"
     with given.open("w") as file:
         writer = csv.writer(file)

@@ -3,7 +3,8 @@ from pathlib import Path
 import hostile
 import pytest
 
-from mldec.checkpoint import Checkpoint, load_model, published
+from mldec.checkpoint import load_model, published
+from mldec.checkpoint.state import Checkpoint
 
 
 @pytest.fixture(scope="session")

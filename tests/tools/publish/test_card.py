@@ -7,7 +7,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from mldec.checkpoint import Calibration
+from mldec.checkpoint.state import Calibration
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
 from mldec.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card
