@@ -21,7 +21,7 @@ from mldec.runtime.cli import (
 )
 
 HOST, PORT = "127.0.0.1", 7860
-MAX_CONNECTIONS = 17  # one more than are answered; it counts those that a browser keeps open
+MAX_CONNECTIONS = 64  # those that a browser keeps open count too
 GRACE = 3  # seconds for requests that are being answered after a signal
 
 

@@ -100,8 +100,7 @@ def test_a_tower_is_asked_for_the_classes_of_the_data(tower, folder, name, exclu
     assert classes.exclusive == exclusive
     assert classes.origin == tower.classes.origin
 
-    sentences = [f"a photo of a {name}." for name in classes.names]
-    wanted = open_encoder(f"clip:{folder}").encode(sentences)
+    wanted = open_encoder(f"clip:{folder}").encode_names(classes.names, ["a photo of a {}."])
     torch.testing.assert_close(classes.queries, wanted)
 
     # The scores of a softmax have no threshold.

@@ -382,7 +382,7 @@ def test_without_a_positive_there_is_no_fit():
     logits, labels, _ = data(classes=3)
     labels = np.zeros_like(labels)
     labels[0] = 1
-    with pytest.raises(DataError, match="no label is positive among the validation images"):
+    with pytest.raises(DataError, match="no label is positive among the images"):
         cross_fitted(logits, labels, np.arange(300) % 2, F1)
 
 
