@@ -39,14 +39,6 @@ class RunInUseError(UserError):
     """Another process is using the folder of the run."""
 
 
-class NonFiniteError(UserError):
-    """The loss or its gradients became infinite or NaN."""
-
-
-class OutOfMemoryError(UserError):
-    """The device or the machine has not enough memory."""
-
-
 class Stopped(Exception):
     """The run stopped in order, at a request; the message is empty if another process prints it."""
 

@@ -32,11 +32,6 @@ JOBS = {
 OF_EXPERIMENTS = ("throughput", "profile")  # these take settings, key=value, behind the options
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the device."""
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-
-
 def add_experiment(parser: argparse.ArgumentParser) -> None:
     """Add the options of what trains an experiment; settings may follow them."""
     parser.add_argument(
@@ -79,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "--count", type=positive, default=512, help="images per round (default 512)"
     )
     predict.add_argument("--rounds", type=positive, default=5, help="timed (default 5)")
-    add_device(predict)
+    predict.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return arguments
 
 

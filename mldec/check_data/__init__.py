@@ -10,7 +10,7 @@ import argparse
 from mldec.check_data import label_errors
 from mldec.check_data.examine import check
 from mldec.config import build
-from mldec.errors import DataError, say
+from mldec.errors import ConfigError, DataError, say
 from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
 from mldec.runtime.results import check_folder, check_targets, write_json
 
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> None:
         label_errors.run(args)
         return
 
+    if args.errors:
+        raise ConfigError("--errors lists what a model finds: pass --checkpoint FILE too")
     if args.out:
         require("--out: a chart", "plot", "matplotlib")
     config, data = build.chosen_data(args.settings)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import mldec
-from mldec.errors import OutOfMemoryError
+from mldec.errors import UserError
 
 # Options of glibc's mallopt, from malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
@@ -120,7 +120,7 @@ def git_commit() -> str | None:
 
 @contextmanager
 def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
-    """Raise an `OutOfMemoryError` with this advice in place of those of torch and Python."""
+    """Raise a `UserError` with this advice in place of those of torch and Python."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -129,7 +129,7 @@ def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
         if not is_known and "can't allocate memory" not in str(error):
             raise
 
-        raise OutOfMemoryError(advice()) from error
+        raise UserError(advice()) from error
 
 
 def keep_freed_memory() -> bool:

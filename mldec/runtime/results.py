@@ -55,14 +55,10 @@ def _check_file(path: Path) -> None:
         raise ConfigError(f"cannot write {path}: {fault}")
 
 
-def is_special(path: Path) -> bool:
-    """Tell whether a path is that of a device or a pipe, such as /dev/stdout."""
-    return path.exists() and not path.is_file()
-
-
 def is_stream(target: str) -> bool:
     """Tell whether a target is written as its content comes: standard output, a device, a pipe."""
-    return target == STANDARD_OUTPUT or (is_special(Path(target)) and not Path(target).is_dir())
+    path = Path(target)
+    return target == STANDARD_OUTPUT or (path.exists() and not (path.is_file() or path.is_dir()))
 
 
 def check_folder(option: str, folder: str) -> None:

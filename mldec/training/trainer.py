@@ -24,7 +24,7 @@ from mldec.config.schema import Config, Init, NonFinite, Train
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader, unwrap
 from mldec.data.types import DataModule
-from mldec.errors import CheckpointError, DataError, NonFiniteError, Stopped
+from mldec.errors import CheckpointError, DataError, Stopped, UserError
 from mldec.evaluation import Results, evaluate_all, left_out, memory_advice, same_scores
 from mldec.model import Classifier
 from mldec.runtime import distributed, torch_files
@@ -247,7 +247,7 @@ class Trainer:
         moment = f"{numbers.fault} in step {numbers.step} (epoch {self.epoch + 1})"
         fix = f"{newest}; lower optim.lr, or look at these images and their labels: {names}"
         if self.config.train.nonfinite is NonFinite.stop:
-            raise NonFiniteError(f"{moment}, the weights are those before it; {fix}")
+            raise UserError(f"{moment}, the weights are those before it; {fix}")
         log.warning(f"{moment}, it is left out; {fix}")
 
     def _warn(self, *messages: str) -> None:

@@ -19,7 +19,7 @@ from mldec.checkpoint.state import Best
 from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.types import Classes, Sampling
-from mldec.errors import CheckpointError, DataError, NonFiniteError
+from mldec.errors import CheckpointError, DataError, UserError
 from mldec.evaluation import Results
 from mldec.losses.missing import GeneralizedRobustLoss, LargeLoss
 from mldec.losses.partial import PartialAsymmetricLoss
@@ -330,7 +330,7 @@ def test_a_late_average_starts_as_a_copy_of_the_weights(tmp_path):
 @pytest.mark.parametrize("what", ["loss", "gradients"])
 def test_a_step_that_is_not_finite_stops_or_is_skipped(tmp_path, what, caplog):
     message = "the loss is nan" if what == "loss" else "the gradients are not finite"
-    with pytest.raises(NonFiniteError, match=f"{message}.* in step 3 .*labels: square "):
+    with pytest.raises(UserError, match=f"{message}.* in step 3 .*labels: square "):
         fit(trainer(settings(), tmp_path / "stop", loss=Spoilt(3, what)), tmp_path / "stop")
 
     words = ["train.nonfinite=skip", "train.log_every=1", "train.epochs=2"]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mldec.data.decode import Item
 from mldec.data.transforms import EvalTransform
-from mldec.errors import ConfigError, OutOfMemoryError
+from mldec.errors import ConfigError, UserError
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.predict import answers, heat_maps
@@ -311,5 +311,5 @@ def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop
         raise MemoryError
 
     monkeypatch.setattr(loaded.model.backbone, "forward", full)
-    with pytest.raises(OutOfMemoryError, match="on cpu: a heat map of 64 pixels; do without"):
+    with pytest.raises(UserError, match="on cpu: a heat map of 64 pixels; do without"):
         pictures.add(Item(path, path), [])
