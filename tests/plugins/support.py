@@ -4,8 +4,6 @@ import importlib
 import inspect
 import json
 import logging
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -217,19 +215,6 @@ def assert_same_rows(one: str | Path, other: str | Path) -> None:
         ]
         assert row == expected
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
-
-
-def cpu_seconds(command: list[str], **environment: str) -> float:
-    """Run a command that must succeed; return its processor time in user and system mode."""
-    before = os.times()
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    after = os.times()
-    assert done.returncode == 0, done.stderr
-    return (
-        after.children_user + after.children_system - before.children_user - before.children_system
-    )
 
 
 def in_processes(job: Callable[..., None], count: int, *arguments: Any) -> None:

@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support import cpu_seconds
 
 import mldec
 from mldec.__main__ import COMMANDS, overview
@@ -46,14 +45,18 @@ def test_without_a_command(words, status, answer):
 
 
 @pytest.mark.parametrize("command", ["train", "predict", "evaluate"])
-def test_help_is_instant_and_needs_no_torch(command):
-    # 0.2 to 0.8; with torch 5 to 7
-    assert cpu_seconds([sys.executable, "-m", f"mldec.{command}", "--help"]) < 2
-    script = (
-        f"import sys, mldec.{command} as module; "
-        "sys.exit(bool({'torch', 'timm', 'torchvision'} & set(sys.modules)))"
+def test_help_needs_no_torch(command):
+    # Help is instant without these imports; how long that is depends on how busy the machine is.
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", f"mldec.{command}", "--help"],
+        capture_output=True,
+        text=True,
     )
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+    imported = {line.rsplit("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 0
+    assert f"mldec.{command}" in done.stdout
+    assert "mldec" in imported
+    assert not imported & {"torch", "timm", "torchvision"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
