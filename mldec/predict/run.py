@@ -185,13 +185,14 @@ def facts(
 ) -> dict[str, Any]:
     """Return all that decides what a result holds, by the names that users know, as in JSON."""
     queries = engine.classes.queries
+    vectors = b"" if queries is None else queries.numpy().tobytes()
     known = {
         "the version of the rows": results.VERSION,
         "the checkpoint": sha256_of(engine.path),
         "--precision": engine.precision,
         "--image-size": engine.image_size,
         "the classes": sha256(to_json(engine.classes.names).encode()).hexdigest(),
-        "the word vectors": queries and sha256(queries.numpy().tobytes()).hexdigest(),
+        "the word vectors": sha256(vectors).hexdigest(),
         "--content": rule.content,
         "--top": rule.top,
         "the images": args.images,

@@ -110,7 +110,7 @@ def test_no_command_opens_a_pt2_file(command, corpus, cli):
     images = [path] if "predict" in command else []
     status, out, err = cli(*command.split(), path, *images)
     assert (status, out) == (1, "")
-    assert err.startswith(f"mldec: {path}: no command opens a .pt2 file, because loading one can")
+    assert err.startswith(f"mldec: {path}: no command opens a .pt2 file, which can run code")
     assert err.count("\n") == 1
 
 

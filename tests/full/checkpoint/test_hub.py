@@ -154,7 +154,7 @@ def test_an_upload_is_one_commit_that_can_be_loaded(hub, folder, monkeypatch):
 
 
 def test_an_upload_that_is_not_allowed_is_one_line(hub, folder, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"no token .* hf auth login, or set HF_TOKEN"):
+    with pytest.raises(UserError, match=r"no token .* hf auth login, set HF_TOKEN"):
         require_token()
     monkeypatch.setenv("HF_TOKEN", fake_hub.READER)
     require_token()
