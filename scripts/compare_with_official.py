@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from mldec.benchmark import add_device, add_experiment, report
+from mldec.benchmark import add_experiment, report
 from mldec.benchmark.throughput import (
     STEPS,
     Trial,
@@ -507,7 +507,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     jobs = parser.add_subparsers(required=True, dest="job", metavar="JOB")
     of_head, of_step = jobs.add_parser("head"), jobs.add_parser("step")
-    add_device(of_head)
+    of_head.add_argument("--device", default="auto", help="auto, cpu or cuda")
     of_head.add_argument("--batch-size", type=positive, default=16, help="(default 16)")
     precisions = [precision.value for precision in Precision]
     of_head.add_argument("--precision", choices=precisions, default="fp32", help="(default fp32)")
@@ -515,9 +515,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     for job in (of_head, of_step):
         job.add_argument("--json", metavar="FILE", help="write figures and environment")
 
-    args, args.settings = parser.parse_known_args(words)
-    if args.settings and args.job == "head":
-        parser.error(f"'{args.settings[0]}' is not understood: head takes no settings")
+    args, settings = parser.parse_known_args(words)
+    args.settings = settings
+    if settings and args.job == "head":
+        parser.error(f"'{settings[0]}' is not understood: head takes no settings")
     return args
 
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -123,7 +124,7 @@ def coco(out: Path, args: argparse.Namespace) -> None:
         {"id": 2 * digit + 1, "name": name, "supercategory": "digit"}
         for digit, name in enumerate(NAMES)
     ]
-    content = {
+    content: dict[str, dict[str, Any]] = {
         split: {
             "info": {},
             "licenses": [],

@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ def own_name(row: Row, seed: int, settings: list[str]) -> tuple[str, list[str]]:
         The first of NAME, NAME_2, ... whose folder is free or holds this very run, and what differs
         in the folders before.
     """
-    first, lines = name(row, seed), []
+    first = name(row, seed)
+    lines: list[str] = []
     for number in itertools.count(1):
         own = first if number == 1 else f"{first}_{number}"
         changes = differences(Path("outputs", own), row, seed, settings)
@@ -240,7 +241,8 @@ def table(title: str, rows: list[Row], seeds: range, settings: list[str]) -> str
         finished = [run for run in results if run["finished"]]
         spent = sum(hours.get(own_name(row, seed, settings)[0], 0.0) for seed in seeds)
 
-        for metric, paper in (row.paper or {"-": None}).items():
+        published: Mapping[str, float | None] = row.paper or {"-": None}
+        for metric, paper in published.items():
             values = [run["metrics"][metric] for run in finished if metric in run["metrics"]]
             cells = [
                 row.label,

@@ -318,7 +318,7 @@ def draw(table: dict[str, dict[str, list[float]]]) -> None:
         axes.errorbar(places, means, spreads, fmt="o", capsize=2, label=recipe)
     axes.set_xticks(range(len(next(iter(table.values())))), list(next(iter(table.values()))))
     axes.set(ylabel="mAP on the validation photos, five seeds ± standard deviation")
-    axes.yaxis.label.set_size(8)
+    axes.yaxis.label.set_fontsize(8)
     axes.legend(fontsize=8)
     figure.savefig(OUT.with_suffix(".png"), dpi=110)
 
