@@ -29,11 +29,10 @@ from mldec.checkpoint.state import Checkpoint
 from mldec.data.types import PREFIX
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
 from mldec.evaluate import meaning
-from mldec.report.training import folder_of_run
 from mldec.runtime.cli import add_weights_options, command, run_command
 from mldec.runtime.facts import count_parameters, work_per_image
 from mldec.runtime.results import check_folder, write_file
-from mldec.runtime.run_folder import LOG_FILE, read_facts
+from mldec.runtime.run_folder import LOG_FILE, folder_of_run, read_facts
 from mldec.runtime.text import read_json
 from mldec.training.log import clock, read_progress
 
@@ -46,7 +45,7 @@ SHOWN = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partia
 HARDEST = 5  # classes that the limitations name
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
-_TEMPLATE = Path(__file__).with_name("report") / "model_card.md.j2"
+_TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _SEE = "pass a file that mldec.report --json or mldec.evaluate --json wrote"
 _IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")  # a path in a list
 # What Markdown and HTML could take for theirs inside of a line.

@@ -5,19 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from mldec.errors import CheckpointError
-from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
+from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, folder_of_run, read_facts, read_log
 from mldec.training.log import clock, read_progress
 
 # The steps of a learning curve and their values.
 Points = list[tuple[int, float]]
-
-
-def folder_of_run(checkpoint: Path) -> Path | None:
-    """Return the folder of the run whose checkpoint this is; None if there is none."""
-    for folder in (checkpoint.parent, checkpoint.parent.parent):
-        if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
-            return folder
-    return None
 
 
 def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[str]]:

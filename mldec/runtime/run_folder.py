@@ -41,6 +41,14 @@ def find_checkpoint(folder: Path) -> Path:
     )
 
 
+def folder_of_run(checkpoint: Path) -> Path | None:
+    """Return the folder of the run whose checkpoint this is; None if there is none."""
+    for folder in (checkpoint.parent, checkpoint.parent.parent):
+        if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
+            return folder
+    return None
+
+
 def command_line() -> str:
     """Return the command that started this process, quoted for a shell."""
     return shlex.join(sys.orig_argv)
