@@ -249,6 +249,8 @@ def to_files(job: Job) -> int:
     another one, so that any of them may end and begin again at any time.
     """
     if is_finished(job):
+        # Rows of a process that was killed after it had written the result.
+        shutil.rmtree(job.work, ignore_errors=True)
         return 0
 
     share = job.shard if job.args.shard is None else Shard(0, 1)
@@ -267,7 +269,7 @@ def to_files(job: Job) -> int:
             rows = [str(folder / results.ROWS) for folder in folders]
             status = publish(job, rows, journal.written)
             for folder in folders:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
     except RunInUseError:
         if share.of == 1:
             raise

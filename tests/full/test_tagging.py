@@ -112,7 +112,8 @@ def test_every_image_once_after_many_ends(digits_run, photos, tmp_path, whole):
     ends = 0
     while ends < KILLS:
         status = end_at_random(words, folder, generator)
-        if status == 1:
+        # 0: the process before had written the result when it was ended.
+        if status in (0, 1):
             check(folder, whole)
             shutil.rmtree(folder)
             folder.mkdir()
@@ -121,7 +122,7 @@ def test_every_image_once_after_many_ends(digits_run, photos, tmp_path, whole):
             assert status in (143, 130, -9, -15, -2)
             ends += 1
 
-    assert start(words, folder).wait(timeout=240) == 1
+    assert start(words, folder).wait(timeout=240) in (0, 1)
     check(folder, whole)
 
 

@@ -104,6 +104,10 @@ def test_a_complete_result_stays_as_it_is(cli, best, photos):
     assert cli(*words, "--overwrite").status == 1
     before = {path: path.stat().st_mtime_ns for path in Path().glob("r.*")}
     assert [path.name for path in sorted(before)] == ["r.jsonl", "r.jsonl.run.json"]
+    # What a process leaves that is killed just before its end.
+    left = Path("r.jsonl" + results.JOURNAL, "0")
+    left.mkdir(parents=True)
+    (left / results.ROWS).touch()
     status, out, err = cli(*words)
     assert (status, err) == (0, "")
     assert out == "r.jsonl is complete: 10 images; nothing to do\n"
