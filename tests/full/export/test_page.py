@@ -43,7 +43,7 @@ def test_the_javascript_of_the_page_runs_in_a_browser(cli, here):
     picture(90, 70).save("photo.png")
     [html] = re.findall(r"^```html\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     Path("index.html").write_text(html)
-    assert cli("export", "best.pt", "digits.onnx", "--any-size").status == 0
+    assert cli("export", "best.pt", "any_size.onnx", "--any-size").status == 0
     assert cli("evaluate", "best.pt", "--write-classes", "classes.txt").status == 0
 
     handler = partial(Quiet, directory=str(here))
