@@ -458,6 +458,8 @@ def calibrate(args: argparse.Namespace) -> None:
     out = target(args, loaded.path)
     check_targets(pt=out)
     if args.thresholds is not None:
+        if args.json or args.csv:
+            raise ConfigError("--thresholds fits nothing: leave --json and --csv out")
         torch_files.save(Path(out), to_store(loaded).to_state(), of_run=False)
         say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
         return

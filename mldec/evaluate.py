@@ -12,7 +12,6 @@ from mldec.runtime.cli import (
     add_views_option,
     chosen_model,
     command,
-    on_terminal,
     run_command,
 )
 from mldec.runtime.results import STANDARD_OUTPUT, check_targets, to_json, write_result
@@ -122,7 +121,8 @@ def evaluate(args: argparse.Namespace) -> None:
     setup = evaluation.open_for_evaluation(loaded, args)
     config, device = setup.config, setup.device
     with distributed.processes(device):
-        is_hidden = not (on_terminal() and distributed.is_main())
+        # None: on a terminal only.
+        is_hidden = not distributed.is_main() or None
         order = memory_format(channels_last=config.train.channels_last)
         with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
             results = evaluation.evaluate(

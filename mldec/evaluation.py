@@ -27,8 +27,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.constant import ConstantScores
 from mldec.runtime import distributed
-from mldec.runtime.cli import on_terminal
-from mldec.runtime.devices import Copies, Precision, autocast, memory_format, one_late
+from mldec.runtime.devices import Copies, Precision, autocast, memory_format, moved, one_late
 from mldec.runtime.facts import explain_out_of_memory
 from mldec.runtime.results import csv_lines
 
@@ -336,7 +335,7 @@ def score(
             yield batch, [torch.empty(0) for _ in models]
             continue
 
-        images = batch.images.to(device, non_blocking=True, memory_format=order)
+        images = moved(batch.images, device, memory_format=order)
         with autocast(device, train.precision):
             logits = [model(images, queries) for model in models]
         yield batch, [each.float() for each in logits]
@@ -353,7 +352,7 @@ def all_scores(
     count = 0
     bad: list[str] = []
 
-    bar = partial(tqdm, desc=f"score {path}", leave=False, disable=not on_terminal())
+    bar = partial(tqdm, desc=f"score {path}", leave=False, disable=None)
     with explain_out_of_memory(lambda: memory_advice(config, device)):
         order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()

@@ -372,16 +372,14 @@ def value_at(run: Run, metric: str, at: str) -> float | None:
 
 def as_markdown(made: Table) -> str:
     """Return the table in Markdown, the best mean of each metric in bold."""
-    heading, *rows = _text_rows(made, bold="**{}**", sign="±", escape=r"\\\g<0>", special=r"[|*_]")
+    heading, *rows = _text_rows(made, bold="**{}**", sign="±", special=r"[|*_]")
     lines = [heading, ["---"] * len(heading), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def as_latex(made: Table) -> str:
     """Return the table as a tabular of LaTeX with booktabs, the best mean in bold."""
-    rows = _text_rows(
-        made, bold=r"\textbf{{{}}}", sign=r"$\pm$", escape=r"\\\g<0>", special=r"[&%$#_{}]"
-    )
+    rows = _text_rows(made, bold=r"\textbf{{{}}}", sign=r"$\pm$", special=r"[&%$#_{}]")
     heading, *body = (
         " & ".join(re.sub(r"(?<!\S)-(?=\d)", "$-$", cell) for cell in row) + r" \\" for row in rows
     )
@@ -413,7 +411,7 @@ def as_csv(made: Table) -> str:
 FORMS = {".md": as_markdown, ".tex": as_latex, ".csv": as_csv}
 
 
-def _text_rows(made: Table, *, bold: str, sign: str, escape: str, special: str) -> list[list[str]]:
+def _text_rows(made: Table, *, bold: str, sign: str, special: str) -> list[list[str]]:
     """Return the heading, and the cells of each group; names are escaped."""
     heading = ["", "seeds", *made.metrics]
     if made.is_compared:
@@ -421,9 +419,9 @@ def _text_rows(made: Table, *, bold: str, sign: str, escape: str, special: str) 
     means = [[statistics.fmean(values or [math.nan]) for values in g.values] for g in made.groups]
     best = np.nanmax(means, axis=0)
 
-    rows = [[re.sub(special, escape, cell) for cell in heading]]
+    rows = [[re.sub(special, r"\\\g<0>", cell) for cell in heading]]
     for group in made.groups:
-        cells = [re.sub(special, escape, printable(group.name)), str(len(group.runs))]
+        cells = [re.sub(special, r"\\\g<0>", printable(group.name)), str(len(group.runs))]
         for column, values in enumerate(group.values):
             text = "-"
             if values:

@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "--count", type=positive, default=512, help="images per round (default 512)"
     )
     predict.add_argument("--rounds", type=positive, default=5, help="timed (default 5)")
-    predict.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    predict.add_argument("--device", default="auto", help="auto, cpu, mps or cuda")
     return arguments
 
 

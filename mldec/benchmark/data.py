@@ -90,7 +90,7 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
     check_decoder("simplejpeg")
     photos = []
     if args.folder is not None:
-        found = [str(item.path) for item in Inputs([args.folder])]
+        found = [item.path for item in Inputs([args.folder]) if item.path == item.name]
         photos = found[:: max(1, len(found) // IMAGES)][:IMAGES]
 
     # torch does the tensor operations: one thread, as a loader process has.

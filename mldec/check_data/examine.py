@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 from tqdm import tqdm
 
 from mldec.config.schema import Config
@@ -18,10 +19,8 @@ from mldec.data.images import read_image
 from mldec.data.loader import labels_of
 from mldec.data.readers.shards import TarShards
 from mldec.data.table import Labels, listed
-from mldec.data.tasks import neighbours
-from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, fixed_sample
+from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.errors import DataError, say, visible
-from mldec.runtime.cli import on_terminal
 from mldec.runtime.pages import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def read_images(dataset: ImageDataset, count: int, workers: int, title: str) -> 
     # Threads help: Pillow decodes without the interpreter's lock. Block by block, because millions
     # of images that wait for their turn take memory.
     hashes, errors = np.zeros(len(indices), np.uint64), []
-    bar = tqdm(total=len(indices), desc=title, leave=False, disable=not on_terminal())
+    bar = tqdm(total=len(indices), desc=title, leave=False, disable=None)
     with ThreadPoolExecutor(max(1, workers)) as threads, bar:
         for start in range(0, len(indices), BLOCK):
             block = indices[start : start + BLOCK].tolist()
@@ -302,9 +301,7 @@ def check(
     for (part, split), published in zip(splits.items(), published_images, strict=True):
         storage = getattr(split.dataset, "storage", None)
         if isinstance(storage, TarShards):
-            storage.verify(
-                lambda items: tqdm(items, desc="sha256", leave=False, disable=not on_terminal())
-            )
+            storage.verify(lambda items: tqdm(items, desc="sha256", leave=False, disable=None))
 
         labels[part] = labels_of(split)
         several = part == "val" and bool(config.data.get("real_labels"))
@@ -357,3 +354,27 @@ def print_cases(fault: str, cases: list[str]) -> list[str]:
     if len(cases) > MAX_PRINTED:
         say(f"    and {len(cases) - MAX_PRINTED:,} more (all with --json)")
     return [summary]
+
+
+def neighbours(train: Classes, val: Classes, k: int = 3) -> dict[str, list[tuple[str, float]]]:
+    """Return the k seen classes nearest to each unseen class, to be inspected before training.
+
+    The seen classes are those of training, the unseen ones the others of validation. An unseen
+    class is mapped to the names of seen classes and the cosines of their vectors, nearest first.
+    """
+    if val.queries is None:
+        return {}
+
+    train_names = set(train.names)
+    seen = [index for index, name in enumerate(val.names) if name in train_names]
+    unseen = [index for index, name in enumerate(val.names) if name not in train_names]
+
+    vectors = normalize(val.queries.float(), dim=1)
+    similarity = vectors[unseen] @ vectors[seen].T  # [unseen, seen]
+    cosines, columns = similarity.topk(min(k, len(seen)), dim=1)
+
+    nearest = {}
+    for row, index in enumerate(unseen):
+        names = [val.names[seen[column]] for column in columns[row].tolist()]
+        nearest[val.names[index]] = list(zip(names, cosines[row].tolist(), strict=True))
+    return nearest

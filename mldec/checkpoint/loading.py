@@ -202,7 +202,10 @@ def to_store(loaded: Loaded) -> Checkpoint:
             f"{loaded.path} names no classes and holds no word vectors: it cannot be stored"
         )
     if loaded.of_run:
-        return replace(load(loaded.path), calibration=loaded.calibration)
+        stored = load(loaded.path)
+        return replace(
+            stored, calibration=loaded.calibration, classes=loaded.classes, unseen=loaded.unseen
+        )
 
     return Checkpoint(
         config=to_dict(loaded.config),

@@ -181,10 +181,6 @@ def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) 
 
     A file of a known hash that was interrupted goes on where it ended.
     """
-    # The bar would fill a log.
-    if not on_terminal():
-        disable_progress_bars()
-
     part, faults = path.with_name(path.name + ".part"), []
     for url in urls:
         try:

@@ -75,7 +75,7 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     """Return the thresholds of some classes, from a CSV file with the columns of `COLUMNS`."""
-    rows = csv.DictReader(io.StringIO(read_text(path, _SEE, newline=""), newline=""))
+    rows = csv.DictReader(io.StringIO(read_text(path, _SEE, newline=""), newline=""), restval="")
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):
         raise DataError(
@@ -89,7 +89,7 @@ def _by_name(path: Path, classes: Classes) -> dict[str, float]:
         row, name = rows.line_num, cells["class"]
         if name not in known:
             raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}", _SEE)
-        given[name] = _number(cells["threshold"] or "", path, row)
+        given[name] = _number(cells["threshold"], path, row)
     return given
 
 

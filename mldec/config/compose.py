@@ -40,11 +40,6 @@ def options(part: str) -> list[str]:
     return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
 
 
-def experiments() -> list[str]:
-    """Return the sorted names that `+experiment=` takes."""
-    return options("experiment")
-
-
 def prepare(words: list[str]) -> list[str]:
     """Check the words of a command line for misspellings and return them as Hydra takes them.
 

@@ -402,7 +402,7 @@ class Config:
 
     name: str = MISSING  # of the run; its folder is outputs/<name>
     seed: int = 0  # for the initial weights, the order of images and the augmentation
-    device: str = "auto"  # auto: cuda if available, else cpu
+    device: str = "auto"  # auto: cuda, else an Apple GPU, else cpu
     # A checkpoint to continue from; "auto": outputs/<name>/checkpoints/last.pt.
     resume: str | None = None
     init: Any = None  # a checkpoint whose fitting weights a new run starts from, or an `Init`

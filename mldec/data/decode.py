@@ -127,7 +127,8 @@ def located(item: Item) -> tuple[str, bytes | None]:
     with unread, open_binary(item.path) as file:
         # A damaged tar file may say any size.
         size = min(item.size, os.fstat(file.fileno()).st_size)
-        content = os.pread(file.fileno(), size, item.offset)
+        file.seek(item.offset)
+        content = file.read(size)
         if len(content) != item.size:
             raise ValueError(f"{item.path} is cut short")
     return item.name, content

@@ -101,9 +101,6 @@ class Scenes:
     num_images: int
     seed: int | None = None
 
-    # Generator -> the target of a random scene, to count labels without painting, which is slow.
-    draw_target: Callable[[np.random.Generator], Tensor] | None = None
-
     def __len__(self) -> int:
         return self.num_images
 
@@ -112,12 +109,6 @@ class Scenes:
         seed = rng.getrandbits(64) if self.seed is None else (self.seed, index)
         scene, target = self.draw(np.random.default_rng(seed))
         return to_tensor(scene), target
-
-    def target(self, index: int, rng: random.Random) -> Tensor:
-        """Return the target of a scene, int8 [K]; without a seed one of the same distribution."""
-        if self.seed is not None or self.draw_target is None:
-            return self.load(index, rng)[1]
-        return self.draw_target(np.random.default_rng(rng.getrandbits(64)))
 
     def name(self, index: int) -> str:
         """Describe the scene in messages: it has no path."""
@@ -131,19 +122,15 @@ def scenes_module(
     *,
     train: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
     val: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
-    train_target: Callable[..., Tensor] | None = None,
 ) -> DataModule:
     """Return the data of scenes; only those of validation have a seed and never change.
 
     `train` and `val` are a function that draws a scene and its target from a generator, `writings`
-    and `size`, and the classes. `train_target` draws only the target.
+    and `size`, and the classes.
     """
     size, (train_writings, val_writings) = settings.image_size, split_writings(settings.seed)
-    of_train = {"writings": train_writings, "size": size}
-    draw_target = partial(train_target, **of_train) if train_target else None
-    train_scenes = Scenes(
-        partial(train[0], **of_train), settings.train_images, draw_target=draw_target
-    )
+    draw_train = partial(train[0], writings=train_writings, size=size)
+    train_scenes = Scenes(draw_train, settings.train_images)
     draw_val = partial(val[0], writings=val_writings, size=size)
     val_scenes = Scenes(draw_val, settings.val_images, settings.seed)
 
@@ -245,9 +232,8 @@ def digits(
     task = MultiLabel(threshold)
 
     draw = partial(draw_scene, max_digits=max_digits)
-    target = partial(draw_target, max_digits=max_digits)
     split = (draw, Classes(NAMES))
-    return scenes_module(scenes, task.evaluator, train=split, val=split, train_target=target)
+    return scenes_module(scenes, task.evaluator, train=split, val=split)
 
 
 def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
@@ -272,15 +258,6 @@ def _target(digits: np.ndarray) -> Tensor:
     target = torch.zeros(len(NAMES), dtype=torch.int8)
     target[digits] = 1
     return target
-
-
-def draw_target(
-    rng: np.random.Generator, *, writings: Writings, size: int, max_digits: int
-) -> Tensor:
-    """Return the target of a random scene without painting it, int8 [10]; see `draw_scene`."""
-    # The squares are drawn too: a digit that finds no room has no label.
-    squares = boxes(rng, size, how_many(rng, max_digits))
-    return _target(writings.labels[rng.integers(len(writings.labels), size=len(squares))])
 
 
 def compose(

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from mldec.errors import ConfigError, DataError, brief, visible
-from mldec.runtime.text import open_binary
+from mldec.runtime.text import read_bytes
 
 # The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
 # program.
@@ -20,7 +20,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 DECODERS = ("pillow", "torchcodec", "simplejpeg")
 
-_FIX = "restore the file or leave it out"
+FIX = "restore the file or leave it out"
 
 # Pillow reads images up to twice its limit and refuses larger ones; its warning in between is of no
 # use here.
@@ -63,7 +63,7 @@ def read_image(
         DataError: if the file is missing, empty, truncated, too large or no image.
     """
     if content is None:
-        content = read_content(path)
+        content = read_bytes(Path(path), FIX)
 
     try:
         # Pillow maps an uncompressed TIFF that is given by its path into memory, and then garbles
@@ -88,7 +88,7 @@ def read_image(
             fault = f"not an image, or none of {', '.join(FORMATS)}"
         elif isinstance(error, Image.DecompressionBombError):
             fault = "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
-        raise DataError(f"{visible(str(path))}: {fault}; {_FIX}") from error
+        raise DataError(f"{visible(str(path))}: {fault}; {FIX}") from error
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -98,15 +98,6 @@ def upright(image: Image.Image) -> Image.Image:
     rgb = _to_rgb(image)
     turn = _UPRIGHT.get(_orientation(image))
     return rgb if turn is None else rgb.transpose(turn)
-
-
-def read_content(path: str | Path) -> bytes:
-    """Return the bytes of an image file; see `read_image`."""
-    try:
-        with open_binary(path) as file:
-            return file.read()
-    except OSError as error:
-        raise DataError(f"{path}: it cannot be read ({error.strerror}); {_FIX}") from error
 
 
 def open_image(
@@ -121,7 +112,7 @@ def open_image(
     "torchcodec" decodes JPEG files into uint8 [3, H, W], "simplejpeg" into [4, H, W], the last a
     filler, and both leave all others to Pillow.
     """
-    content = read_content(path) if content is None else content
+    content = read_bytes(Path(path), FIX) if content is None else content
     picture = None
     if decoder != "pillow" and draft is None:
         picture = _by_other(decoder, content)
@@ -141,7 +132,7 @@ def load_image(
     try:
         return transform(image)
     except DataError as error:
-        raise DataError(f"{path}: {error}; {_FIX}") from error
+        raise DataError(f"{path}: {error}; {FIX}") from error
 
 
 def check_decoder(decoder: str) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.config.schema import Mix
+from mldec.data.mixing import Mixing
 from mldec.data.randomness import SampleRandom, sample_seed, seeded
 from mldec.data.table import Labels, from_dense
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, draw
@@ -233,12 +234,7 @@ def train_loader(
 
     Set `batches.epoch` and `batches.start` before each pass over the loader.
     """
-    mixing = None
-    if mix and (mix.on or mix.soft):
-        from mldec.data.mixing import Mixing
-
-        mixing = Mixing(mix, data.train.classes)
-
+    mixing = Mixing(mix, data.train.classes) if mix and (mix.on or mix.soft) else None
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
 
 
@@ -346,13 +342,6 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
     if isinstance(dataset, StoredImages):
         return dataset.labels
 
-    # Only a data set that is drawn has no table. The labels of a scene are known before it is
-    # painted, which takes longer.
-    from mldec.data.digits import Scenes
-
     rng = SampleRandom(sample_seed(seed))
-    if isinstance(dataset, Scenes):
-        targets = [dataset.target(index, rng) for index in range(len(dataset))]
-    else:
-        targets = [dataset.load(index, rng)[1] for index in range(len(dataset))]
+    targets = [dataset.load(index, rng)[1] for index in range(len(dataset))]
     return from_dense(np.stack([target.numpy() for target in targets]))

@@ -9,7 +9,6 @@ from functools import cache
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from mldec.data.table import listed
 from mldec.data.types import Classes, StoredImages, VectorOrigin, WordVectors
@@ -223,30 +222,6 @@ def split_classes(
 
 def _repeated(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
-
-
-def neighbours(train: Classes, val: Classes, k: int = 3) -> dict[str, list[tuple[str, float]]]:
-    """Return the k seen classes nearest to each unseen class, to be inspected before training.
-
-    The seen classes are those of training, the unseen ones the others of validation. An unseen
-    class is mapped to the names of seen classes and the cosines of their vectors, nearest first.
-    """
-    if val.queries is None:
-        return {}
-
-    train_names = set(train.names)
-    seen = [index for index, name in enumerate(val.names) if name in train_names]
-    unseen = [index for index, name in enumerate(val.names) if name not in train_names]
-
-    vectors = normalize(val.queries.float(), dim=1)
-    similarity = vectors[unseen] @ vectors[seen].T  # [unseen, seen]
-    cosines, columns = similarity.topk(min(k, len(seen)), dim=1)
-
-    nearest = {}
-    for row, index in enumerate(unseen):
-        names = [val.names[seen[column]] for column in columns[row].tolist()]
-        nearest[val.names[index]] = list(zip(names, cosines[row].tolist(), strict=True))
-    return nearest
 
 
 def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:

@@ -22,7 +22,6 @@ from mldec.data.cache import cache_folder, read_cached, write_cached
 from mldec.data.types import PREFIX, PROMPT
 from mldec.errors import ConfigError, refusing, suggest
 from mldec.runtime import distributed
-from mldec.runtime.cli import on_terminal
 from mldec.runtime.text import read_lines
 from mldec.runtime.torch_files import sha256_of
 
@@ -135,7 +134,7 @@ class ClipModel:
         device = self.model.logit_scale.device
 
         rows = [torch.empty(0, self.width)]
-        for batch in tqdm(batches, desc="word vectors", leave=False, disable=not on_terminal()):
+        for batch in tqdm(batches, desc="word vectors", leave=False, disable=None):
             texts: list[str] = []
             for name in batch:
                 texts += [template.replace(PLACE, name) for template in templates]

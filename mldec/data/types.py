@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mldec.data.images import load_image, read_content, read_image
+from mldec.data.images import FIX, load_image, read_image
 from mldec.data.randomness import SampleRandom, sample_seed
 from mldec.data.table import Labels, Table, names_fault, parse_fold
 from mldec.data.transforms import EvalTransform, Transform
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
+from mldec.runtime.text import read_bytes
 
 PREFIX = "clip:"  # of the sources that are text encoders
 PROMPT = "a photo of a {}."  # the template that a text encoder is given by default
@@ -303,7 +304,7 @@ class ImageFiles(Storage):
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the image file; raise a `DataError` if it cannot be read."""
-        return read_content(self.name(index))
+        return read_bytes(Path(self.name(index)), FIX)
 
     def select(self, images: np.ndarray) -> "ImageFiles":
         """Return some of the files; see `Storage`."""

@@ -138,13 +138,12 @@ def _scan(path: Path, wanted: Collection[bytes]) -> dict[bytes, np.ndarray]:
     with open_binary(path) as file:
         # Count the numbers from the end, because a word may contain blanks. The first field is
         # always the word, even if it is a number.
-        header, fields = file.readline().split(), file.readline().split()
+        header = file.readline().split()
         if len(header) == 2 and all(field.isdigit() for field in header):
             width = int(header[1])
         else:
-            fields = header
-            numbers = list(takewhile(_is_number, reversed(fields)))
-            width = min(len(numbers), len(fields) - 1)
+            numbers = list(takewhile(_is_number, reversed(header)))
+            width = min(len(numbers), len(header) - 1)
         if width < 1:
             raise ValueError("it is not a text file with a word and its numbers in each line")
 

@@ -71,15 +71,16 @@ def open_engine(args: argparse.Namespace) -> Engine:
         check_exported_options(args)
         exported, classes = OnnxFile(Path(args.checkpoint)), None
         if exported.metadata.word_dim is not None and args.vectors is not None:
-            names = tuple(exported.metadata.classes)
-            classes = Classes(names, queries=word_vectors(args.vectors, names).queries)
+            names, width = tuple(exported.metadata.classes), exported.metadata.word_dim
+            # A zero-shot file of the authors has no classes of its own: those that are typed.
+            queries = word_vectors(args.vectors, names).queries if names else torch.zeros(0, width)
+            classes = Classes(names, queries=queries)
         engine = ExportedEngine(exported, classes)
     else:
         loaded = load_model(**chosen_model(args), device=distributed.pick_device(args.device))
         engine = TorchEngine(loaded, Precision(args.precision or "auto"))
         if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
-            option = "--class-names" if loaded.classes.queries is None else "--vectors"
-            raise CheckpointError(f"{args.checkpoint} names no classes: pass {option} FILE")
+            raise CheckpointError(f"{args.checkpoint} names no classes: pass --vectors FILE")
 
     if args.vectors is not None and not engine.zero_shot:
         raise ConfigError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mldec.errors import DataError
 from mldec.runtime import distributed
-from mldec.runtime.devices import Copies
+from mldec.runtime.devices import Copies, moved
 
 INTERPOLATIONS = ("none", "envelope", "11point")
 COLUMNS = 64  # classes that a thread copies and sorts together
@@ -57,7 +57,7 @@ def average_precision(
     return dict(zip(interpolations, columns, strict=True))
 
 
-def check_finite(is_finite: bool | np.bool, metric: str) -> None:
+def check_finite(is_finite: bool, metric: str) -> None:
     """Raise a `DataError` if a score is not finite: a broken network must not get a metric."""
     if not is_finite:
         raise DataError(
@@ -74,7 +74,7 @@ def _of_class(
     scores: np.ndarray, targets: np.ndarray, interpolations: Sequence[str]
 ) -> list[float]:
     """Return the average precision of one class for each interpolation; scores and targets [N]."""
-    check_finite(np.isfinite(scores).all(), "average precision")
+    check_finite(bool(np.isfinite(scores).all()), "average precision")
     annotated = np.sort(scores[targets >= 0])
     positive = np.sort(scores[targets == 1])
     total = len(positive)
@@ -128,7 +128,7 @@ class Predictions:
         copies = Copies(logits, targets)
         self._keep_last()
         self._arriving = copies
-        return logits, targets.to(logits.device, non_blocking=True)
+        return logits, moved(targets, logits.device)
 
     def blocks(self) -> list[tuple[Tensor, Tensor]]:
         """Return the logits and targets of each batch, [B, K], in main memory."""

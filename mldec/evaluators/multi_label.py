@@ -8,12 +8,14 @@ from torch import Tensor
 from mldec.errors import ConfigError
 from mldec.evaluators.average_precision import INTERPOLATIONS, Predictions, average_precision_of_all
 from mldec.runtime import distributed
+from mldec.runtime.devices import in_double
 
 
 class Counts:
     """True positives, predictions and positives per class, for one rule of decision.
 
-    Targets of -1 are left out. The counts are float64 [K], on the device of the last batch.
+    Targets of -1 are left out. The counts are float64 [K], where `in_double` puts those of the last
+    batch.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -37,11 +39,10 @@ class Counts:
 
     def update(self, decided: Tensor, targets: Tensor) -> None:
         """Add decisions bool [B, K] and targets [B, K] of 1, 0 or -1."""
-        device, positive = decided.device, targets == 1
-        decided = decided & (targets >= 0)
-        self.hits = self.hits.to(device) + (decided & positive).sum(0)
-        self.predicted = self.predicted.to(device) + decided.sum(0)
-        self.positives = self.positives.to(device) + positive.sum(0)
+        positive, decided = targets == 1, decided & (targets >= 0)
+        new = in_double(torch.stack([decided & positive, decided, positive]).sum(1))
+        before = torch.stack([self.hits, self.predicted, self.positives]).to(new.device)
+        self.hits, self.predicted, self.positives = before + new
 
     def per_class(self) -> dict[str, Tensor]:
         """Return precision, recall and F1 per class: [K] in [0, 1], 0 where undefined."""
@@ -133,7 +134,9 @@ class MultiLabelEvaluator:
 
 def on_device(threshold: float | Tensor, device: torch.device) -> float | Tensor:
     """Return a threshold, or one per class, as it is compared with logits on a device."""
-    return threshold.to(device) if isinstance(threshold, Tensor) else threshold
+    if not isinstance(threshold, Tensor):
+        return threshold
+    return (threshold.float() if device.type == "mps" else threshold).to(device)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:

@@ -7,7 +7,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluators.average_precision import check_finite
 from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
-from mldec.runtime.devices import in_double
+from mldec.runtime.devices import in_double, moved
 
 # Probabilities are stored as multiples of 2**-30: sums of whole numbers do not depend on the order.
 FIXED_POINT = 2**30
@@ -42,7 +42,7 @@ class SingleLabelEvaluator:
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: finite logits float [B, K]; targets [B, K] of 1 and 0."""
-        logits, valid = logits.float(), targets.to(logits.device, non_blocking=True) == 1
+        logits, valid = logits.float(), moved(targets, logits.device) == 1
 
         # The label of a wrong answer is the first valid one.
         predicted = logits.argmax(1)

@@ -9,6 +9,7 @@ from mldec.errors import ConfigError
 from mldec.evaluators.average_precision import Predictions, average_precision_of_all
 from mldec.evaluators.multi_label import Counts, logit_of, on_device, top_k
 from mldec.runtime import distributed
+from mldec.runtime.devices import moved
 
 TOP_K = (3, 5)  # of table 6 of the paper
 
@@ -68,7 +69,7 @@ class ZeroShotEvaluator:
             # By the targets in main memory: a device would have to be waited for.
             targets = targets.cpu()
             [keep] = self._has_unseen(targets).nonzero(as_tuple=True)
-            logits, targets = logits[keep.to(logits.device, non_blocking=True)], targets[keep]
+            logits, targets = logits[moved(keep, logits.device)], targets[keep]
         logits, targets = self.predictions.add(logits, targets)
         self._columns = self._columns.to(logits.device)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)

@@ -1,8 +1,8 @@
 """Losses of timm, for several labels per image; see `timm.loss` for their formulas."""
 
-import importlib
 from typing import Any, Literal
 
+import timm.loss
 from torch import Tensor, nn
 
 from mldec.losses.common import CountLabels, check_above_0, check_range, prepare
@@ -15,8 +15,7 @@ class _FromTimm(nn.Module):
 
     def __init__(self, name: str, *args: Any, **settings: Any) -> None:
         super().__init__()
-        # timm takes seconds to import, and only these losses pay for it.
-        self.loss = getattr(importlib.import_module("timm.loss"), name)(*args, **settings)
+        self.loss = getattr(timm.loss, name)(*args, **settings)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32."""

@@ -13,7 +13,7 @@ from mldec.data.decode import Decoded, Decoder, Item, decoded, read_item
 from mldec.data.loader import end_workers
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable, visible
-from mldec.evaluators.multi_label import top_k
+from mldec.evaluators.multi_label import on_device, top_k
 from mldec.predict.engine import Engine, TorchEngine
 from mldec.predict.heat_maps import Font, draw, file_name
 from mldec.runtime.devices import Copies, one_late, processors
@@ -223,7 +223,9 @@ class Predictor:
         """Begin to score a batch, and to bring what its rows need to main memory."""
         answers = self._engine.answer(batch.images, features=self._features)
         scores = answers.scores
-        self._lowest = self._lowest.to(scores.device)  # waits in the first batch only
+        lowest = on_device(self._lowest, scores.device)  # waits in the first batch only
+        assert isinstance(lowest, Tensor)
+        self._lowest = lowest
         marked, is_finite = self._rule.marked(scores, self._lowest), scores.sum(1).isfinite()
         features = scores[:, :0] if answers.features is None else answers.features
         return Copies(scores, marked, is_finite, features)

@@ -25,7 +25,7 @@ from mldec.evaluation import probabilities, stored_thresholds
 from mldec.predict.heat_maps import Explainer, Wanted
 from mldec.runtime import distributed
 from mldec.runtime.cli import chosen_model, require
-from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.devices import Precision, autocast, memory_format, moved
 from mldec.runtime.facts import explain_out_of_memory
 
 # The names of inputs, of which a file has the first or both, and of outputs.
@@ -156,7 +156,7 @@ class TorchEngine:
         """
         with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
-            batch = _stacked(images).to(self.device, non_blocking=True, memory_format=self._order)
+            batch = moved(_stacked(images), self.device, memory_format=self._order)
             with autocast(self.device, self._precision):
                 # Features are of the tokens, which a forward pass would compute again.
                 tokens = model.backbone(batch) if features else None
@@ -197,14 +197,15 @@ class ExportedEngine:
         if width is None and classes is not None:
             fault = "knows its own classes only: export it with --classes"
         elif width is not None and queries is None:
-            fault = "asks for word vectors: pass them with --vectors"
+            fault = "asks for word vectors: pass --vectors, and to predict --classes too"
         elif queries is not None and queries.shape[1] != width:
             fault = f"takes word vectors of {width} numbers, not {queries.shape[1]}: pass others"
         if fault is not None:
             raise CheckpointError(f"{self.path} {fault}")
 
         self._queries = [] if queries is None else [queries]
-        classes = classes or Classes(tuple(metadata.classes))
+        if classes is None:
+            classes = Classes(tuple(metadata.classes))
         self.classes = replace(classes, exclusive=metadata.exclusive)
         self.thresholds: Sequence[float] | None = metadata.thresholds
         if self.thresholds is not None and len(self.thresholds) == 1:

@@ -59,7 +59,7 @@ class Inputs:
                 raise DataError(f"{path}: the folder holds no image")
         if root is not None and not storage.is_address(root) and not Path(root).is_dir():
             raise DataError(f"--root {root}: no such folder; check the path")
-        if listing not in (None, STANDARD_INPUT) and next(self.of(0, 1), None) is None:
+        if listing not in (None, STANDARD_INPUT) and next(self._listed(1, None), None) is None:
             raise DataError(f"--list {listing}: it names no image")
 
     def __iter__(self) -> Iterator[Item]:

@@ -20,7 +20,6 @@ from tqdm import tqdm
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision as exact_average_precision
 from mldec.evaluators.multi_label import Counts
-from mldec.runtime.cli import on_terminal
 
 SEED = 0
 STEP = 100  # resamples that are computed together
@@ -107,7 +106,7 @@ class Answers:
         # Threads help: numpy and scipy sort and add without the interpreter's lock.
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             done = threads.map(lambda columns: work(columns, *self.block(columns)), slices)
-            bar = tqdm(done, "classes", len(slices), leave=False, disable=not on_terminal())
+            bar = tqdm(done, "classes", len(slices), leave=False, disable=None)
             return np.concatenate([*bar], axis=-1)
 
 

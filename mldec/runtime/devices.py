@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mldec.errors import ConfigError
 from mldec.runtime.signals import NothingCame
@@ -30,6 +30,11 @@ def check_device(name: str) -> None:
 def in_double(values: "torch.Tensor") -> "torch.Tensor":
     """Return values as float64; on the CPU if they are on an Apple GPU, which has no float64."""
     return (values.cpu() if values.device.type == "mps" else values).double()
+
+
+def moved(tensor: "torch.Tensor", device: "torch.device", **options: Any) -> "torch.Tensor":
+    """Return a tensor on a device; of CUDA alone this process need not wait for the copy."""
+    return tensor.to(device, non_blocking=device.type == "cuda", **options)
 
 
 def processors() -> int:
@@ -106,8 +111,8 @@ class Copies:
     """Copies of tensors on their way to main memory; a tensor that is there stays as it is."""
 
     def __init__(self, *tensors: "torch.Tensor") -> None:
-        # Into page-locked memory, for which this process need not wait.
-        self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        # From CUDA into page-locked memory, for which this process need not wait.
+        self._tensors = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]
         self._arrived = None
         if any(tensor.is_cuda for tensor in tensors):
             from torch.cuda import Event

@@ -138,7 +138,8 @@ def keep_freed_memory() -> bool:
     By default glibc returns large blocks to the system, which clears each page again when the next
     step touches it: 2 to 18 percent of a training step on a CPU. Settings of the user stay.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # Windows has no library of the process itself.
+    mallopt = None if os.name == "nt" else getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in OF_THE_USER):
         return False
 

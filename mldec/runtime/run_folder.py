@@ -66,7 +66,6 @@ class RunFacts:
     image_size: int  # pixels per side
     parameters: int  # trainable
     multiply_accumulates: int | None  # per image; None if the model cannot be counted
-    all_parameters: int | None = None  # with the frozen ones; None in a file of an older version
     start_epoch: int = 0  # epochs finished before this start
     # The best result before this start, as in a checkpoint: metric, value, weights and so on.
     best: dict[str, Any] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""The training loop: epochs and steps, their reports, and the folder that they write to."""
+"""The training loop: epochs, steps, and their reports."""

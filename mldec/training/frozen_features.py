@@ -20,8 +20,7 @@ from mldec.data.randomness import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped, refusing
 from mldec.runtime import distributed
-from mldec.runtime.cli import on_terminal
-from mldec.runtime.devices import autocast
+from mldec.runtime.devices import autocast, moved
 from mldec.runtime.results import replacing
 from mldec.runtime.signals import StopRequest
 
@@ -118,7 +117,7 @@ def _compute(
     backbone.eval()
 
     done = 0
-    bar = partial(tqdm, desc=f"{title} tokens", leave=False, disable=not on_terminal())
+    bar = partial(tqdm, desc=f"{title} tokens", leave=False, disable=None)
     for batch in bar(unwrap(loader), total=len(loader)):
         if stop:
             end_workers()
@@ -130,7 +129,7 @@ def _compute(
         done += len(batch.images) + len(batch.bad)
         if len(batch.images):
             with torch.no_grad(), autocast(device, train.precision):
-                tokens = backbone(batch.images.to(device, non_blocking=True)).float().cpu()
+                tokens = backbone(moved(batch.images, device)).float().cpu()
             for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
                 with replacing(files[index]) as file:
                     np.save(file, array)
@@ -140,7 +139,7 @@ def _compute(
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
     """Return the path of the tokens of each image, by a hash of the image file."""
     files = []
-    bar = partial(tqdm, desc=f"{title} files", leave=False, disable=not on_terminal())
+    bar = partial(tqdm, desc=f"{title} files", leave=False, disable=None)
     for index in bar(range(len(dataset))):
         try:
             content = dataset.storage.content(index)

@@ -17,9 +17,8 @@ from tqdm import tqdm
 from mldec.config.schema import Config
 from mldec.errors import refusing, writing
 from mldec.runtime import distributed
-from mldec.runtime.cli import on_terminal
 from mldec.runtime.results import replacing
-from mldec.runtime.run_folder import NOT_OURS, read_log
+from mldec.runtime.run_folder import LOG_FILE, NOT_OURS, read_log
 from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")
@@ -37,9 +36,10 @@ class RunLog:
         self, directory: Path, *, step: int = 0, lines: int = 0, tracked: Config | None = None
     ) -> None:
         self.main = distributed.is_main()
+        self._is_hidden = not self.main or None  # bars; None: where there is no terminal
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
-        self._jsonl = directory / "metrics.jsonl"
+        self._jsonl = directory / LOG_FILE
         self._monitors: list[Any] = []  # TensorBoard and trackers, on the main process
         self._handler: logging.Handler | None = None
         self.lines = distributed.on_main(partial(self._open, directory, step, lines, tracked))
@@ -90,10 +90,8 @@ class RunLog:
         self, items: Iterable[T], *, total: int, done: int, description: str
     ) -> Iterator[T]:
         """Iterate over the steps of an epoch that are not done yet, with a bar on a terminal."""
-        hidden = not (self.main and on_terminal())
-        with tqdm(
-            items, total=total, initial=done, desc=description, leave=False, disable=hidden
-        ) as bar:
+        options: dict[str, Any] = {"total": total, "initial": done, "desc": description}
+        with tqdm(items, leave=False, disable=self._is_hidden, **options) as bar:
             # `status` writes beside the bar while there is one.
             self._bar = bar
             yield from bar
@@ -101,8 +99,7 @@ class RunLog:
 
     def evaluation(self) -> "Callable[..., tqdm[Any]]":
         """Return a function that shows a bar over the batches of an evaluation, on a terminal."""
-        hidden = not (self.main and on_terminal())
-        return partial(tqdm, desc="evaluate", leave=False, disable=hidden)
+        return partial(tqdm, desc="evaluate", leave=False, disable=self._is_hidden)
 
     def status(self, position: str, text: str) -> None:
         """Show the state of the loop beside the progress bar, or without one as a line."""

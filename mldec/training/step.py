@@ -17,7 +17,7 @@ from mldec.data.loader import Batch, sample_seed
 from mldec.errors import ConfigError, refusing
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.devices import Precision, autocast, memory_format, moved
 from mldec.training.optim import (
     build_optimizer,
     build_schedule,
@@ -246,8 +246,8 @@ class Learner:
 
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
         """Add the gradients of a micro-batch, and return its share of the loss."""
-        images = batch.images.to(self.device, non_blocking=True, memory_format=self.memory_format)
-        targets = batch.targets.to(self.device, non_blocking=True)
+        images = moved(batch.images, self.device, memory_format=self.memory_format)
+        targets = moved(batch.targets, self.device)
 
         queries, train = self.queries, self.config.train
         if queries is not None:

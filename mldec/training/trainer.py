@@ -48,7 +48,7 @@ ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group
 
 
 class Trainer:
-    """Train a model, evaluate it after each epoch, and keep last.pt and best.pt in `folder`."""
+    """Train and evaluate a model, and keep last.pt and best.pt in `folder`."""
 
     def __init__(
         self,
@@ -578,7 +578,7 @@ def start_weights(config: Config, resumed: Path | None = None) -> str:
     elif "pretrained" not in config.backbone:
         weights = f"those that {config.backbone['_target_']} is built with; the head is random"
     elif pretrained is True:
-        weights = f"the published {config.backbone['name']}; the head is random"
+        weights = f"the published {config.backbone.get('name', 'weights')}; the head is random"
     elif pretrained:
         weights = f"backbone.pretrained={pretrained}; the head is random"
     else:
@@ -594,7 +594,6 @@ def run_facts(trainer: Trainer) -> RunFacts:
     config, model, size = trainer.config, trainer.learner.model, trainer.data.transform.image_size
     classifier = Classifier(model.backbone, model.head)
     products = work_per_image(classifier, size, trainer.data.val.classes.queries)
-    trainable, total = count_parameters(model)
     return RunFacts(
         name=config.name,
         command=command_line(),
@@ -602,8 +601,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
         commit=trainer.git,
         epochs=config.train.epochs,
         image_size=size,
-        parameters=trainable,
-        all_parameters=total,
+        parameters=count_parameters(model)[0],
         multiply_accumulates=None if products is None else round(products),
         start_epoch=trainer.epoch,
         best={} if trainer.best.metric is None else dataclasses.asdict(trainer.best),

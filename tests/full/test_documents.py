@@ -27,7 +27,7 @@ from support import read_option
 from mldec import summary
 from mldec.__main__ import COMMANDS
 from mldec.config import build
-from mldec.config.compose import check_key, check_option, compose, config_dir, experiments
+from mldec.config.compose import check_key, check_option, compose, config_dir, options
 from mldec.config.schema import PARTS
 from mldec.errors import ConfigError
 
@@ -184,7 +184,7 @@ def check_setting(setting: str) -> None:
     part, dot, argument = key.partition(".")
     is_name = re.fullmatch(r"[a-z]\w*", value) is not None
     if key == "experiment":
-        if is_name and value not in experiments():
+        if is_name and value not in options("experiment"):
             raise ConfigError(f"there is no experiment {value}")
     elif key.startswith("hydra."):
         return

@@ -9,10 +9,10 @@ import trees
 from readers import write_picture
 from support import write_coco
 
-from mldec.config.compose import compose, experiments
+from mldec.config.compose import compose, options
 from mldec.runtime.torch_files import read_torch
 
-RECIPES = [name for name in experiments() if name.startswith(("q2l_", "asl_"))]
+RECIPES = [name for name in options("experiment") if name.startswith(("q2l_", "asl_"))]
 # A small network of the same family, whose parameters have the same names.
 NETWORKS = {
     "resnet101": ["backbone.name=resnet10t", "backbone.model_args={channels:[8,16,24,32]}"],

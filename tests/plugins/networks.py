@@ -134,13 +134,14 @@ def metadata(**settings: Any) -> Metadata:
     return Metadata(**{**values, **settings})
 
 
-def save_onnx(path: Path, head: str) -> Path:
+def save_onnx(path: Path, head: str, **facts: Any) -> Path:
     """Export a model of `loaded`, and return the path; one of words asks for word vectors."""
     model = loaded(head)
     asks = head in OF_WORDS
     program = Program(model, [0.5], asks=asks)
     graph = translated(traced(program, model, "x.pt"), open_axes(program), "x.pt")
-    path.write_bytes(onnx_content(graph, metadata(word_dim=WIDTH if asks else None), path.name))
+    known = metadata(word_dim=WIDTH if asks else None, **facts)
+    path.write_bytes(onnx_content(graph, known, path.name))
     return path
 
 

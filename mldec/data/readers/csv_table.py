@@ -82,7 +82,7 @@ def csv_table(
         val_fraction: without a column split, the share of the images to hold out, in (0, 1).
         split: without a column split, how images are held out: "hash": a hash of its path decides
             on each image, which stays in its split when others are added; "stratified": each class
-            has about the same share of its positives held out, see `mldec.data.settings`.
+            has about the same share of its positives held out, see `mldec.data.table.stratified`.
         seed: decides which images are held out.
     """
     check_fraction(val_fraction)

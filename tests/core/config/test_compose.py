@@ -12,7 +12,6 @@ from mldec.config.compose import (
     compose,
     config_dir,
     diff,
-    experiments,
     explain,
     options,
     override,
@@ -30,7 +29,7 @@ def digits():
     return compose(["+experiment=digits"])
 
 
-@pytest.mark.parametrize("name", experiments())
+@pytest.mark.parametrize("name", options("experiment"))
 def test_every_experiment_composes_and_says_how_to_run_it(name):
     config = compose([f"+experiment={name}"])
     build.check(config)
@@ -177,7 +176,9 @@ def test_the_recipe_of_figure_6_is_that_of_the_official_command(network):
     assert wanted.items() <= build.recorded(config, build.check(config)).data.items()
 
 
-@pytest.mark.parametrize("name", [name for name in experiments() if "single_positive" in name])
+@pytest.mark.parametrize(
+    "name", [name for name in options("experiment") if "single_positive" in name]
+)
 def test_one_positive_at_a_constant_rate_without_augmentation_but_flips(name):
     config = compose([f"+experiment={name}"])
     config = build.recorded(config, build.check(config))

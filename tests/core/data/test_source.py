@@ -135,7 +135,7 @@ def test_absent_images_stop_are_left_out_or_are_not_looked_for(source, root, cap
 
     data = assemble(source, PLAIN, UNCHECKED)
     assert len(data.val.dataset) == 3
-    with pytest.raises(DataError, match=r"1\.png: it cannot be read"):
+    with pytest.raises(DataError, match=r"1\.png cannot be read"):
         fixed_sample(data.val.dataset, 1)
 
 

@@ -14,7 +14,7 @@ import torch
 from pictures import pixels
 from PIL import Image
 
-from mldec.data.digits import Scenes, SceneSettings, digits
+from mldec.data.digits import SceneSettings, digits
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import labels_of
 from mldec.data.table import Table, encode_paths, from_dense, from_entries
@@ -107,18 +107,10 @@ def test_a_split_is_viewed_through_another_transform_and_as_it_is_stored():
     assert np.unique(np.asarray(picture(generated.dataset, 2))) == 2
 
 
-def test_labels_come_from_the_table_the_target_of_a_scene_or_the_images():
+def test_labels_come_from_the_table_or_the_images():
     dataset = stored(lambda image: pytest.fail("it was read"))
     assert labels_of(Split(dataset, Classes(NAMES))) is dataset.labels
     assert np.array_equal(labels_of(Split(Generated(), Classes(NAMES))).dense(), DENSE)
-
-    # Without a seed, the target of a scene is known before it is painted.
-    scenes = Scenes(
-        draw=lambda rng: pytest.fail("it was painted"),
-        num_images=5,
-        draw_target=lambda rng: torch.tensor([0, 1, 0], dtype=torch.int8),
-    )
-    assert labels_of(Split(scenes, Classes(NAMES))).dense().tolist() == [[0, 1, 0]] * 5
 
     # Those of scenes that are drawn anew depend on the seed of the run only.
     data = digits(SceneSettings(train_images=40, val_images=2))
@@ -162,7 +154,7 @@ def test_absent_files(files, tmp_path, monkeypatch):
     (tmp_path / "3.png").rename(tmp_path / "3.PNG")  # the case counts, as it will on another disk
     (tmp_path / "b" / "1.png").rename(tmp_path / "a" / "3.png")
     assert files.absent().tolist() == [False, True, True, True, False]
-    with pytest.raises(DataError, match=r"a/2\.png: it cannot be read"):
+    with pytest.raises(DataError, match=r"a/2\.png cannot be read"):
         files.content(1)
 
     # Each folder is listed once, whatever the number of files.

@@ -10,8 +10,8 @@ import pytest
 import torch
 from clip_models import clip_folder
 
+from mldec.check_data.examine import neighbours
 from mldec.data.settings import VectorSettings
-from mldec.data.tasks import neighbours
 from mldec.data.text_encoder import open_encoder, read_templates
 from mldec.data.types import Classes, VectorOrigin, WordVectors
 from mldec.data.word_vectors import described, word_vectors

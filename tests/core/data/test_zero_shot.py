@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from mldec.check_data.examine import neighbours
 from mldec.data.table import Table, encode_paths, from_dense
-from mldec.data.tasks import ZeroShot, neighbours, split_classes, warn_of_twins
+from mldec.data.tasks import ZeroShot, split_classes, warn_of_twins
 from mldec.data.types import Classes, VectorOrigin, WordVectors, in_folder
 from mldec.data.word_vectors import ClassList, read_class_list
 from mldec.errors import DataError

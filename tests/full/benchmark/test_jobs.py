@@ -12,14 +12,14 @@ from mldec.benchmark import profile
 from mldec.benchmark.cost import cost
 from mldec.benchmark.throughput import prepare, settings
 from mldec.config import build
-from mldec.config.compose import compose, experiments
+from mldec.config.compose import compose, options
 from mldec.data.types import Classes
 from mldec.runtime.facts import multiply_accumulates
 
 # A small network in place of each, whose layers have other names than those that are frozen.
 TINY = [
     "backbone=tiny",
-    "backbone.name=resnet10t",  # some experiments name another network, and its size of images
+    "backbone.name=resnet10t",  # some options name another network, and its size of images
     "backbone.image_size=null",
     "data.image_size=32",
     "train.batch_size=8",
@@ -31,7 +31,7 @@ TINY = [
 ]
 
 
-@pytest.mark.parametrize("experiment", experiments())
+@pytest.mark.parametrize("experiment", options("experiment"))
 def test_every_experiment_does_a_step(experiment):
     changed = []
     if experiment.startswith("finetune") and experiment.endswith("_frozen"):

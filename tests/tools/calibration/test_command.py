@@ -151,6 +151,23 @@ def test_thresholds_of_a_file_are_stored_as_a_calibration_is(cli, best, tmp_path
     assert thresholds == pytest.approx(expected, abs=1e-6)
 
 
+def test_other_names_are_stored_with_thresholds_of_a_file(cli, best, tmp_path):
+    names = loading.load(best).classes.names
+    given, renamed, out = (tmp_path / name for name in ("given.csv", "names.txt", "renamed.pt"))
+    renamed.write_text("".join(f"{name}!\n" for name in names))
+    words = ["calibrate", best, "--plugin", "patches", "--thresholds", given, "--out", out]
+
+    given.write_text("class,threshold\nshort\n")
+    assert "row 2: the class 'short' is not in the list" in cli.fault(*words)
+    given.write_text(f"class,threshold\n{names[0]}!\n")
+    words += ["--class-names", renamed]
+    assert "row 2: '' is no number from 0 to 1" in cli.fault(*words)
+    given.write_text("class,threshold\n" + "".join(f"{name}!,0.5\n" for name in names))
+    assert "leave --json and --csv out" in cli.fault(*words, "--json", "c.json")
+    cli.out(*words)
+    assert loading.load(out).classes.names == tuple(f"{name}!" for name in names)
+
+
 def test_a_copy_has_a_name_of_its_own(tmp_path):
     path = tmp_path / "best.pt"
     args = Namespace(out=None, checkpoint="outputs/digits")

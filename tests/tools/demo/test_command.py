@@ -60,8 +60,11 @@ def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path):
 
 def test_an_exported_zero_shot_file_needs_vectors(tmp_path):
     path, vectors = networks.save_onnx(tmp_path / "x.onnx", "words"), tmp_path / "vectors.txt"
-    with pytest.raises(CheckpointError, match="asks for word vectors: pass them with --vectors"):
+    with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors"):
         open_engine(options(path))
     vectors.write_text("".join(f"thing_{number} 1 0 {number} 0 1\n" for number in range(7)))
     engine = open_engine(options(path, "--vectors", vectors))
     assert engine.classes.names == tuple(f"thing {number}" for number in range(7))
+    # A released zero-shot file has no classes of its own.
+    path = networks.save_onnx(path, "words", classes=[])
+    assert open_engine(options(path, "--vectors", vectors)).classes.names == ()

@@ -55,6 +55,8 @@ def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path):
     assert names(inputs) == names(inputs), "they can be gone through again"
     with pytest.raises(DataError, match="empty: the folder holds no image"):
         Inputs([str(folder / "a.png"), str(folder / "empty")])
+    with pytest.raises(DataError, match=r"--list .*none\.txt"):
+        Inputs([str(folder)], str(folder / "none.txt"))
     with pytest.raises(DataError, match="nothing: no such file or folder"):
         Inputs([str(folder / "nothing")])
 
@@ -125,7 +127,7 @@ def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
 
     listing.write_text(f"a.png\n{'x' * 300}.png\n\0.png\n")
     for item in [*Inputs([], str(listing))][1:]:
-        assert "it cannot be read" in str(Decoder(to_tensor)[item])
+        assert "cannot be read" in str(Decoder(to_tensor)[item])
 
     given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
     monkeypatch.setattr(sys, "stdin", given)
