@@ -87,24 +87,65 @@ def run(config: Config, directory: Path) -> None:
 def _train(
     config: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
 ) -> None:
-    """Build the parts of a run in its locked folder, resume or initialise it, and train."""
+    """Train a run in its locked folder, from its start or from where it was."""
+    from mldec.runtime import distributed
+    from mldec.runtime.torch_files import write_text
+    from mldec.training.log import RunLog
+    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
+
+    trainer, path = _prepared(config, parts, directory, device, stop)
+    # The log of another run stays in its folder: this one starts with an empty log.
+    lines = trainer.lines if path and _is_inside(path, directory) else 0
+    facts = distributed.on_main(partial(_open_folder, directory, trainer))
+
+    step, tracked = trainer.learner.step, trainer.config
+    with closing(RunLog(directory, step=step, lines=lines, tracked=tracked)) as run_log:
+        # What is run, on what, from which weights, and warnings: once for all processes.
+        commit = f"(mldec {mldec.__version__}, commit {trainer.git or 'none'})"
+        log.info(printable(f"{command_line()} {commit}"))
+        log.info(describe_run(trainer, config.train.precision))
+        log.info(start_weights(trainer.config, path))
+        slow = trainer.config.train.precision.warning(device)
+        for warning in (slow, few_per_batch_norm(trainer)):
+            if warning and distributed.is_main():
+                log.warning(warning)
+        trainer.fit(run_log)
+
+        log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
+        best = trainer.best
+        facts = replace(facts, best=asdict(best), ended=trainer.ended)
+        distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))
+        log.info(
+            f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
+            f"{directory}/checkpoints/best.pt"
+        )
+        # A loss for partial labels estimates the class frequencies on the way.
+        if config.loss.get("class_prior") == "estimate" and distributed.is_main():
+            from mldec.losses.partial import save_estimate
+
+            priors = directory / "class_prior.csv"
+            with writing(priors, of_run=True):
+                save_estimate(trainer.learner.loss, priors, trainer.data.train.classes.names)
+
+
+def _prepared(
+    config: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
+) -> "tuple[Trainer, Path | None]":
+    """Build the parts of a run, resume or initialise it; return the checkpoint it goes on from."""
     import torch
 
     from mldec.checkpoint import loading
     from mldec.config import build
     from mldec.data.loader import labels_of
     from mldec.runtime import distributed
-    from mldec.runtime.torch_files import write_text
-    from mldec.training.log import RunLog
     from mldec.training.memory import divide_batch
-    from mldec.training.trainer import Trainer, describe_run, few_per_batch_norm, start_weights
+    from mldec.training.trainer import Trainer
 
     # The newest version of the checkpoint that is not damaged.
     last = distributed.on_main(partial(resume_point, config, directory))
     saved = distributed.on_main(partial(loading.load_newest, last)) if last else None
     path, saved_checkpoint = saved or (None, None)
-    wanted = config.train.precision
-    precision = used_precision(wanted, saved_checkpoint, device)
+    precision = used_precision(config.train.precision, saved_checkpoint, device)
     config = replace(config, train=replace(config.train, precision=precision))
 
     # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
@@ -135,41 +176,7 @@ def _train(
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
     if path and saved_checkpoint:
         trainer.resume(saved_checkpoint, path)
-    # The log of another run stays in its folder: this one starts with an empty log.
-    lines = trainer.lines if path and _is_inside(path, directory) else 0
-
-    # What it holds is copied: a run of days need not keep it in memory.
-    del saved, saved_checkpoint
-    facts = distributed.on_main(partial(_open_folder, directory, trainer))
-
-    step, tracked = trainer.learner.step, trainer.config
-    with closing(RunLog(directory, step=step, lines=lines, tracked=tracked)) as run_log:
-        # What is run, on what, from which weights, and warnings: once for all processes.
-        commit = f"(mldec {mldec.__version__}, commit {trainer.git or 'none'})"
-        log.info(printable(f"{command_line()} {commit}"))
-        log.info(describe_run(trainer, wanted))
-        log.info(start_weights(trainer.config, path))
-        slow = trainer.config.train.precision.warning(device)
-        for warning in (slow, few_per_batch_norm(trainer)):
-            if warning and distributed.is_main():
-                log.warning(warning)
-        trainer.fit(run_log)
-
-        log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
-        best = trainer.best
-        facts = replace(facts, best=asdict(best), ended=trainer.ended)
-        distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))
-        log.info(
-            f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
-            f"{folder}/best.pt"
-        )
-        # A loss for partial labels estimates the class frequencies on the way.
-        if config.loss.get("class_prior") == "estimate" and distributed.is_main():
-            from mldec.losses.partial import save_estimate
-
-            priors = directory / "class_prior.csv"
-            with writing(priors, of_run=True):
-                save_estimate(loss, priors, data.train.classes.names)
+    return trainer, path
 
 
 def used_precision(

@@ -118,19 +118,7 @@ def load_model(
 
         calibration = with_thresholds(Path(thresholds), checkpoint.classes, chosen, calibration)
 
-    transform, option = checkpoint.transform, f"--image-size {image_size}"
-    if views:
-        side = image_size or transform.image_size
-        model = Viewed(model, views, side)
-        if views == "scales":
-            image_size, option = Viewed.larger(side), "--views scales"
-    if image_size not in (None, transform.image_size):
-        # A network such as ViT fixes its input size when it is built.
-        if config.backbone.get("image_size") is not None:
-            raise CheckpointError(f"{option}: {path} was trained for one size only; leave it out")
-        config.data["image_size"] = image_size
-        transform = replace(transform, image_size=image_size)
-
+    model, transform = _as_seen(model, checkpoint.transform, config, path, image_size, views)
     return Loaded(
         model=model.to(device).eval(),
         config=config,
@@ -144,6 +132,31 @@ def load_model(
         of_run=of_run,
         unseen=checkpoint.unseen,
     )
+
+
+def _as_seen(
+    model: Classifier,
+    transform: EvalTransform,
+    config: Config,
+    path: str | Path,
+    image_size: int | None,
+    views: str | None,
+) -> tuple[Classifier, EvalTransform]:
+    """Return a model for images of another size, or in several views; the config says the size."""
+    option = f"--image-size {image_size}"
+    if views:
+        side = image_size or transform.image_size
+        model = Viewed(model, views, side)
+        if views == "scales":
+            image_size, option = Viewed.larger(side), "--views scales"
+    if image_size in (None, transform.image_size):
+        return model, transform
+
+    # A network such as ViT fixes its input size when it is built.
+    if config.backbone.get("image_size") is not None:
+        raise CheckpointError(f"{option}: {path} was trained for one size only; leave it out")
+    config.data["image_size"] = image_size
+    return model, replace(transform, image_size=image_size)
 
 
 def _calibration(checkpoint: Checkpoint, chosen: str, file: Path) -> Calibration | None:
