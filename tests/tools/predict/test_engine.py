@@ -164,7 +164,7 @@ def test_a_file_that_asks_for_word_vectors_gets_them():
     assert (engine.classes.names, engine.thresholds) == (classes.names, [0.25] * 3)
 
     for given, width, message in (
-        (None, 5, "asks for word vectors: pass them with --vec"),
+        (None, 5, "asks for word vectors: pass --vec"),
         (classes, 7, "takes word vectors of 7 numbers, not 5: pass others"),
         (classes, None, "x.onnx knows its own classes only: export it"),
     ):
