@@ -18,8 +18,7 @@ class CSRA(nn.Module):
     no b_i, which leaves the attention as it is; m_i is not normalised. With lambda = 0 and one
     head this is `GAP`.
 
-    Source: Zhu and Wu 2021, "Residual Attention", arXiv 2108.02456, equation 8 (a mean and lambda
-    times the attention) and figure 3 (heads). Its temperatures are these for 1, 2 and 4 heads.
+    Source: Zhu and Wu 2021, arXiv 2108.02456, equation 8, and figure 3 for 1, 2 and 4 heads.
 
     Args:
         in_features: width C of the tokens.
@@ -43,9 +42,7 @@ class CSRA(nn.Module):
     ) -> None:
         super().__init__()
         at_least_one(num_heads=num_heads)
-        self.in_features = in_features
-        self.lam = lam
-
+        self.in_features, self.lam = in_features, lam
         self.temperatures = [2.0**head for head in range(num_heads)]
         if num_heads > 1:
             self.temperatures[-1] = math.inf
@@ -66,8 +63,7 @@ class CSRA(nn.Module):
         refuse_words(queries, self)
         tokens = self.dropout(tokens.transpose(1, 2)).transpose(1, 2)
 
-        # Half precision would round different logits to the same value, and ties change the mAP:
-        # autocast is off here.
+        # Half precision would make ties of logits, which change the mAP: autocast is off here.
         with torch.autocast(tokens.device.type, enabled=False):
             scores = self.fc(tokens.to(self.fc.weight.dtype))
             scores = scores.unflatten(2, (-1, len(self.temperatures)))  # [B, N, K, H]
