@@ -29,16 +29,19 @@ def block(heading: str) -> str:
 
 @pytest.fixture
 def work(tmp_path, best, monkeypatch):
-    """A folder with a checkpoint, photos and a Parquet list of as many rows as two per shard."""
+    """A folder with a checkpoint, photos and a Parquet list of them."""
     monkeypatch.chdir(tmp_path)
     Path("best.pt").symlink_to(best)
     for seed in range(8):
         picture(64, 64, seed=seed).save(f"{seed}.png")
     Path("7.png").write_bytes(b"no image")
-    paths = [str(tmp_path / f"{number % 8}.png") for number in range(8192)]
-    parquet.write_table(pyarrow.table({"path": paths}), "photos.parquet")
-    parquet.write_table(pyarrow.table({"path": paths[:40]}), "few.parquet")
+    write_list("few.parquet", 40)
     return tmp_path
+
+
+def write_list(name, rows):
+    paths = [str(Path(f"{number % 8}.png").absolute()) for number in range(rows)]
+    parquet.write_table(pyarrow.table({"path": paths}), name)
 
 
 def run(*words, status=0, **variables):
@@ -84,8 +87,11 @@ def test_the_command_of_a_scheduler_finds_its_shard(work, heading):
         [container] = job["spec"]["template"]["spec"]["containers"]
         words = container["command"]
         assert f"auto/{job['spec']['completions']}" in words
+    # Two rows per shard.
+    shards = int(words[words.index("--shard") + 1].removeprefix("auto/"))
+    write_list("photos.parquet", 2 * shards)
     variable = NUMBERS[heading == "Kubernetes"]
     run(sys.executable, *words[1:], *OPTIONS, status=1, **{variable: "19"})
-    table = parquet.read_table("answers/part-00019-of-04096.parquet")
+    table = parquet.read_table(f"answers/part-00019-of-{shards:05}.parquet")
     assert [Path(path).name for path in table["image"].to_pylist()] == ["6.png", "7.png"]
     assert run(sys.executable, *words[1:], *OPTIONS, **{variable: "19"}).endswith("to do\n")
