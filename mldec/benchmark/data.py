@@ -90,6 +90,7 @@ def data(args: argparse.Namespace) -> dict[str, Any]:
     check_decoder("simplejpeg")
     photos = []
     if args.folder is not None:
+        # Files of their own, not members of tar files.
         found = [item.path for item in Inputs([args.folder]) if item.path == item.name]
         photos = found[:: max(1, len(found) // IMAGES)][:IMAGES]
 
