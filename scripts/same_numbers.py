@@ -2,15 +2,20 @@
 """Compare the numbers of two checkouts on this machine, probe by probe.
 
     python scripts/same_numbers.py BEFORE AFTER [--only NAME ...] [--quick] [--jobs 2]
+    python scripts/same_numbers.py CHECKOUT --record FILE
+    python scripts/same_numbers.py FILE AFTER
 
 BEFORE and AFTER are folders of checkouts, such as worktrees of two commits. A probe makes one kind
-of numbers: losses and checkpoints of a run, rows of predict, the order of a reader's images. It is
-run for both, on one thread and offline, and the results are compared to the last bit, but for
-`EXCEPTIONS`. No result is stored. The status is 1 if a probe differs or fails.
+of numbers: losses and checkpoints of a run, rows of predict, the order of a reader's images. Each
+probe runs for both checkouts, on one thread and offline. Results are compared to the last bit,
+except for `EXCEPTIONS`. The status is 1 if a probe differs or fails.
 
-A server per checkout imports the libraries once; it forks a process per probe, and that one a
-process per command. --jobs 2 runs both servers at a time. --only takes names and patterns of
-names, such as "reader_*"; --list prints the names. What is run stands in same_numbers.yaml.
+--record writes the results of one checkout to FILE (.json.gz), which then replaces BEFORE. The last
+bits depend on the processor and on torch: FILE states both, and the script warns if they differ.
+
+A server per checkout imports the libraries once. It forks a process per probe, which forks a
+process per command. --jobs 2 runs both servers in parallel. --only takes names and patterns, such
+as "reader_*". --list prints the names. The probes are described in same_numbers.yaml.
 
 Probes use commands and files of the program. What they import from it is in `splits` and
 `model_of` alone. The sample data is in `MLDEC_SAMPLE_DATA` or ../shared/data.
@@ -19,6 +24,7 @@ Probes use commands and files of the program. What they import from it is in `sp
 import argparse
 import csv
 import fnmatch
+import gzip
 import hashlib
 import importlib
 import json
@@ -26,6 +32,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import platform
 import runpy
 import shutil
 import subprocess
@@ -87,7 +94,8 @@ def _command(name: str, words: list[str], environment: dict[str, str]) -> None:
     if name.endswith(".py"):
         runpy.run_path(name, run_name="__main__")
     else:
-        importlib.import_module(f"mldec.{name}").main()
+        main = imported("main", f"mldec.{name}", f"mldec.tools.{name}")
+        main()
 
 
 def redirect(output: str, errors: str) -> None:
@@ -540,6 +548,36 @@ def accepted(path: str, before: Any, after: Any) -> bool:
     return any(math.isclose(before, after, rel_tol=limit) for limit in tolerances)
 
 
+def machine() -> str:
+    """Return what the last bits depend on: processor and version of torch."""
+    processor = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        processor = models[0].partition(": ")[2] if models else processor
+    return f"{processor}, torch {importlib.import_module('torch').__version__}"
+
+
+def record(checkout: Path, names: list[str], file: Path) -> None:
+    """Run probes with one checkout, and write their results to a file."""
+    git = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+    probes = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        write_trees(Path(temporary, "trees"))
+        side = start(checkout.resolve(), Path(temporary, "before"))
+        for name in names:
+            started = time.monotonic()
+            [probes[name]] = ask([side], name)
+            error = probes[name].get("error", "")
+            print(f"{name:24} {time.monotonic() - started:4.0f} s  {error}", flush=True)
+        side.communicate()
+
+    content = {"commit": commit, "machine": machine(), "probes": probes}
+    with gzip.open(file, "wt") as stream:
+        json.dump(content, stream)
+
+
 def verdict(probe: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """Return `same`, `differs: where` or `failed: why`."""
     for side, answer in (("before", before), ("after", after)):
@@ -558,7 +596,8 @@ def verdict(probe: str, before: dict[str, Any], after: dict[str, Any]) -> str:
 def main() -> None:
     """Compare the two checkouts of the command line."""
     parser = argparse.ArgumentParser(description="Compare the numbers of two checkouts.")
-    parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT")
+    parser.add_argument("sides", nargs="*", type=Path, metavar="CHECKOUT or FILE")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the results of CHECKOUT")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="a few probes, in three minutes")
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1)
@@ -574,20 +613,35 @@ def main() -> None:
     if args.list:
         print("\n".join(names))
         return
-    if len(args.checkouts) != 2 or not names:
+    if len(args.sides) != (1 if args.record else 2) or not names:
         parser.error("pass two checkouts, and names that --list prints")
+    if args.record:
+        record(args.sides[0], names, args.record)
+        return
+
+    recorded: dict[str, Any] = {}
+    if args.sides[0].is_file():
+        with gzip.open(args.sides.pop(0), "rt") as stream:
+            content = json.load(stream)
+        recorded = content["probes"]
+        names = [name for name in names if name in recorded]
+        print(f"recorded from commit {content['commit']} on {content['machine']}")
+        if content["machine"] != machine():
+            print(f"this machine is {machine()}: the last bits may differ")
 
     verdicts = []
     with tempfile.TemporaryDirectory() as temporary:
         write_trees(Path(temporary, "trees"))
-        sides = []
-        for name, checkout in zip(("before", "after"), args.checkouts, strict=True):
-            sides.append(start(checkout.resolve(), Path(temporary, name)))
+        sides: list[Any] = []
+        for name, checkout in zip(("after", "before"), reversed(args.sides), strict=False):
+            sides.insert(0, start(checkout.resolve(), Path(temporary, name)))
 
         for name in names:
             started = time.monotonic()
             together = [sides] if args.jobs == 2 else [[side] for side in sides]
-            answers = [answer for some in together for answer in ask(some, name)]
+            answers = [recorded[name]] if recorded else []
+            for some in together:
+                answers += ask(some, name)
             verdicts.append(verdict(name, *answers))
             print(f"{name:24} {time.monotonic() - started:4.0f} s  {verdicts[-1]}", flush=True)
         for side in sides:
