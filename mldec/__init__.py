@@ -1,16 +1,46 @@
 """Train, evaluate and use image classifiers with the ML-Decoder head (arXiv 2111.12933)."""
 
 import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 __version__ = "1.0.0rc1"
 
+
+def triton_can_compile() -> bool:
+    """Return True if Triton finds what it needs to launch a kernel: a C compiler and Python.h.
+
+    The search is that of triton/runtime/build.py. CUDA builds of torch have Triton on Linux only.
+    """
+    if sys.platform != "linux":
+        return True
+
+    compiler = os.environ.get("CC")
+    if compiler is None:
+        found = shutil.which("gcc") or shutil.which("clang")
+    else:
+        found = shutil.which(compiler)
+
+    # On Debian the default scheme is below /usr/local, where the header never is.
+    scheme = sysconfig.get_default_scheme()
+    if scheme == "posix_local":
+        scheme = "posix_prefix"
+    header = Path(sysconfig.get_path("include", scheme), "Python.h")
+    return found is not None and header.is_file()
+
+
 # torch reads this when it is imported: what it cannot do on an Apple GPU is done on the CPU.
 if sys.platform == "darwin":
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+
+# Also read at its import: without a C compiler, torch must not use its Triton kernels.
+if "torch" not in sys.modules and not triton_can_compile():
+    os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
 
 
 def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:

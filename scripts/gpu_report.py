@@ -1,24 +1,26 @@
 #!/usr/bin/env python
 """Measure this checkout on a machine with a CUDA device, into one JSON file per command.
 
-    python scripts/gpu_report.py training|inference|tests [OUT.json [PART ...]]
+    python3 scripts/gpu_report.py training|inference|tests [OUT.json [PART ...]]
 
 A command takes at most eight minutes and runs its parts in the order of their value. Each part is a
 process with a time limit, at which it is killed with all that it has started. What it has measured
 is in OUT.json within a second, while the part still runs; of one that fails the last lines are
 there, and the next one begins. Parts can be named, to run these alone; predict needs loader.
+Missing packages are named before the first part.
 
     training: steps of TResNet-L at 448 pixels, as its recipe has them (fp16, channels_last); a
         profile, with a trace beside OUT.json; the official step, as released and with the same
         settings; the head beside global pooling, and beside the official head; torch.compile;
         larger batches.
-    inference: a run that is fed by its loader from JPEG files made here; predict; two processes
-        with synchronised batch norms, on one GPU if there is but one; digits, trained and
-        evaluated; Query2Label.
+    inference: a run that is fed by its loader from JPEG files made here; the loader alone; predict;
+        two processes with synchronised batch norms, on one GPU if there is but one; digits, trained
+        and evaluated; Query2Label.
     tests: those that are marked gpu.
 
-At the end the figures are compared with the goals. The exit status is 1 if a part failed; a batch
-that does not fit the memory is no failure. It was not run on a CUDA device yet.
+At the end the figures are compared with the goals. The exit status is 1 if a part failed. A batch
+that does not fit the memory is no failure, nor are two processes on one GPU if NCCL refuses them.
+It was not run on a CUDA device yet.
 
 Environment: MINUTES (8) that all parts may take together; DEVICE=cpu tries the script without a
 GPU, with tiny models whose figures say nothing about one.
@@ -26,6 +28,7 @@ GPU, with tiny models whose figures say nothing about one.
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -35,17 +38,19 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from packaging.requirements import Requirement
 
+from mldec import triton_can_compile
 from mldec.benchmark import environment
-from mldec.benchmark.data import made_photo
 from mldec.errors import ConfigError, one_line, say
-from mldec.runtime.results import check_targets, to_json, write_result
+from mldec.runtime.results import check_targets, to_json, write_json, write_result
 
 TOP = Path(__file__).parents[1]
 PYTHON = sys.executable
@@ -65,6 +70,8 @@ OF_GPU = (
 )
 POLL = 0.5  # seconds between two looks at what a part has measured
 OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
+# NCCL's message for two processes on one device, in older and in newer versions.
+NCCL_REFUSAL = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU")
 
 # Models and data of seconds, for a machine without a GPU.
 TINY = ["backbone=tiny", "data.image_size=32", "train.batch_size=4"]
@@ -96,6 +103,8 @@ GOALS = {
     "product_percent": Goal("profile", "mfu_percent"),
     "times_eager": Goal("compile", "times_beside"),
     "data_wait_percent": Goal("loader", "data_wait_percent", "<=", 3),
+    # Workers that starve the main process lengthen its steps, and hide its waiting.
+    "loader_images_per_second": Goal("loader_alone", "images_per_second"),
 }
 
 
@@ -177,7 +186,10 @@ def training(setup: Setup) -> list[Part]:
 def inference(setup: Setup) -> list[Part]:
     """Return the parts that begin with image files, and those of other models."""
     data = setup.folder / "coco"
-    _make_coco(data, train=int(setup.number(8192, 32)), val=int(setup.number(1120, 16)))
+
+    # Multiples of the batches of training (56) and evaluation (64): cuDNN searches its kernels
+    # again for a smaller last batch.
+    _make_coco(data, train=int(setup.number(146 * 56, 32)), val=int(setup.number(14 * 64, 16)))
     runs = {name: setup.folder / name for name in ("loader", "two_ranks", "digits")}
 
     # The recipe, from random weights. The host runs ahead of a GPU until it reports: with few steps
@@ -187,6 +199,10 @@ def inference(setup: Setup) -> list[Part]:
     recipe += [f"data.root={data}", f"data.cache_dir={setup.folder / 'cache'}"]
     fed = [*TRAIN, *recipe, *setup.settings(*TINY, *TINY_HEAD)]
     fed += [f"train.log_every={setup.number(10, 2)}", f"train.workers={setup.number(16, 2)}"]
+
+    alone = [PYTHON, str(TOP / "scripts" / "gpu_report.py"), LOADER_ALONE]
+    alone_out = setup.folder / "loader_alone.json"
+    alone += [str(alone_out), *fed[len(TRAIN) :]]
 
     # Both processes use the same GPU if there is but one. On a CPU there is no synchronised norm.
     two = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -212,6 +228,7 @@ def inference(setup: Setup) -> list[Part]:
     metrics = "metrics.jsonl"
     return [
         Part("loader", 120, into(fed, "loader"), runs["loader"] / metrics),
+        Part("loader_alone", 60, [alone], alone_out),
         setup.job("predict", 120, predict),
         Part("two_ranks", 120, into(two, "two_ranks"), runs["two_ranks"] / metrics, variables),
         replace(evaluated, commands=[*into(digits, "digits"), *evaluated.commands]),
@@ -227,10 +244,41 @@ def tests(setup: Setup) -> list[Part]:
 
 
 COMMANDS = {"training": training, "inference": inference, "tests": tests}
+LOADER_ALONE = "loader_alone"  # the command of a part, followed by its file and settings
+
+
+def measure_loader(out: Path, words: list[str]) -> None:
+    """Write the images/s of a training loader whose batches are dropped, into a file."""
+    # Imported late, as are all modules that need more packages than torch.
+    from mldec.config import build
+    from mldec.config.compose import compose
+    from mldec.data.loader import TrainBatches, train_loader, unwrap
+
+    config = compose(words).on(processes=1)
+    train = config.train
+    data = build.data(build.check(config, ["data"]))
+    batches = TrainBatches(len(data.train.dataset), batch_size=train.batch_size, seed=config.seed)
+    workers = train.loader_workers
+    loader = train_loader(data, batches, workers=workers, pin=torch.cuda.is_available())
+
+    # The first batches wait for the start of the workers, and come all at once.
+    warm_up = 2 * workers
+    images = 0
+    start = time.perf_counter()
+    for number, batch in enumerate(unwrap(loader), start=1):
+        if number > warm_up:
+            images += len(batch.images)
+        else:
+            start = time.perf_counter()
+    speed = images / (time.perf_counter() - start)
+    figures = {"images": images, "workers": workers, "images_per_second": speed}
+    write_json(str(out), {"figures": figures})
 
 
 def _make_coco(root: Path, *, train: int, val: int) -> None:
     """Write both splits of a COCO 2014 tree: made photos, some hundred times under other names."""
+    from mldec.benchmark.data import made_photo
+
     different = min(train, 256)
     files = root / "photos"
     files.mkdir(parents=True)
@@ -273,6 +321,8 @@ def run(part: Part, limit: float, output: Path, note: Callable[[], None]) -> str
                 break
 
     text = output.read_text(encoding="utf-8", errors="replace")
+    if status != "done" and (refusal := NCCL_REFUSAL.search(text)):
+        return f"not possible here: NCCL says {refusal[0]}"
     if status == "timed out":
         return f"timed out after {limit:.0f} s"
     if status != "done" and OUT_OF_MEMORY.search(text):
@@ -355,7 +405,7 @@ def run_figures(metrics: str) -> dict[str, Any]:
     return {
         "reports": len(reports),
         "loss": reports[-1]["train/loss"],
-        "images_per_second": statistics.fmean(speeds),
+        "images_per_second": statistics.median(speeds),
         "images_per_second_least": min(speeds),
         "images_per_second_most": max(speeds),
         "data_wait_percent": 100 * statistics.fmean(waits),
@@ -443,8 +493,35 @@ def gpu_state() -> list[dict[str, str]] | None:
     return [dict(zip(OF_GPU, row.split(", "), strict=False)) for row in done.stdout.splitlines()]
 
 
+def check_packages(command: str) -> None:
+    """Raise a `ConfigError` that names all packages that are missing or too old."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    # The metadata of hydra-core names the last one, but hydra-core itself may be missing.
+    needed = [*project["dependencies"], "antlr4-python3-runtime==4.9.*"]
+    if command == "tests":
+        needed += ["pytest", "pytest-xdist"]
+
+    faults = []
+    for text in needed:
+        requirement = Requirement(text)
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            faults.append(f"{text} (missing)")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            faults.append(f"{text} (installed: {version})")
+    if faults:
+        raise ConfigError(f"packages: {', '.join(faults)}; install them with pip")
+
+
 def main() -> None:
     """Run a command."""
+    if sys.argv[1:2] == [LOADER_ALONE]:
+        with one_line():
+            measure_loader(Path(sys.argv[2]), sys.argv[3:])
+        return
+
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -459,6 +536,10 @@ def main() -> None:
     device = os.environ.get("DEVICE", "cuda")
     out = Path(args.out or f"benchmarks/gpu_{args.command}.json").absolute()
     with one_line(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        check_packages(args.command)
+        if not triton_can_compile():
+            # For the tests and the official step, which import torch before mldec.
+            os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
         check_targets(str(out))
         setup = Setup(Path(folder), out, device)
         parts = {part.name: part for part in COMMANDS[args.command](setup)}

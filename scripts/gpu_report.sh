@@ -8,4 +8,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # this checkout, installed or not
-exec python scripts/gpu_report.py "$@"
+exec python3 scripts/gpu_report.py "$@"

@@ -4,7 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -192,14 +192,16 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
 
     torch.manual_seed(config.seed)
     if isinstance(classes, int):
-        # Zero-shot heads, and only they, have a width of word vectors. A loss for both kinds of
-        # data takes several labels per image.
+        # A loss for both kinds of data takes several labels per image.
         names = tuple(f"class {number}" for number in range(classes))
-        word_dim = parts["head"].arguments.get("word_dim")
-        queries = None if word_dim is None else torch.randn(classes, word_dim)
         exclusive = getattr(parts["loss"].target, "exclusive", None) is True
-        classes = Classes(names, exclusive, queries)
+        classes = Classes(names, exclusive)
     model = build.model(parts, classes, pretrained=False).to(device)
+
+    # Zero-shot heads, and only they, have the attribute.
+    word_dim = getattr(model.head, "word_dim", None)
+    if word_dim is not None and classes.queries is None:
+        classes = replace(classes, queries=torch.randn(len(classes), word_dim))
     return Trial(config, parts, device, classes, model)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,22 @@ class Calibration:
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Return the calibrated logits of all classes, in their order: float [B, K] -> [B, K]."""
-        slopes = torch.tensor(self.slopes, dtype=logits.dtype, device=logits.device)
-        offsets = torch.tensor(self.offsets, dtype=logits.dtype, device=logits.device)
+        make = _tensor_once if logits.is_cuda else _tensor
+        slopes = make(self.slopes, logits.dtype, logits.device)
+        offsets = make(self.offsets, logits.dtype, logits.device)
         return logits * slopes + offsets
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
         """Return the thresholds in the order of `names`, which the checkpoint has as `trained`."""
         return list(in_order(self.thresholds, trained, names))
+
+
+def _tensor(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+# The host waits for each copy to a GPU. Not on a CPU, where an export traces fake tensors.
+_tensor_once = lru_cache(maxsize=16)(_tensor)
 
 
 def in_order(

@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>"
     )
-    add_precision_option(arguments, "auto")
+    add_precision_option(arguments, "that of the training if it is fp16 or bf16, else auto")
     return arguments
 
 

@@ -42,8 +42,7 @@ from mldec.predict.engine import (
 )
 from mldec.predict.heat_maps import heated
 from mldec.runtime import distributed
-from mldec.runtime.cli import chosen_model
-from mldec.runtime.devices import Precision
+from mldec.runtime.cli import chosen_model, chosen_precision
 from mldec.runtime.pages import data_url, template
 
 MiB = 2**20
@@ -78,7 +77,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
         engine = ExportedEngine(exported, classes)
     else:
         loaded = load_model(**chosen_model(args), device=distributed.pick_device(args.device))
-        engine = TorchEngine(loaded, Precision(args.precision or "auto"))
+        engine = TorchEngine(loaded, chosen_precision(args))
         if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
             raise CheckpointError(f"{args.checkpoint} names no classes: pass --vectors FILE")
 

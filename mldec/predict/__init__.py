@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
 
     work = arguments.add_argument_group("work")
     work.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
-    cli.add_precision_option(work, "auto")
+    cli.add_precision_option(work, "that of the training if it is fp16 or bf16, else auto")
     work.add_argument("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     work.add_argument(
         "--workers",

@@ -24,7 +24,7 @@ from mldec.errors import CheckpointError, ConfigError, refusing
 from mldec.evaluation import probabilities, stored_thresholds
 from mldec.predict.heat_maps import Explainer, Wanted
 from mldec.runtime import distributed
-from mldec.runtime.cli import chosen_model, require
+from mldec.runtime.cli import chosen_model, chosen_precision, require
 from mldec.runtime.devices import Precision, autocast, memory_format, moved
 from mldec.runtime.facts import explain_out_of_memory
 
@@ -126,7 +126,7 @@ class Answers(NamedTuple):
 class TorchEngine:
     """A checkpoint in torch."""
 
-    def __init__(self, loaded: Loaded, precision: Precision = Precision.auto) -> None:
+    def __init__(self, loaded: Loaded, precision: Precision | None = None) -> None:
         self.loaded, self.path, self.classes = loaded, loaded.path, loaded.classes
         # Lowest score of a present class [K]; None without any, or if an image has one label.
         self.thresholds: Sequence[float] | None = stored_thresholds(loaded)
@@ -139,6 +139,10 @@ class TorchEngine:
         self.shorter_side = loaded.transform.shorter_side
         self.device, train = next(loaded.model.parameters()).device, loaded.config.train
         distributed.prepare_device(self.device, tf32=train.tf32, deterministic=train.deterministic)
+        if precision is None:
+            # A half precision of the training is that of evaluation and calibration on CUDA.
+            recorded = train.precision if self.device.type == "cuda" else Precision.auto
+            precision = recorded if recorded.half else Precision.auto
         self._precision = precision.on(self.device)
         self.precision = self._precision.value  # number format of the forward pass
         # What tensor cores want; a CPU is not always faster with it.
@@ -249,7 +253,7 @@ def open_engine(args: argparse.Namespace) -> Engine:
         if can_make(loaded.classes):
             fault = "has no classes of its own: pass --classes"
         raise CheckpointError(f"{args.checkpoint} {fault}")
-    return TorchEngine(loaded, Precision(args.precision or "auto"))
+    return TorchEngine(loaded, chosen_precision(args))
 
 
 def check_exported_options(args: argparse.Namespace) -> None:

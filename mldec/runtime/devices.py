@@ -115,10 +115,12 @@ class Copies:
         self._tensors = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]
         self._arrived = None
         if any(tensor.is_cuda for tensor in tensors):
-            from torch.cuda import Event
+            from torch.cuda import Event, current_stream
 
+            # The copies run on the stream of their own device, not of the current one.
+            device = next(tensor.device for tensor in tensors if tensor.is_cuda)
             self._arrived = Event()
-            self._arrived.record()
+            self._arrived.record(current_stream(device))
 
     def wait(self) -> list["torch.Tensor"]:
         """Return the copies once they are complete, whatever the device was given since."""

@@ -3,9 +3,13 @@
 import inspect
 import logging
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -13,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped, UserError
 from mldec.runtime.devices import check_device
 
@@ -22,6 +27,9 @@ log = logging.getLogger("mldec")
 # How long a process waits for the others before it gives up: longer than what one of them does
 # alone, such as a download. Without it, NCCL would take the half hour of gloo.
 TIMEOUT = timedelta(minutes=20)
+
+DEVICE_FILES = Path("/dev")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def rank() -> int:
@@ -49,6 +57,8 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         elsewhere = "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cuda" if torch.cuda.is_available() else elsewhere
+        if name == "cpu":
+            _warn_of_unused_gpu()
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     check_device(name)
@@ -65,6 +75,23 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", int(number))
 
 
+@cache
+def _warn_of_unused_gpu() -> None:
+    """Log a warning if there is an NVIDIA GPU that torch cannot use."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if is_hidden or not any(DEVICE_FILES.glob("nvidia[0-9]*")):
+        return
+
+    driver = "this driver"
+    if DRIVER_FILE.is_file():
+        version = re.search(r"\b\d{3}\.[\d.]+", DRIVER_FILE.read_text(encoding="utf-8"))
+        driver = f"driver {version[0]}" if version else driver
+    log.warning(
+        f"device=auto: an NVIDIA GPU is not used, as torch {torch.__version__} finds no CUDA "
+        f"device with {driver}; update the driver, or install a torch build that supports it"
+    )
+
+
 def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
     """Make a device the one of this process, say what float32 means on it, and tune convolutions.
 
@@ -73,12 +100,27 @@ def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> 
     Unless `deterministic`, cuDNN tries several kernels for each new shape and keeps the fastest.
     """
     if device.type == "cuda":
+        _warn_without_compiler()
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.benchmark = not deterministic
+        # cuDNN of torch 2.11 rounds the dropout of attention to multiples of 1/16.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "mps":
         log.info("device mps: float64 and what torch cannot do on an Apple GPU go to the CPU")
+
+
+@cache
+def _warn_without_compiler() -> None:
+    """Log a warning if torch was imported before mldec and its Triton kernels cannot run."""
+    has_kernels = "torch._native.ops.bmm_outer_product" in sys.modules
+    is_disabled = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
+    if has_kernels and not is_disabled and not triton_can_compile():
+        log.warning(
+            "torch was imported before mldec, and without a C compiler and Python.h its Triton "
+            "kernels fail in training: set TORCH_DISABLE_NATIVE_JIT=1, or import mldec first"
+        )
 
 
 @contextmanager

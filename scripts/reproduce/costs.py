@@ -97,7 +97,7 @@ def work(settings: tuple[str, ...]) -> Work | None:
     with torch.device("meta"):
         model = build.model(parts, classes, pretrained=False)
 
-    word_dim = parts["head"].arguments.get("word_dim")
+    word_dim = getattr(model.head, "word_dim", None)
     queries = (data.classes, word_dim) if word_dim else None
     size = config.data["image_size"]
     total = multiply_accumulates(model, size, queries) / 1e9

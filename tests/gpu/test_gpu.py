@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import networks
 import pytest
 import torch
 import yaml
@@ -21,6 +22,7 @@ from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.predict.answers import Rule
+from mldec.runtime.devices import Copies
 from mldec.runtime.torch_files import read_torch
 
 pytestmark = [
@@ -153,6 +155,28 @@ def waits_refused():
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_calibrated_scores_are_computed_without_waiting():
+    calibration = networks.CALIBRATION
+    logits = torch.randn(4, networks.CLASSES)
+    on_gpu = logits.cuda()
+    # The first batch brings the calibration to the device.
+    calibration.scaled(on_gpu)
+    with waits_refused():
+        scaled = calibration.scaled(on_gpu)
+    torch.testing.assert_close(scaled.cpu(), calibration.scaled(logits))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_copies_of_another_device_are_awaited():
+    values = torch.ones(1000, device="cuda:1")
+    with torch.cuda.device(1):
+        torch.cuda._sleep(10**9)  # cycles
+        values += 1
+    with torch.cuda.device(0):
+        [copy] = Copies(values).wait()
+    assert copy.eq(2).all()
 
 
 @pytest.mark.parametrize(

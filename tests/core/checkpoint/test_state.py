@@ -4,11 +4,13 @@ import copy
 import dataclasses
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import hostile
 import pytest
 import torch
 from support import assert_equal
+from torch._subclasses import FakeTensorMode
 
 from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint
 from mldec.data.fingerprint import Fingerprint
@@ -130,6 +132,18 @@ def test_logits_are_scaled_by_class_or_together():
     scaled = Calibrated(Half(), PLATT)(logits, None)
     assert scaled.dtype == torch.float32
     assert scaled.equal(expected)
+
+
+def test_a_gpu_receives_the_calibration_once(monkeypatch):
+    copies = Mock(wraps=torch.tensor)
+    monkeypatch.setattr(torch, "tensor", copies)
+    # Numbers of this test alone: the fake tensors are kept.
+    calibration = replace(PLATT, slopes=(1.5, 2.5, 3.5), offsets=(4.5, 5.5, 6.5))
+    with FakeTensorMode():
+        for device, expected in (("cuda:0", 2), ("cuda:0", 2), ("cuda:1", 4), ("cuda:0", 4)):
+            logits = torch.randn(2, 3, device=device)
+            assert calibration.scaled(logits).device == logits.device
+            assert copies.call_count == expected
 
 
 def test_thresholds_follow_the_names_of_the_data():

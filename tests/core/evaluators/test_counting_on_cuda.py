@@ -24,7 +24,7 @@ class Event:
 
     made, waits = 0, []
 
-    def record(self):
+    def record(self, stream):
         self.number = Event.made
         Event.made += 1
 
@@ -49,6 +49,7 @@ class BlockingCopies(TorchDispatchMode):
 @pytest.mark.parametrize("name", EVALUATORS)
 def test_a_batch_is_counted_without_waiting_for_it(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     monkeypatch.setattr(Event, "made", 0)
     monkeypatch.setattr(Event, "waits", [])
     evaluator = EVALUATORS[name](CLASSES)

@@ -1,16 +1,23 @@
 """What needs no second process; the rest is in tests/full/test_distributed.py."""
 
 import os
+import runpy
+import sys
+import sysconfig
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from support import in_processes
+from torch._subclasses import FakeTensorMode
 
+import mldec
+from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, check_device, processors
+from mldec.runtime.devices import Copies, Precision, check_device, processors
 from mldec.runtime.distributed import pick_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -92,6 +99,100 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "x")
     with pytest.raises(ConfigError, match="device 'cuda:x' is unknown"):
         pick_device("cuda")
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_auto_warns_of_a_gpu_that_the_driver_keeps_from_torch(
+    is_hidden, tmp_path, monkeypatch, caplog
+):
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
+    monkeypatch.setattr(distributed, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(distributed, "DRIVER_FILE", driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if is_hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    distributed._warn_of_unused_gpu.cache_clear()
+    assert pick_device("auto") == CPU
+    assert not caplog.records
+
+    (tmp_path / "nvidia0").touch()
+    distributed._warn_of_unused_gpu.cache_clear()
+    assert pick_device("auto") == CPU
+    assert ("driver 535.104.05" in caplog.text) is not is_hidden
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
+def test_triton_needs_a_c_compiler_and_the_headers_of_python(tmp_path, monkeypatch):
+    header = tmp_path / "Python.h"
+    header.touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert not triton_can_compile()
+
+    # Triton takes gcc or clang from PATH, or CC and nothing else.
+    for name in ("clang", "gcc"):
+        compiler = tmp_path / name
+        compiler.touch(mode=0o700)
+        assert triton_can_compile()
+        monkeypatch.setenv("CC", str(tmp_path / "missing"))
+        assert not triton_can_compile()
+        monkeypatch.setenv("CC", str(compiler))
+        assert triton_can_compile()
+        monkeypatch.delenv("CC")
+        compiler.rename(tmp_path / "cc")
+
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    header.unlink()
+    assert not triton_can_compile()
+
+
+@pytest.mark.parametrize("can_compile", [False, True])
+@pytest.mark.parametrize("has_torch", [False, True])
+def test_mldec_switches_triton_off_without_a_compiler(
+    can_compile, has_torch, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("CC", sys.executable if can_compile else "missing")
+    if not has_torch:
+        monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("TORCH_DISABLE_NATIVE_JIT", "")  # restored at the end
+    del os.environ["TORCH_DISABLE_NATIVE_JIT"]
+
+    # torch reads the variable at its import only.
+    runpy.run_path(mldec.__file__)
+    is_off = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
+    assert is_off is (not can_compile and not has_torch)
+
+
+def test_torch_before_mldec_without_a_compiler_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(distributed, "triton_can_compile", lambda: False)
+    monkeypatch.setitem(sys.modules, "torch._native.ops.bmm_outer_product", torch)
+    for variable, expected in (("1", False), ("0", True)):
+        monkeypatch.setenv("TORCH_DISABLE_NATIVE_JIT", variable)
+        distributed._warn_without_compiler.cache_clear()
+        distributed.prepare_device(GPU, tf32=False, deterministic=True)
+        assert ("TORCH_DISABLE_NATIVE_JIT=1" in caplog.text) is expected
+
+
+def test_attention_never_goes_to_cudnn(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    distributed.prepare_device(GPU, tf32=False, deterministic=False)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_copies_are_awaited_on_the_stream_of_their_own_device(monkeypatch):
+    streams = []
+    event = SimpleNamespace(record=streams.append)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    with FakeTensorMode():
+        Copies(torch.zeros(2), torch.zeros(2, device="cuda:1"))
+    assert streams == ["stream of cuda:1"]
 
 
 @pytest.mark.parametrize("tf32", [False, True])

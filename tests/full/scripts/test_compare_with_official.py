@@ -83,8 +83,11 @@ def test_the_official_side_is_measured_as_released_and_with_our_settings(script,
 
 
 def test_the_step_is_compared_with_both(script):
-    args = argparse.Namespace(experiment="digits", settings=SMALL, classes=7, repeats=1)
-    [figures] = script.step(args)
+    args = argparse.Namespace(experiment="digits", settings=SMALL, classes=7, repeats=2)
+    facts, first, last = script.step(args)
+    assert (facts["batch_size"], first["rounds"], last["rounds"]) == (8, 1, 2)
+    assert first.keys() == last.keys()
+    figures = facts | last
     for side in ("", "official_", "official_equal_"):
         assert figures[f"{side}images_per_second"] == pytest.approx(
             8 / figures[f"{side}step_ms"] * 1000

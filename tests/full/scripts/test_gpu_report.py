@@ -1,5 +1,6 @@
 """The report of a GPU: its parts, what is kept of those that fail, and the goals."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from support import process_state, wait_until
+
+from mldec.errors import ConfigError
 
 TOP = Path(__file__).parents[3]
 
@@ -41,7 +44,7 @@ def test_the_parts_come_in_the_order_of_their_value(script, tmp_path):
     parts = script.training(script.Setup(tmp_path, tmp_path / "out.json", "cuda"))
     names = ["throughput", "profile", "official", "head_80", "head_9605", "head", "compile"]
     assert [part.name for part in parts[:7]] == names
-    assert {goal.part for goal in script.GOALS.values()} < {*names, "loader"}
+    assert {goal.part for goal in script.GOALS.values()} < {*names, "loader", "loader_alone"}
 
     # The batches are those of the review, the first of them the recipe's.
     assert sorted(int(part.name.split("_")[1]) for part in parts[7:]) == [64, 128, 256]
@@ -63,9 +66,45 @@ def test_what_fails_is_recorded_with_its_last_lines(measured):
     assert outcome["last_lines"][-1].startswith("ZeroDivisionError")
 
 
-def test_a_batch_that_does_not_fit_is_no_failure(measured):
-    outcome = measured("raise MemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')")
-    assert outcome["status"] == "out of memory"
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "out of memory"),
+        ("Duplicate GPU detected : rank 1", "not possible here: NCCL says Duplicate GPU detected"),
+        (
+            "Multiple Ranks are using the same GPU",
+            "not possible here: NCCL says Multiple Ranks are using the same GPU",
+        ),
+    ],
+)
+def test_a_limit_of_the_machine_is_no_failure(measured, text, status):
+    assert measured(f"raise MemoryError({text!r})")["status"] == status
+
+
+def test_missing_and_outdated_packages_are_named_together(script, monkeypatch):
+    real = importlib.metadata.version
+
+    def version(name):
+        if name in ("hydra-core", "antlr4-python3-runtime", "pytest-xdist"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "3.1" if name == "filelock" else real(name)
+
+    script.check_packages("tests")
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    for command, more in (("training", False), ("tests", True)):
+        with pytest.raises(ConfigError, match=r"hydra-core.*filelock.* 3.1.*antlr4") as caught:
+            script.check_packages(command)
+        assert ("pytest-xdist" in str(caught.value)) is more
+        assert "timm" not in str(caught.value)
+
+
+def test_images_fill_whole_batches(script, tmp_path, monkeypatch):
+    counts = {}
+    monkeypatch.setattr(script, "_make_coco", lambda root, **of_split: counts.update(of_split))
+    monkeypatch.setattr(script.torch.cuda, "device_count", lambda: 1)
+    script.inference(script.Setup(tmp_path, tmp_path / "out.json", "cuda"))
+    # Batches of training, and of evaluation; two_ranks trains on the validation images.
+    assert counts["train"] % 56 == counts["val"] % 56 == counts["val"] % 64 == 0
 
 
 WRITE = "open({file!r}, 'w').write('{{\"figures\": {{\"speed\": 7}}}}')"
@@ -113,7 +152,7 @@ def test_the_outcomes_of_tests_are_read_from_their_output(measured):
 def test_the_speed_of_a_run_leaves_out_its_warm_up(script):
     reports = [
         {"train/loss": 3.0, "train/images_per_second": speed, "train/data_wait": wait}
-        for speed, wait in ((10, 0.9), (100, 0.01), (300, 0.03))
+        for speed, wait in ((10, 0.9), (200, 0.01), (180, 0.03), (9000, 0.02))
     ]
     lines = [json.dumps(line) for line in ({"val/mAP": 1}, *reports)]
     figures = script.run_figures("\n".join([*lines, '{"train/lo']))
@@ -147,7 +186,8 @@ def test_goals_are_compared_with_what_was_measured(script):
 
 # The other parts are further calls of the same commands.
 @pytest.mark.parametrize(
-    ("command", "parts"), [("training", ["throughput_64"]), ("inference", ["loader", "predict"])]
+    ("command", "parts"),
+    [("training", ["throughput_64"]), ("inference", ["loader", "loader_alone", "predict"])],
 )
 def test_parts_run_on_a_cpu(tmp_path, command, parts):
     out = tmp_path / "report.json"

@@ -1,6 +1,8 @@
 """The command `mldec.benchmark`: its options, what it prints and writes, and the job `predict`."""
 
 import json
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import hostile
 import pytest
@@ -9,6 +11,7 @@ from pictures import picture
 from support import one_line
 
 from mldec import benchmark
+from mldec.benchmark import predict
 from mldec.errors import DataError
 from mldec.runtime import facts
 
@@ -72,6 +75,34 @@ def test_predict_is_compared_with_its_bound(cli, checkpoint, tmp_path):
     bound = 1 / (1 / figures["decode"] + 1 / figures["model"])
     assert figures["bound"] == pytest.approx(bound)
     assert figures["share"] == pytest.approx(figures["predict"] / bound)
+
+
+def test_a_gpu_scores_pinned_batches_and_is_awaited_once(tmp_path, monkeypatch):
+    for number in range(3):
+        picture(seed=number).save(tmp_path / f"{number}.png")
+    pinned = Mock(side_effect=lambda: torch.zeros(2, 3, 8, 8))
+    scores = Mock()
+    engine = SimpleNamespace(
+        device=torch.device("cuda:0"),
+        transform=lambda image: torch.zeros(3, 8, 8),
+        decoder="pillow",
+        answer=lambda images: SimpleNamespace(scores=scores),
+    )
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned())
+    monkeypatch.setattr(predict, "opened", lambda checkpoint, options: (engine, None))
+    monkeypatch.setattr(predict, "BATCH_SIZE_GPU", 2)
+    monkeypatch.setattr(predict, "processors", lambda: 0)
+    monkeypatch.setattr(predict, "decoded", lambda *args, **options: [])
+    predictor = SimpleNamespace(rows=lambda items, stop: [])
+    monkeypatch.setattr(predict, "Predictor", lambda engine, rule, **options: predictor)
+
+    args = SimpleNamespace(
+        checkpoint="x.pt", images=str(tmp_path), device="cuda", count=3, rounds=1
+    )
+    list(predict.predict(args))
+    assert pinned.call_count == 1
+    # In the warm-up and in the round.
+    assert scores.cpu.call_count == 2
 
 
 def test_images_that_cannot_be_read_are_one_line(cli, checkpoint, tmp_path):

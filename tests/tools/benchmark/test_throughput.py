@@ -25,6 +25,7 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
         ("digits", ["train.accumulate=2", *HEAD]),
         ("digits_single", HEAD),  # softmax
         ("nuswide_zsl_tresnet_m", ["backbone=tiny", *HEAD]),  # word queries
+        ("digits", ["head=ram", *HEAD]),  # a width of words, and queries of its own
     ],
 )
 def test_an_experiment_trains_and_infers(cli, experiment, changed):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from networks import CALIBRATION, metadata, noise
 from pictures import picture
+from torch._subclasses import FakeTensorMode
 
 from mldec.checkpoint.open_vocabulary import with_classes
 from mldec.checkpoint.sources import is_exported
@@ -25,6 +26,7 @@ from mldec.predict.engine import (
     TorchEngine,
     parse,
 )
+from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 
 
@@ -71,6 +73,26 @@ def test_a_checkpoint_answers_as_its_model_does(loaded):
     rounded = engines[-1].answer(stacked).scores
     assert not torch.equal(rounded, answers.scores)
     torch.testing.assert_close(rounded, answers.scores, atol=5e-2, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "chosen", "used"),
+    [
+        ("fp16", None, "fp16"),
+        ("bf16", None, "bf16"),
+        ("fp32", None, "bf16"),
+        ("fp16", Precision.auto, "bf16"),
+        ("fp16", Precision.fp32, "fp32"),
+    ],
+)
+def test_a_gpu_answers_in_the_half_precision_of_the_training(recorded, chosen, used, monkeypatch):
+    monkeypatch.setattr(distributed, "prepare_device", lambda device, **options: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with FakeTensorMode(), torch.device("cuda:0"):
+        loaded = networks.loaded("gap")
+        loaded.config.train.precision = Precision[recorded]
+        monkeypatch.setattr(loaded.model, "to", lambda **options: None)
+        assert TorchEngine(loaded, chosen).precision == used
 
 
 def test_a_decoder_that_is_not_installed_is_named(loaded, monkeypatch):
