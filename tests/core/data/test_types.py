@@ -308,6 +308,9 @@ def test_every_change_is_refused_or_accepted_with_a_warning(changed, said):
         check_same(saved, changed, path, allow=False)
     assert said in (check_same(saved, changed, path, allow=True) or "")
     assert check_same(changed, changed, path, allow=False) is None
+    if "training" in said:
+        with pytest.raises(CheckpointError, match=said.replace("training", "validation")):
+            check_same(saved, changed, path, allow=False, split="validation")
     assert "no fingerprint" in (check_same(None, changed, path, allow=False) or "")
 
 
