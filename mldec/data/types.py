@@ -322,7 +322,9 @@ class ImageFiles(Storage):
             inner_folder, _, name = path.rpartition("/")
             if inner_folder not in listings:
                 folder = self.folder / inner_folder
-                entries = list_folder(folder, self.see) if folder.exists() else ()
+                # Of an absent folder, as of one of a Mac, all files are absent.
+                is_listed = folder.exists() or not self.folder.exists()
+                entries = list_folder(folder, self.see) if is_listed else ()
                 listings[inner_folder] = {entry.name for entry in entries}
             absent[index] = name not in listings[inner_folder]
         return absent

@@ -206,7 +206,7 @@ def recognise(
 ) -> Form:
     """Return the form of a file, which is read once for it; the arguments are those of the table.
 
-    The columns of the table are told apart as DATASETS.md describes.
+    docs/data.md, section Forms of a table, describes how columns are recognized.
     """
     encoding, delimiter = _text_format(source, encoding, path_column)
     rows = _filled_rows(source, delimiter, encoding)
@@ -225,20 +225,14 @@ def recognise(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    binary = {i: _binary_share(count) for i, count in counts.items() if _may_be_class(names[i])}
+    shares = {i: _binary_share(count) for i, count in counts.items() if _may_be_class(names[i])}
     if "labels" in roles:
-        doubtful = [names[column] for column, share in binary.items() if share == 1]
-        if doubtful and labels_column is None:
-            labels = names[roles["labels"]]
-            raise DataError(
-                f"{where}: the labels may be in the column {shown(labels)}, or in columns of 0 and "
-                f"1 such as {shown(doubtful[0])}: pass data.labels_column={labels}, or leave out "
-                f"the columns that are no labels; {_SEE}"
-            )
         class_columns = []
+        if labels_column is None:
+            _refuse_both_forms(names, roles["labels"], shares, where)
     else:
         given = classes or ()
-        class_columns = [i for i, share in binary.items() if share >= 0.5 or names[i] in given]
+        class_columns = [i for i, share in shares.items() if share >= 0.5 or names[i] in given]
         if not class_columns or "negatives" in roles:
             raise DataError(
                 f"{where}: none of the columns {shown(', '.join(names))} has labels: call one "
@@ -308,6 +302,7 @@ def _find_roles(
         if simple_names.count(found) > 1:
             raise DataError(f"{where}: the column {found!r} is there twice: rename one; {_SEE}")
         roles[role] = simple_names.index(found)
+        simple_names[roles[role]] = ""  # a column has one role
 
     if "path" not in roles:
         raise DataError(
@@ -315,6 +310,19 @@ def _find_roles(
             f"call one path, or name one with data.path_column; {_SEE}"
         )
     return roles
+
+
+def _refuse_both_forms(
+    names: Sequence[str], labels: int, shares: Mapping[int, float], where: str
+) -> None:
+    """Raise a `DataError` if a file with a column of labels also has a column of only 0 and 1."""
+    doubtful = [names[column] for column, share in shares.items() if share == 1]
+    if doubtful:
+        raise DataError(
+            f"{where}: the labels may be in the column {shown(names[labels])}, or in columns of 0 "
+            f"and 1 such as {shown(doubtful[0])}: pass data.labels_column={names[labels]}, or "
+            f"leave out the columns that are no labels; {_SEE}"
+        )
 
 
 def _simple(name: str) -> str:

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,8 +164,9 @@ def test_absent_files(files, tmp_path, monkeypatch):
     files.select(np.tile(np.arange(5), 20_000)).absent()
     assert sorted(listed) == [tmp_path, tmp_path / "a", tmp_path / "b"]
     (tmp_path / "b").rmdir()
-    with pytest.raises(DataError, match=r"/b cannot be listed \(No such file.*\); see there"):
-        files.absent()
+    assert files.absent().tolist() == [False, True, True, True, False]
+    with pytest.raises(DataError, match=r"/none cannot be listed \(No such file.*\); see there"):
+        replace(files, folder=tmp_path / "none").absent()
 
 
 def test_the_folder_of_a_data_set(tmp_path, monkeypatch):
