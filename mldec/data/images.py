@@ -29,8 +29,8 @@ _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"),
 _BRANDS |= dict.fromkeys((b"mif1", b"msf1"), "HEIF")
 
 # Suffixes of the raw formats of cameras, in lower case.
-RAW = (".arw", ".cr2", ".cr3", ".crw", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw")
-RAW += (".rw2", ".srw")
+RAW = {".arw", ".cr2", ".cr3", ".crw", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw"}
+RAW |= {".rw2", ".srw"}
 
 # Pillow reads images up to twice its limit and refuses larger ones; its warning in between is of no
 # use here.

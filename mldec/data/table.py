@@ -389,8 +389,9 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
     with refusing(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):
         for line in read_lines(path, see):
             name, _, columns = line.partition(",")
-            if (row := rows.pop(name, None)) is None:
+            if name not in rows:
                 continue
+            row = rows.pop(name)
             for column in columns.split():
                 if (row, int(column)) not in positions:
                     raise ValueError(f"{shown(name)} does not show class {column}")

@@ -165,7 +165,7 @@ def test_absent_files(files, tmp_path, monkeypatch):
     assert sorted(listed) == [tmp_path, tmp_path / "a", tmp_path / "b"]
     (tmp_path / "b").rmdir()
     assert files.absent().tolist() == [False, True, True, True, False]
-    with pytest.raises(DataError, match=r"/none cannot be listed \(No such file.*\); see there"):
+    with pytest.raises(DataError, match=r"/none/a cannot be listed \(No such file.*\); see there"):
         replace(files, folder=tmp_path / "none").absent()
 
 
