@@ -163,8 +163,6 @@ def test_a_folder_of_images(build, fault, reader):
     assert "it is in a: pass data.images=a; see DATASETS" in fault(text)
     message = fault(text.replace("1.png", "/elsewhere/1.png"))
     assert f"is not a path inside the image folder {reader.root};" in message
-        outside
-    )
     expected = f"the first is {reader.root}/9.png; set data.images to the folder that"
     assert expected in fault(text.replace("1.png", "9.png"))
 
