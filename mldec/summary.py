@@ -135,8 +135,9 @@ def read(folder: Path, name: str) -> Run:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run: its settings by their full keys."""
     file = folder / "config.yaml"
-    with refusing(file, remedy="name the folder of a run"):
-        return flat(read_yaml(file, "use another copy"))
+    remedy = "name the folder of a run"
+    with refusing(file, remedy=remedy):
+        return flat(read_yaml(file, remedy))
 
 
 def gather(root: Path) -> list[Run]:
