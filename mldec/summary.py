@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from mldec.config.compose import flat
 from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
@@ -25,6 +24,7 @@ from mldec.runtime.cli import command, require, run_command
 from mldec.runtime.pages import SMALL, new_figure, save, set_title, shorten
 from mldec.runtime.results import STANDARD_OUTPUT, check_targets, csv_lines, write_result
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
+from mldec.runtime.text import read_yaml
 from mldec.training.log import Evaluation, Progress, clock, read_progress
 
 if TYPE_CHECKING:
@@ -135,8 +135,9 @@ def read(folder: Path, name: str) -> Run:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run: its settings by their full keys."""
     file = folder / "config.yaml"
-    with refusing(file, remedy="name the folder of a run"):
-        return flat(yaml.safe_load(file.read_text(encoding="utf-8")))
+    remedy = "name the folder of a run"
+    with refusing(file, remedy=remedy):
+        return flat(read_yaml(file, remedy))
 
 
 def gather(root: Path) -> list[Run]:

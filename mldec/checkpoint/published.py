@@ -25,7 +25,7 @@ CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
 LIBRARY, LAYOUT = "mldec", 1
 QUERIES = "classes.queries"  # the name of the word vectors among the tensors
 # The parts of `Checkpoint.to_state` that inference does not need, or that are tensors.
-_TRAINING = ("model", "ema", "optimizer", "scaler", "loss", "log")
+_TRAINING = ("model", "ema", "optimizer", "scaler", "loss", "log", "val_fingerprint")
 
 
 def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint:

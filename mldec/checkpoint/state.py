@@ -140,6 +140,7 @@ class Checkpoint:
     loss: dict[str, Any] = field(default_factory=dict)
     log: LogPosition = LogPosition()
     fingerprint: Fingerprint | None = None  # of the training data; None in a file of others
+    val_fingerprint: Fingerprint | None = None  # of the validation data; None in an older file
     versions: dict[str, str] = field(default_factory=dict)
     git: str | None = None  # commit of mldec
     calibration: Calibration | None = None  # None unless `mldec.calibrate` wrote the file
@@ -150,7 +151,7 @@ class Checkpoint:
         # Not dataclasses.asdict of the whole, which would copy every tensor.
         state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-        for name in ("transform", "best", "log", "fingerprint", "calibration"):
+        for name in ("transform", "best", "log", "fingerprint", "val_fingerprint", "calibration"):
             if state[name] is not None:
                 state[name] = asdict(state[name])
         origin = self.classes.origin
@@ -174,8 +175,14 @@ class Checkpoint:
             values["classes"] = classes = _classes_of(state["classes"])
             values["calibration"] = _calibration_of(state.get("calibration"), classes)
 
-            kinds: dict[str, Any] = {"transform": EvalTransform, "best": Best, "log": LogPosition}
-            for name, kind in {**kinds, "fingerprint": Fingerprint}.items():
+            kinds: dict[str, Any] = {
+                "transform": EvalTransform,
+                "best": Best,
+                "log": LogPosition,
+                "fingerprint": Fingerprint,
+                "val_fingerprint": Fingerprint,
+            }
+            for name, kind in kinds.items():
                 if values.get(name) is not None:
                     values[name] = kind(**values[name])
             if values.get("unseen") is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import torch
 from torch import nn
 
-from mldec.config.compose import compose, override
+from mldec.config.compose import compose, option, override
 from mldec.config.schema import PARTS, Config, MixLabels, describe, matches
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.table import Labels
@@ -113,13 +113,22 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     parts: dict[str, Part] = {}
     faults: list[str] = []
     for kind in kinds:
+        node = getattr(config, kind)
+        if kind == "loss" and "_target_" not in node:
+            node = {**default_loss(parts.get("data")), **node}
         try:
-            parts[kind] = resolve(kind, getattr(config, kind), config.plugins)
+            parts[kind] = resolve(kind, node, config.plugins)
         except ConfigError as error:
             faults.append(str(error))
     if faults:
         raise ConfigError("; ".join(faults))
     return parts
+
+
+def default_loss(data: Part | None) -> dict[str, Any]:
+    """Return the node of the loss where none is chosen, as in the recipes for own photos."""
+    has_one_label = data is not None and data.arguments.get("exclusive") is True
+    return option("loss", "cross_entropy" if has_one_label else "bce")
 
 
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:

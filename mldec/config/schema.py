@@ -410,7 +410,8 @@ class Config:
     data: dict[str, Any] = MISSING
     backbone: dict[str, Any] = MISSING
     head: dict[str, Any] = MISSING
-    loss: dict[str, Any] = MISSING
+    # Without a choice: cross_entropy if data.exclusive is true (one label per image), else bce.
+    loss: dict[str, Any] = field(default_factory=dict)
     train: Train = field(default_factory=Train)
     mix: Mix = field(default_factory=Mix)
     optim: Optim = field(default_factory=Optim)

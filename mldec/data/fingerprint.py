@@ -1,10 +1,11 @@
-"""Hashes of the training data: a resumed run must see the same images in the same order."""
+"""Hashes of a split: a resumed run must see the same images and labels in the same order."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,7 @@ ROWS = 65_536  # images hashed at a time, so that nine million of them need litt
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of the training data of a run, in hexadecimal digits."""
+    """Hashes of the training or validation data of a run, in hexadecimal digits."""
 
     images: int  # their number
     files: str  # of the keys of the images; empty if they are not stored
@@ -38,20 +39,26 @@ def fingerprint(split: Split) -> Fingerprint:
 
 
 def check_same(
-    saved: Fingerprint | None, now: Fingerprint, path: Path, *, allow: bool
+    saved: Fingerprint | None,
+    now: Fingerprint,
+    path: Path,
+    *,
+    allow: bool,
+    split: Literal["training", "validation"] = "training",
 ) -> str | None:
     """Compare the fingerprint in a checkpoint, if it has one, with that of the present data.
 
-    Returns a warning or None; raises a `CheckpointError` for other data unless it is allowed.
+    Returns a warning or None. Raises `CheckpointError` for other data unless it is allowed.
     """
     if saved is None:
-        return f"{path} has no fingerprint of its training data: a change of it goes unnoticed"
+        return f"{path} has no fingerprint of its {split} data: a change of it goes unnoticed"
 
-    changed = difference(saved, now)
+    changed = difference(saved, now, split)
     if changed is None:
         return None
 
-    fault = f"{path} was trained on other data ({changed})"
+    verb = "trained" if split == "training" else "evaluated"
+    fault = f"{path} was {verb} on other data ({changed})"
     if allow:
         return f"{fault}; going on with this one, as data.changed=allow says"
     raise CheckpointError(
@@ -59,16 +66,16 @@ def check_same(
     )
 
 
-def difference(before: Fingerprint, now: Fingerprint) -> str | None:
-    """Describe the first difference of the data that a model was trained on, and of the present."""
+def difference(before: Fingerprint, now: Fingerprint, split: str = "training") -> str | None:
+    """Return the first difference between the data of a checkpoint and the current data."""
     if before.classes != now.classes:
-        return "its training classes have other names or another order"
+        return f"its {split} classes have other names or another order"
     if before.images != now.images:
-        return f"{before.images:,} training images, now {now.images:,}"
+        return f"{before.images:,} {split} images, now {now.images:,}"
     if before.files != now.files:
-        return "other training images, or the same in another order"
+        return f"other {split} images, or the same in another order"
     if before.labels != now.labels:
-        return "other labels of the same training images"
+        return f"other labels of the same {split} images"
     return None
 
 

@@ -21,6 +21,16 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 DECODERS = ("pillow", "torchcodec", "simplejpeg")
 
 FIX = "restore the file or leave it out"
+CONVERT = "convert it to JPEG or leave it out"
+
+# Major brands of ISO media files, at byte 8, after "ftyp". Source: the registry at mp4ra.org.
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "RAW (CR3)"}
+_BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
+_BRANDS |= dict.fromkeys((b"mif1", b"msf1"), "HEIF")
+
+# Suffixes of the raw formats of cameras, in lower case.
+RAW = {".arw", ".cr2", ".cr3", ".crw", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw"}
+RAW |= {".rw2", ".srw"}
 
 # Pillow reads images up to twice its limit and refuses larger ones; its warning in between is of no
 # use here.
@@ -82,13 +92,25 @@ def read_image(
     except Exception as error:
         # Decoders raise almost anything for a damaged file, even SyntaxError and struct.error.
         fault = f"it cannot be read as an image ({brief(error)})"
+        fix = FIX
         if not content:
             fault = "an empty file (0 bytes)"
         elif isinstance(error, Image.UnidentifiedImageError):
             fault = f"not an image, or none of {', '.join(FORMATS)}"
+            if name := _unsupported_format(path, content):
+                fault = f"a file in the format {name}, which is not supported"
+                fix = CONVERT
         elif isinstance(error, Image.DecompressionBombError):
             fault = "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
-        raise DataError(f"{visible(str(path))}: {fault}; {FIX}") from error
+        raise DataError(f"{visible(str(path))}: {fault}; {fix}") from error
+
+
+def _unsupported_format(path: str | Path, content: bytes) -> str | None:
+    """Return the name of an image format that is recognized but not read, or None."""
+    if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
+        return _BRANDS[content[8:12]]
+    suffix = Path(path).suffix.lower()
+    return f"RAW ({suffix[1:].upper()})" if suffix in RAW else None
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -265,6 +265,10 @@ def _present(source: Source, split: str, images: StoredImages, how: str) -> Stor
         return images
 
     absent = storage.absent()
+    if absent.any():
+        storage = storage.renormalized(absent)
+        images = replace(images, storage=storage)
+        absent = storage.absent()
     count = int(absent.sum())
     if not count:
         return images
@@ -275,9 +279,12 @@ def _present(source: Source, split: str, images: StoredImages, how: str) -> Stor
         log.warning("%s: %s and left out", source.where, summary)
         return images.select(~absent)
 
-    # Lists often hold bare file names.
-    first, advice = int(absent.argmax()), ""
-    if source.folder_setting is not None:
+    first = int(absent.argmax())
+    advice = ""
+    if 2 * count <= len(images):
+        advice = "restore them, or leave them out with data.absent=skip; "
+    elif source.folder_setting is not None:
+        # Lists often hold bare file names.
         advice = f"set {source.folder_setting} to the folder that the paths start from; "
         if inner_folder := storage.find_inside(first):
             advice = f"it is in {inner_folder}: pass {source.folder_setting}={inner_folder}; "

@@ -372,7 +372,16 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
     without its folder, and the indices of classes; those of images that are not here do not count.
     `files` are the paths of the N images, each of which must be listed.
     """
-    rows = {Path(file).name: row for row, file in enumerate(files)}
+    rows: dict[str, int] = {}
+    for row, file in enumerate(files):
+        name = Path(file).name
+        if name in rows:
+            other = files[rows[name]]
+            raise DataError(
+                f"{path}: it names images without their folders, and {name} is the name of both "
+                f"{other} and {file}: rename one; {see}"
+            )
+        rows[name] = row
     entries = zip(labels.images(), labels.classes, labels.values, strict=True)
     positions = {(row, c): entry for entry, (row, c, value) in enumerate(entries) if value == 1}
     chosen = np.zeros(len(labels.values), bool)
@@ -380,8 +389,9 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
     with refusing(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):
         for line in read_lines(path, see):
             name, _, columns = line.partition(",")
-            if (row := rows.pop(name, None)) is None:
+            if name not in rows:
                 continue
+            row = rows.pop(name)
             for column in columns.split():
                 if (row, int(column)) not in positions:
                     raise ValueError(f"{shown(name)} does not show class {column}")
@@ -415,10 +425,19 @@ class TableBuilder:
         see: pointer to the documentation, for messages, such as "see DATASETS.md, section MS-COCO".
         classes: the class names in their order; None: the names in the labels, sorted.
         default: value of the classes that an image has no label for, 0 or -1.
+        folder: the image folder, if absolute paths inside it are allowed.
     """
 
-    def __init__(self, see: str, *, classes: Sequence[str] | None = None, default: int = 0) -> None:
+    def __init__(
+        self,
+        see: str,
+        *,
+        classes: Sequence[str] | None = None,
+        default: int = 0,
+        folder: Path | None = None,
+    ) -> None:
         self.see = see
+        self.folder = folder
         self.classes = None if classes is None else tuple(classes)
         self.default = default
 
@@ -434,7 +453,7 @@ class TableBuilder:
         `Labels`. `where` is the annotation file and the row, for messages. A `DataError` says that
         the path leads out of the folder, the image was added before, or a class is unknown.
         """
-        path = path_inside(path, where, self.see)
+        path = path_inside(path, where, self.see, folder=self.folder)
         if path in self._first_seen:
             # The row only: the file is the same and begins the message.
             first_row = self._first_seen[path].rpartition(", ")[2]
@@ -483,17 +502,25 @@ def encode_paths(paths: Sequence[str]) -> np.ndarray:
     return np.array([os.fsencode(path) for path in paths], np.bytes_)
 
 
-def path_inside(path: str, where: str, see: str) -> str:
+def path_inside(path: str, where: str, see: str, *, folder: Path | None = None) -> str:
     """Return a path from an annotation file with '/' between its folders.
 
-    Raises a `DataError` unless it stays inside the folder of the images.
+    With `folder`, an absolute path inside this folder becomes relative to it. Raises a `DataError`
+    unless the path stays inside the folder of the images.
     """
+    given = path
+    if folder is not None and path.startswith("/"):
+        for base in (folder, folder.resolve()):
+            if Path(path).is_relative_to(base):
+                path = str(Path(path).relative_to(base))
+                break
     parts = path.replace("\\", "/").split("/")
 
     # "C:" at the start is a drive of Windows.
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
-        raise DataError(f"{where}: {path!r} is not a path inside the image folder; {see}")
+        where_inside = "the image folder" if folder is None else f"the image folder {folder}"
+        raise DataError(f"{where}: {given!r} is not a path inside {where_inside}; {see}")
 
     return "/".join(part for part in parts if part not in ("", "."))
 
@@ -544,11 +571,44 @@ def check_fraction(val_fraction: float) -> None:
 def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
     """Return the images that are held out for validation, or the others; see `stratified`.
 
-    The order of the images does not count, but one may change its split when others are added.
+    Each class with two or more positives has one in validation. The order of the images does not
+    count, but one may change its split when others are added.
     """
     hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
-    is_held_out = stratified(table.labels, np.argsort(hashes, kind="stable"), fraction)
+    order = np.argsort(hashes, kind="stable")
+    is_held_out = stratified(table.labels, order, fraction)
+    hold_out_each_class(table.labels, order, is_held_out)
     return table.select(is_held_out if val else ~is_held_out)
+
+
+def hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
+    """Hold out one more image for each class with two or more positives, none of them held out.
+
+    It is the first image, in the given order, that takes the last training positive from the fewest
+    classes. `is_held_out`, bool [N], is changed in place.
+    """
+    positives = labels.only(labels.values == 1)
+    num_held_out = positives.select(is_held_out).counts()
+    num_left = positives.counts() - num_held_out
+    place = np.empty(len(labels), np.int64)
+    place[order] = np.arange(len(labels))
+
+    def classes_of(image: int) -> np.ndarray:
+        return positives.classes[positives.starts[image] : positives.starts[image + 1]]
+
+    def cost(image: int) -> tuple[int, int]:
+        return int((num_left[classes_of(image)] == 1).sum()), int(place[image])
+
+    missing = np.flatnonzero((num_held_out == 0) & (num_left >= 2))
+    image_of_entry = positives.images()
+    for column in missing[np.argsort(num_left[missing], kind="stable")]:
+        # An image that was moved for a rarer class may show this one too.
+        if num_held_out[column]:
+            continue
+        image = min(image_of_entry[positives.classes == column].tolist(), key=cost)
+        is_held_out[image] = True
+        num_held_out[classes_of(image)] += 1
+        num_left[classes_of(image)] -= 1
 
 
 def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray:

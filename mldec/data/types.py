@@ -2,6 +2,7 @@
 
 import math
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -320,10 +321,27 @@ class ImageFiles(Storage):
         for index, path in enumerate(map(os.fsdecode, self.files)):
             inner_folder, _, name = path.rpartition("/")
             if inner_folder not in listings:
-                entries = list_folder(self.folder / inner_folder, self.see)
+                folder = self.folder / inner_folder
+                # Of an absent folder, as of one of a Mac, all files are absent.
+                is_listed = folder.exists() or not self.folder.exists()
+                entries = list_folder(folder, self.see) if is_listed else ()
                 listings[inner_folder] = {entry.name for entry in entries}
             absent[index] = name not in listings[inner_folder]
         return absent
+
+    def renormalized(self, absent: np.ndarray) -> "ImageFiles":
+        """Return the files with other Unicode forms of absent paths (bool [N]) that exist.
+
+        Macs write an accent as a character of its own (NFD), and other systems do not (NFC).
+        """
+        files = self.files.tolist()
+        for index in np.flatnonzero(absent):
+            path = os.fsdecode(files[index])
+            for form in ("NFC", "NFD"):
+                other = unicodedata.normalize(form, path)
+                if other != path and (self.folder / other).is_file():
+                    files[index] = os.fsencode(other)
+        return replace(self, files=np.array(files, np.bytes_))
 
     def find_inside(self, index: int) -> str | None:
         """Return the name of an inner folder in which the path of an image exists, or None."""

@@ -1,4 +1,4 @@
-"""Open and read files that users provide: text, JSON and CSV.
+"""Open and read files that users provide: text, JSON, YAML and CSV.
 
 What cannot be read is a `DataError` that names the file and ends with `see`: where to find help.
 """
@@ -14,7 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from mldec.errors import DataError
+import yaml
+
+from mldec.errors import DataError, refusing
 
 CSV_ROWS = 4096  # rows per chunk of a large file: with 65,536, reading took twice as long
 
@@ -29,9 +31,14 @@ def open_binary(path: str | Path) -> BufferedReader:
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 
 
-def open_text(path: str | Path, *, newline: str | None = None) -> TextIO:
-    """Open a file to read UTF-8 text, with or without a byte order mark; newline as for `open`."""
-    return TextIOWrapper(open_binary(path), encoding="utf-8-sig", newline=newline)
+def open_text(
+    path: str | Path, *, newline: str | None = None, encoding: str = "utf-8-sig"
+) -> TextIO:
+    """Open a file to read text; newline and encoding as for `open`.
+
+    The default encoding is UTF-8 with or without a byte order mark.
+    """
+    return TextIOWrapper(open_binary(path), encoding=encoding, newline=newline)
 
 
 @contextmanager
@@ -53,9 +60,11 @@ def read_bytes(path: Path, see: str) -> bytes:
         return file.read()
 
 
-def read_text(path: Path, see: str, *, newline: str | None = None) -> str:
-    """Return the text of a UTF-8 file, with or without a byte order mark; newline as for `open`."""
-    with reading(path, see), open_text(path, newline=newline) as file:
+def read_text(
+    path: Path, see: str, *, newline: str | None = None, encoding: str = "utf-8-sig"
+) -> str:
+    """Return the text of a file; newline and encoding as for `open`."""
+    with reading(path, see), open_text(path, newline=newline, encoding=encoding) as file:
         return file.read()
 
 
@@ -68,6 +77,18 @@ def read_json(path: Path, see: str) -> Any:
         raise DataError(f"{path} is not valid JSON ({error}); restore it, {see}") from error
 
 
+def read_yaml(path: Path, see: str) -> Any:
+    """Return the content of a YAML file, which must have no aliases.
+
+    Nested aliases can expand a small file to any size.
+    """
+    text = read_text(path, see)
+    with refusing(path, DataError, remedy=see):
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("aliases such as *NAME are not allowed")
+        return yaml.safe_load(text)
+
+
 def read_lines(path: Path, see: str) -> list[str]:
     """Return the lines of a text file that are not blank, stripped of surrounding whitespace."""
     # Not `splitlines`, which would also split a line at a form feed and other rare separators.
@@ -78,9 +99,11 @@ def read_lines(path: Path, see: str) -> list[str]:
     return lines
 
 
-def csv_rows(path: Path, see: str, *, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+def csv_rows(
+    path: Path, see: str, *, delimiter: str = ",", encoding: str = "utf-8-sig"
+) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a CSV file that are not blank, with the numbers of their (last) lines."""
-    text = io.StringIO(read_text(path, see, newline=""), newline="")
+    text = io.StringIO(read_text(path, see, newline="", encoding=encoding), newline="")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
 
     try:

@@ -95,8 +95,9 @@ class Trainer:
 
         self.files = CheckpointFiles(folder, train)
         self.git = git_commit()
-        # The fingerprint of the main process counts: it alone writes checkpoints.
+        # The fingerprints of the main process count: it alone writes checkpoints.
         self.fingerprint = distributed.on_main(partial(fingerprint, data.train))
+        self.val_fingerprint = distributed.on_main(partial(fingerprint, data.val))
         trained = set(data.train.classes.names)
         self.unseen = tuple(name for name in data.val.classes.names if name not in trained)
 
@@ -371,6 +372,7 @@ class Trainer:
             classes=self.data.val.classes,
             unseen=self.unseen,
             fingerprint=self.fingerprint,
+            val_fingerprint=self.val_fingerprint,
             transform=self.data.transform,
             metrics=self.metrics,
             best=self.best,
@@ -408,7 +410,7 @@ class Trainer:
             self.files.restore_best(path)
 
     def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
-        """Refuse a checkpoint of other settings, classes, steps or training data."""
+        """Raise CheckpointError for other settings, classes, steps or data."""
         changed = diff(saved_config(saved, path, self.config.plugins), self.config)
         if changed:
             raise CheckpointError(
@@ -424,7 +426,17 @@ class Trainer:
                 f"{self.batches.steps}: use the same training images and processes"
             )
         allowed = self.config.data.get("changed") == "allow"
-        if warning := check_same(saved.fingerprint, self.fingerprint, path, allow=allowed):
+        warnings = (
+            check_same(saved.fingerprint, self.fingerprint, path, allow=allowed),
+            check_same(
+                saved.val_fingerprint,
+                self.val_fingerprint,
+                path,
+                allow=allowed,
+                split="validation",
+            ),
+        )
+        for warning in filter(None, warnings):
             self._warn(warning)
 
 

@@ -175,6 +175,12 @@ def test_a_change_of_the_data_is_refused_at_a_resume(photos, cli, tmp_path):
         one_line(err, f"{last} was trained on other data (", said, "data.changed=allow")
         assert last.read_bytes() == before
 
+    rows = [line for line in table.splitlines(keepends=True) if line.endswith(",val\n")]
+    (photos / "data.csv").write_text(table.replace(rows[-1], ""))
+    err = cli.fault("train", *more)
+    one_line(err, f"{last} was evaluated on other data (", f"{len(rows)} validation images, now")
+    (photos / "data.csv").write_text(table.replace("15.png,red,train\n", "", 1))
+
     status, out, _ = cli("train", *more, "data.changed=allow")
     assert (status, "going on with this one, as data.changed=allow says" in out) == (0, True)
     assert "changed" not in read_torch(last)["config"]["data"]

@@ -360,7 +360,7 @@ def test_the_settings_that_differ(cli, outputs):
     assert out.splitlines() == ["loss._target_: x.gr -> x.hill", "seed: 0 -> 1"]
     out = cli("summary", "--diff", outputs / "gr_seed0", outputs / "gr_seed0").out
     assert out == "no setting differs\n"
-    one_line(cli.fault("summary", "--diff", outputs, outputs), "config.yaml cannot be used")
+    one_line(cli.fault("summary", "--diff", outputs, outputs), "config.yaml cannot be read")
 
 
 def test_a_table_that_cannot_be_made_is_one_line(cli, outputs):

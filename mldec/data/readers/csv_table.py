@@ -1,10 +1,12 @@
 """A table of your own, as a CSV file: a list of labels per image, or a column per class."""
 
+import codecs
+import io
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -25,6 +27,7 @@ from mldec.data.table import (
     given_names,
     hold_out,
     hold_out_stratified,
+    listed,
     log_split,
     path_inside,
     shown,
@@ -33,16 +36,26 @@ from mldec.data.table import (
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import csv_rows, open_binary, reading
+from mldec.runtime.text import csv_rows, read_bytes
 
 log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section Your own data"
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons"}
-_COLUMNS = ("path", "labels", "negatives", "split")
+
+# The names of columns that are recognized, see `_simple`; the first of several counts.
+_PATHS = ("path", "filepath", "imagepath", "filename", "imagename", "file", "image")
+_LABELS = ("labels", "label", "tags", "tag", "classes", "class")
+_ROLES = {"path": _PATHS, "labels": _LABELS, "negatives": ("negatives",), "split": ("split",)}
+
+# Columns of row numbers, as pandas and Excel write them.
+_INDEX = re.compile(r"(unnamed: \d+|index|id)?", re.IGNORECASE)
+
+_VAL = ("val", "valid", "validation")  # names of the validation split
 
 # Of a column per class. Table programs write 1.0 where a column also has empty cells.
 _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
+_BINARY = ("0", "0.0", "1", "1.0", "-1", "-1.0")  # -1 is refused with the row
 
 HOLD_OUT = {"hash": hold_out, "stratified": hold_out_stratified}
 
@@ -52,13 +65,16 @@ def csv_table(
     root: str,
     file: str = "data.csv",
     images: str = "",
+    path_column: str | None = None,
+    labels_column: str | None = None,
+    encoding: str = "utf-8",
     separator: str = ";",
     classes: str | list[str] | None = None,
     exclusive: bool = False,
     train: str = "train",
     val: str = "val",
     val_fraction: float = 0.1,
-    split: Literal["hash", "stratified"] = "hash",
+    split: Literal["stratified", "hash"] = "stratified",
     seed: int = 0,
     threshold: float = 0.5,
     top_k: int | None = None,
@@ -68,21 +84,26 @@ def csv_table(
     The first row names the columns, in any order: path, optionally split, and either a column per
     class, whose cells are 1 (present), 0 (absent) or empty (not annotated, -1); or labels, names
     with a separator between them or a JSON list, and optionally negatives, likewise: a class in
-    neither list is then not annotated. Where that may be, the metric is `mAP_partial`.
+    neither list is then not annotated. Where that may be, the metric is `mAP_partial`. Other usual
+    names of the columns are recognized, and other columns are not used; see `recognise`.
 
     Args:
-        file: the CSV file in `root`: UTF-8, with commas, tabs or semicolons between the columns;
-            fields that hold such a sign are in double quotes.
-        images: folder in `root` that the paths are relative to.
+        file: the CSV file in `root`, with commas, tabs or semicolons between the columns; fields
+            that hold such a sign are in double quotes.
+        images: folder in `root` that the paths are relative to; absolute paths lie in it.
+        path_column: name of the column of the paths; None takes path or another usual name.
+        labels_column: name of the column of the labels; None takes labels or another usual name.
+        encoding: of the file, such as cp1252 (Excel on Windows) or utf-16.
         separator: the text between two labels of an image, if these are no JSON list.
         classes: class names in their order, or a text file with one per line; None takes the sorted
             labels of all rows, or the columns of the classes in the order of the file.
         exclusive: every image has exactly one label; the metric is top-1 instead of mAP.
-        train: value of the column split in the rows to learn from; `val` likewise.
+        train: value of the column split in the rows to learn from, in any case; `val` likewise,
+            where val, valid and validation mean the same.
         val_fraction: without a column split, the share of the images to hold out, in (0, 1).
-        split: without a column split, how images are held out: "hash": a hash of its path decides
-            on each image, which stays in its split when others are added; "stratified": each class
-            has about the same share of its positives held out, see `mldec.data.table.stratified`.
+        split: without a column split, how images are held out: "stratified": each class has about
+            the same share of its positives held out, see `hold_out_stratified`; "hash": a hash of
+            its path decides on each image, which stays in its split when others are added.
         seed: decides which images are held out.
     """
     check_fraction(val_fraction)
@@ -96,10 +117,14 @@ def csv_table(
     image_folder = folder / path_inside(images, "data.images", _SEE) if images else folder
 
     names = given_names(classes, folder, _SEE)
-    form = recognise(source)
+    form = recognise(
+        source,
+        encoding=encoding,
+        path_column=path_column,
+        labels_column=labels_column,
+        classes=names,
+    )
     has_split = "split" in form.columns
-    if split != "hash" and has_split:
-        raise ValueError(f"split is {split}, but {source} has a column split: leave one out")
     for name, value in (("train", train), ("val", val)):
         if not has_split and value != name:
             fault = f"{name} is {value}: {source} has no column split"
@@ -110,19 +135,26 @@ def csv_table(
 
     def load(part: str, cache: TableCache) -> StoredImages:
         if has_split and part == val:
-            check_val(val, form.splits, source, _SEE)
+            check_val(form.find_split(val), form.splits, source, _SEE)
 
         # Each of the arguments changes the table, so all of them are part of the key in the cache.
-        wanted = part if has_split else None
-        parse = partial(_parse, source, form, wanted, names, separator, exclusive)
+        wanted = form.find_split(part) if has_split else None
+        parse = partial(_parse, source, form, wanted, names, separator, exclusive, image_folder)
         key = sha256(repr(parse.args).encode(errors="surrogateescape")).hexdigest()
         table = cache.table(f"csv {key}", [source], parse)
         if not has_split:
+            num_images = len(table)
             table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)
+            if part == val:
+                log.info(
+                    f"csv: no column split, so {len(table):,} of {num_images:,} images are held "
+                    f"out for validation ({split}); see data.val_fraction and data.split"
+                )
 
         log_split("csv", part, table)
         if part == train:
-            _log_doubts(form, table, separator, used={train, val}, exclusive=exclusive)
+            used = {form.find_split(train), form.find_split(val)}
+            _log_doubts(form, table, separator, used=used, exclusive=exclusive)
         return in_folder(table, image_folder, _SEE)
 
     result = Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
@@ -131,15 +163,17 @@ def csv_table(
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a file.
-
-    The columns path, labels, negatives and split are in lower case, the others are classes.
-    """
+    """The form of a file."""
 
     delimiter: str
+    encoding: str  # a codec of Python
+
+    # For each column path, labels, negatives, split or the name of its class; "" if it is not used.
     columns: tuple[str, ...]
+
+    classes: tuple[str, ...]  # those that have a column, in the order of the file
     partial: bool  # a class may be not annotated: negatives have a column, or a cell is empty
-    splits: dict[str, int]  # the number of rows of each split
+    splits: dict[str, int]  # number of rows of each split, whose name is in lower case
 
     def __str__(self) -> str:
         """Describe the form in the log."""
@@ -153,56 +187,163 @@ class Form:
         """The value of what is not listed: absent, or unknown if absent classes are listed too."""
         return -1 if self.partial else 0
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The classes that have a column, in the order of the file."""
-        return tuple(name for name in self.columns if name not in _COLUMNS)
+    def find_split(self, wanted: str) -> str:
+        """Return the name of a split in the file, where validation has several usual names."""
+        wanted = wanted.strip().lower()
+        if wanted in self.splits or wanted not in _VAL:
+            return wanted
+        others = [name for name in _VAL if name in self.splits]
+        return others[0] if len(others) == 1 else wanted
 
 
-def recognise(source: Path) -> Form:
-    """Return the form of a file, which is read once for it."""
-    with reading(source, _SEE), open_binary(source) as file:
-        first_line = next(filter(bytes.strip, file), b"")
-    header = first_line.decode("utf-8-sig", errors="replace").strip().lower()
+def recognise(
+    source: Path,
+    *,
+    encoding: str = "utf-8",
+    path_column: str | None = None,
+    labels_column: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Form:
+    """Return the form of a file, which is read once for it; the arguments are those of the table.
 
-    # The first sign that leaves a column path; a file without one is faulty, whatever the sign.
+    docs/data.md, section Forms of a table, describes how columns are recognized.
+    """
+    encoding, delimiter = _text_format(source, encoding, path_column)
+    rows = _filled_rows(source, delimiter, encoding)
+    line, header = next(rows, (1, [""]))
+    where = f"{source}, row {line}"
+    names = [name.strip() for name in header]
+    roles = _find_roles(names, path_column, labels_column, where)
+
+    # The number of rows with each cell of the short columns.
+    counts = {i: Counter[str]() for i in range(len(names)) if i not in _long(roles)}
+    for _, row in rows:
+        for column, count in counts.items():
+            count[row[column].strip()] += 1
+
+    splits = Counter[str]()
+    for name, number in counts.pop(roles.get("split", -1), {}).items():
+        splits[name.lower()] += number
+
+    shares = {i: _binary_share(count) for i, count in counts.items() if _may_be_class(names[i])}
+    if "labels" in roles:
+        class_columns = []
+        if labels_column is None:
+            _refuse_both_forms(names, roles["labels"], shares, where)
+    else:
+        given = classes or ()
+        class_columns = [i for i, share in shares.items() if share >= 0.5 or names[i] in given]
+        if not class_columns or "negatives" in roles:
+            raise DataError(
+                f"{where}: none of the columns {shown(', '.join(names))} has labels: call one "
+                f"labels, name one with data.labels_column, or add a column of 0 and 1 per class; "
+                f"{_SEE}"
+            )
+    class_names = check_names([names[column] for column in class_columns], where, _SEE)
+
+    columns = [""] * len(names)
+    for role, column in roles.items():
+        columns[column] = role
+    for column in class_columns:
+        columns[column] = names[column]
+
+    unused = [names[i] or f"column {i + 1}" for i, name in enumerate(columns) if not name]
+    if unused:
+        log.info(f"csv: {source} has columns that are not used: {listed(unused)}")
+    has_empty_cell = any(counts[column][""] for column in class_columns)
+    is_partial = "negatives" in roles or has_empty_cell
+    return Form(delimiter, encoding, tuple(columns), class_names, is_partial, dict(splits))
+
+
+def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[str, str]:
+    """Return the codec of a file and the sign between its columns; raise for another encoding."""
+    content = read_bytes(source, _SEE)
+    try:
+        is_utf8 = codecs.lookup(encoding).name == "utf-8"
+        codec = "utf-8-sig" if is_utf8 else encoding
+        text = content.decode(codec)
+    except LookupError as error:
+        raise ValueError(f"encoding is {encoding!r}, an unknown text encoding") from error
+    except UnicodeError as error:
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        likely = "utf-16" if is_utf16 else "cp1252"
+        remedy = "save it as UTF-8"
+        if likely != encoding:
+            remedy = f"pass data.encoding={likely}, or {remedy}"
+        raise DataError(f"{source} is not {encoding.upper()} text: {remedy}; {_SEE}") from error
+
+    # The first sign that leaves a column of paths; a file without one is faulty, whatever the sign.
+    first_line = next(filter(str.strip, io.StringIO(text, newline=None)), "")
+    known = _PATHS if path_column is None else (_simple(path_column),)
     delimiter = ","
     for sign in reversed(_DELIMITERS):
-        titles = [title.strip(' "') for title in header.split(sign)]
-        if "path" in titles and len(titles) > 1:
+        titles = [_simple(title.strip(' "\n')) for title in first_line.split(sign)]
+        if len(titles) > 1 and not set(known).isdisjoint(titles):
             delimiter = sign
+    return codec, delimiter
 
-    rows = csv_rows(source, _SEE, delimiter=delimiter)
-    line, fields = next(rows, (1, [""]))
-    names = []
-    for name in map(str.strip, fields):
-        is_column = name.lower() in _COLUMNS
-        names.append(name.lower() if is_column else name)
 
-    known = [name for name in names if name in _COLUMNS]
-    cells = [column for column, name in enumerate(names) if name not in _COLUMNS]
+def _find_roles(
+    names: Sequence[str], path_column: str | None, labels_column: str | None, where: str
+) -> dict[str, int]:
+    """Return the indices of the columns path, labels, negatives and split that a file has."""
+    simple_names = [_simple(name) for name in names]
+    settings = {"path": path_column, "labels": labels_column}
+    roles = {}
+    for role, usual_names in _ROLES.items():
+        setting = settings.get(role)
+        wanted = usual_names if setting is None else (_simple(setting),)
+        found = next((name for name in wanted if name in simple_names), None)
+        if found is None and setting is not None:
+            columns = shown(", ".join(names))
+            raise ValueError(f"{role}_column is {setting!r}: {where} has the columns {columns}")
+        if found is None:
+            continue
+        if simple_names.count(found) > 1:
+            raise DataError(f"{where}: the column {found!r} is there twice: rename one; {_SEE}")
+        roles[role] = simple_names.index(found)
+        simple_names[roles[role]] = ""  # a column has one role
 
-    has_lists = "labels" in known and not cells
-    has_cells = cells and not {"labels", "negatives"} & set(known)
-    has_duplicates = len(set(known)) < len(known)
-    if "path" not in known or has_duplicates or not (has_lists or has_cells):
-        columns = shown(", ".join(names))
+    if "path" not in roles:
         raise DataError(
-            f"{source}, row {line}: the columns {columns} are not path, labels[, negatives]"
-            f"[, split], and not path[, split] and a column per class: rename them or leave some "
-            f"out; {_SEE}"
+            f"{where}: none of the columns {shown(', '.join(names))} has the paths of the images: "
+            f"call one path, or name one with data.path_column; {_SEE}"
         )
-    check_names((names[column] for column in cells), f"{source}, row {line}", _SEE)
+    return roles
 
-    is_partial = "negatives" in known
-    splits = Counter[str]()
-    for _, row in rows:
-        # Rows of another length are named when they are read.
-        if len(row) == len(names):
-            is_partial = is_partial or not all(row[column].strip() for column in cells)
-            if "split" in known:
-                splits[row[names.index("split")].strip()] += 1
-    return Form(delimiter, tuple(names), is_partial, dict(splits))
+
+def _refuse_both_forms(
+    names: Sequence[str], labels: int, shares: Mapping[int, float], where: str
+) -> None:
+    """Raise a `DataError` if a file with a column of labels also has a column of only 0 and 1."""
+    doubtful = [names[column] for column, share in shares.items() if share == 1]
+    if doubtful:
+        raise DataError(
+            f"{where}: the labels may be in the column {shown(names[labels])}, or in columns of 0 "
+            f"and 1 such as {shown(doubtful[0])}: pass data.labels_column={names[labels]}, or "
+            f"leave out the columns that are no labels; {_SEE}"
+        )
+
+
+def _simple(name: str) -> str:
+    """Return the name of a column in lower case, without blanks, underscores and hyphens."""
+    return re.sub(r"[\s_-]", "", name.lower())
+
+
+def _long(roles: Mapping[str, int]) -> set[int]:
+    """Return the columns with a text of their own in each row."""
+    return {roles[role] for role in ("path", "labels", "negatives") if role in roles}
+
+
+def _may_be_class(name: str) -> bool:
+    """Return whether a column may be a class; the index that pandas writes is none."""
+    return _simple(name) not in _ROLES and not _INDEX.fullmatch(name)
+
+
+def _binary_share(count: Counter[str]) -> float:
+    """Return the share of the filled cells of a column that are -1, 0 or 1."""
+    filled = count.total() - count[""]
+    return sum(count[cell] for cell in _BINARY) / max(filled, 1)
 
 
 def _log_doubts(
@@ -244,9 +385,11 @@ def _parse(
     classes: tuple[str, ...] | None,
     separator: str,
     exclusive: bool,
+    folder: Path,
 ) -> Table:
     """Return the images of a split, or all; the classes and the faults are those of all rows."""
-    builder = TableBuilder(_SEE, classes=classes or form.classes or None, default=form.default)
+    known = classes or form.classes or None
+    builder = TableBuilder(_SEE, classes=known, default=form.default, folder=folder)
     split_of_rows = []
     for where, cells in _rows(source, form):
         labels = _labels(cells, form, separator, where)
@@ -254,7 +397,7 @@ def _parse(
         if exclusive and count != 1:
             raise DataError(f"{where} has {count} labels; data.exclusive=true wants one; {_SEE}")
         builder.add(cells["path"], labels, where)
-        split_of_rows.append(cells.get("split"))
+        split_of_rows.append(cells.get("split", "").lower())
 
     table = builder.build(source)
     if split is None:
@@ -262,17 +405,32 @@ def _parse(
     return table.select(np.array([name == split for name in split_of_rows], bool))
 
 
+def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a file as `csv_rows`, without empty ones, which Excel writes as ",,".
+
+    Raises a `DataError` for a row of another length than the first one.
+    """
+    num_columns = None
+    for line, fields in csv_rows(source, _SEE, delimiter=delimiter, encoding=encoding):
+        if not any(field.strip() for field in fields):
+            continue
+        if num_columns is None:
+            num_columns = len(fields)
+        if len(fields) != num_columns:
+            raise DataError(
+                f"{source}, row {line} has {len(fields)} fields, the header {num_columns}: add the "
+                f"others, or quote those with {_DELIMITERS[delimiter]}; {_SEE}"
+            )
+        yield line, fields
+
+
 def _rows(source: Path, form: Form) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield for each image the file and row, for messages, and its fields by column."""
-    rows = csv_rows(source, _SEE, delimiter=form.delimiter)
+    rows = _filled_rows(source, form.delimiter, form.encoding)
     next(rows, None)
     for line, fields in rows:
-        where = f"{source}, row {line}"
-        if len(fields) != len(form.columns):
-            remedy = f"add the others, or quote those with {_DELIMITERS[form.delimiter]}"
-            count = f"{len(fields)} fields, the header {len(form.columns)}"
-            raise DataError(f"{where} has {count}: {remedy}; {_SEE}")
-        yield where, dict(zip(form.columns, map(str.strip, fields), strict=True))
+        cells = dict(zip(form.columns, map(str.strip, fields), strict=True))
+        yield f"{source}, row {line}", cells
 
 
 def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> dict[str, int]:
@@ -290,7 +448,7 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
         if cells[name] not in _CELLS:
             raise DataError(
                 f"{where}: the class {name!r} has {shown(cells[name])}, not 0, 1 or nothing: "
-                f"leave out the column, or call it labels if it lists them; {_SEE}"
+                f"correct it, or leave out the column; {_SEE}"
             )
         labels[name] = _CELLS[cells[name]]
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -87,6 +88,7 @@ def folders(
     train: str = "train",
     val: str = "val",
     classes: str | list[str] | None = None,
+    exclusive: Literal[True] = True,
     val_fraction: float = 0.1,
     seed: int = 0,
     top_k: int | None = None,
@@ -99,6 +101,7 @@ def folders(
     Args:
         classes: class names in their order, or a text file with one per line; None takes the sorted
             folder names of `train`.
+        exclusive: every image has exactly one label, as the setting of `csv_table`; always true.
         val_fraction: share of the images to hold out if `root` has no folders `train` and `val`, in
             (0, 1).
         seed: decides which images are held out.

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mldec.data.cache import TableCache
 from mldec.data.readers.folders import IMAGES
 from mldec.data.settings import Source
@@ -27,7 +25,7 @@ from mldec.data.table import (
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import read_lines, read_text
+from mldec.runtime.text import read_lines, read_text, read_yaml
 
 log = logging.getLogger("mldec")
 
@@ -66,7 +64,7 @@ def yolo(
 def _read(source: Path) -> dict[str, Any]:
     """Return the content of the YAML file."""
     with refusing(source, DataError, remedy=f"it is no YAML of keys such as train, {_SEE}"):
-        return dict(yaml.safe_load(read_text(source, _SEE)))
+        return dict(read_yaml(source, _SEE))
 
 
 def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:

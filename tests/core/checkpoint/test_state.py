@@ -63,6 +63,7 @@ def test_a_checkpoint_comes_back_from_its_state(state, tmp_path, calibration):
         one,
         classes=classes,
         fingerprint=Fingerprint(3, "a", "b", "c"),
+        val_fingerprint=Fingerprint(2, "d", "e", "c"),
         best=Best("mAP", 5.0, "ema", 1),
         calibration=calibration,
         unseen=NAMES[1:],
@@ -73,8 +74,9 @@ def test_a_checkpoint_comes_back_from_its_state(state, tmp_path, calibration):
 
     torch.save(written, tmp_path / "x.pt")
     other = Checkpoint.from_state(torch.load(tmp_path / "x.pt", weights_only=True), PATH)
-    for name in ("best", "log", "fingerprint", "calibration", "transform", "unseen"):
+    for name in ("best", "log", "fingerprint", "val_fingerprint", "calibration", "transform"):
         assert getattr(other, name) == getattr(one, name)
+    assert other.unseen == one.unseen
     assert other.classes.origin == ORIGIN
     if other.classes.queries is not None:
         assert torch.equal(other.classes.queries, vectors.float()), "the model is float32"

@@ -6,12 +6,13 @@ import torch
 from support import CONFIGS
 
 from mldec.config import build
-from mldec.config.compose import compose, override
+from mldec.config.compose import compose, options, override
 from mldec.config.schema import PARTS
 from mldec.data.table import from_dense
 from mldec.data.types import Classes
 from mldec.errors import ConfigError
 from mldec.heads import GAP, Cosine
+from mldec.training.optim import check_trainable
 
 HOSTILE = ["os.system", "builtins.eval", "torch.hub.load", "torch.nn.Linear", "mldec.os.system"]
 HOSTILE += ["mldec.checkpoint.loading.load", "mldec.heads.attach", "mldec.heads.gap.nn.Linear"]
@@ -222,3 +223,26 @@ def test_a_loss_of_a_users_own_need_not_say_what_it_is_for():
     build.check_together(config, data, torch.nn.MSELoss())
     with pytest.raises(ConfigError, match="MSELoss wants 0 and 1"):
         build.check_together(override(config, ["mix.cutmix=1"]), data, torch.nn.MSELoss())
+
+
+OWN_PHOTOS = [name for name in options("experiment") if name.startswith("finetune")]
+
+
+@pytest.mark.parametrize(
+    ("words", "loss"),
+    [
+        *(([f"+experiment={name}", "data=folders"], "CrossEntropy") for name in OWN_PHOTOS),
+        (["+experiment=finetune_frozen", "data=yolo"], "BinaryCrossEntropy"),
+        (["+experiment=finetune_frozen", "data=coco_json"], "BinaryCrossEntropy"),
+        (["+experiment=finetune_frozen", "loss.smoothing=0.1"], "BinaryCrossEntropy"),
+        (["+experiment=finetune_frozen", "data.exclusive=true"], "CrossEntropy"),
+        (["+experiment=finetune_frozen", "data=folders", "loss=bce"], "BinaryCrossEntropy"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_recipes_for_own_photos_fit_every_form_of_data(words, loss):
+    config = compose(words)
+    config = build.recorded(config, build.check(config))
+    check_trainable(config)
+    assert config.loss["_target_"].endswith(f".{loss}")
+    assert config.data["test_crop"] is None

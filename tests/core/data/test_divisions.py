@@ -106,6 +106,18 @@ def test_both_splits_are_the_whole_and_do_not_depend_on_the_order_of_rows():
     assert hold_out_stratified(table, 0.2, 1, val=True).files.tolist() != val
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stratified_validation_has_each_class_with_two_positives(seed):
+    rng = np.random.default_rng(seed)
+    dense = (rng.random((60, 40)) < rng.choice([0.02, 0.1], 40)).astype(np.int8)
+    val = hold_out_stratified(table_of(dense), 0.1, seed, val=True)
+    train = hold_out_stratified(table_of(dense), 0.1, seed, val=False)
+    several = dense.sum(0) >= 2
+    assert several.any()
+    assert val.labels.counts()[several].all()
+    assert len(train) + len(val) == 60
+
+
 def test_only_positives_count_and_there_may_be_none():
     dense = long_tail(300, 10)
     unknown = np.where(np.random.default_rng(3).random(dense.shape) < 0.5, -1, 0)

@@ -236,3 +236,20 @@ def test_a_missing_decoder_names_the_extra(monkeypatch):
     for name in DECODERS[1:]:
         with pytest.raises(ConfigError, match=rf"^data.decoder: {name} .* -e '\.\[fast\]'"):
             check_decoder(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "format_name"),
+    [
+        ("a.HEIC", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        ("a.jpg", b"\0\0\0\x18ftypheix\0\0\0\0mif1heic", "HEIC"),
+        ("a.avif", b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "AVIF"),
+        ("a.raf", b"FUJIFILMCCD-RAW 0201", "RAW (RAF)"),
+    ],
+)
+def test_a_format_that_is_not_supported_is_named(tmp_path, name, content, format_name):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_image(tmp_path / name)
+    expected = f"a file in the format {format_name}, which is not supported; convert it"
+    assert expected in str(caught.value)

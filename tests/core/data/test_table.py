@@ -212,6 +212,16 @@ def test_a_public_list_names_the_observed_positives(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_name_in_two_folders_is_ambiguous_in_a_public_list(tmp_path):
+    labels = from_dense(np.array([[1, 1], [0, 1]], np.int8))
+    path = tmp_path / "kept.txt"
+    path.write_text("0.jpg,0\n0.jpg,1\n")
+    with pytest.raises(
+        DataError, match=r"kept\.txt: .* 0\.jpg is the name of both a/0.jpg and b/0"
+    ):
+        listed_positives(labels, ["a/0.jpg", "b/0.jpg"], path, SEE)
+
+
 # Tables
 
 

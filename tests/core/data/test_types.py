@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,8 +164,9 @@ def test_absent_files(files, tmp_path, monkeypatch):
     files.select(np.tile(np.arange(5), 20_000)).absent()
     assert sorted(listed) == [tmp_path, tmp_path / "a", tmp_path / "b"]
     (tmp_path / "b").rmdir()
-    with pytest.raises(DataError, match=r"/b cannot be listed \(No such file.*\); see there"):
-        files.absent()
+    assert files.absent().tolist() == [False, True, True, True, False]
+    with pytest.raises(DataError, match=r"/none/a cannot be listed \(No such file.*\); see there"):
+        replace(files, folder=tmp_path / "none").absent()
 
 
 def test_the_folder_of_a_data_set(tmp_path, monkeypatch):
@@ -308,6 +310,9 @@ def test_every_change_is_refused_or_accepted_with_a_warning(changed, said):
         check_same(saved, changed, path, allow=False)
     assert said in (check_same(saved, changed, path, allow=True) or "")
     assert check_same(changed, changed, path, allow=False) is None
+    if "training" in said:
+        with pytest.raises(CheckpointError, match=said.replace("training", "validation")):
+            check_same(saved, changed, path, allow=False, split="validation")
     assert "no fingerprint" in (check_same(None, changed, path, allow=False) or "")
 
 

@@ -13,6 +13,7 @@ from mldec.runtime.text import (
     read_json,
     read_lines,
     read_text,
+    read_yaml,
 )
 
 
@@ -54,6 +55,8 @@ ROWS = lambda path, see: [*csv_rows(path, see)]  # noqa: E731
         (read_json, b"[" * 100_000, "is not valid JSON"),
         (read_json, b"9" * 5_000, "is not valid JSON"),
         (read_json, b"\xef\xbb\xbf{}", "is not valid JSON"),
+        (read_yaml, b"a: &x [1]\nb: *x\n", "cannot be used .*aliases"),
+        (read_yaml, b"[" * 2_000, "cannot be used"),
         (read_lines, b" \n\n", "is empty; see there"),
         (read_lines, b"caf\xe9", r"is not UTF-8 text \(byte 3\)"),
         (ROWS, b'a,b\n"1"2,3\n', "row 2 is not CSV .* check its quotes; see there"),

@@ -230,6 +230,22 @@ def test_other_data_is_refused_unless_it_is_allowed(ended, tmp_path, caplog):
         job.resume(of_two_classes, path)
 
 
+def test_changed_validation_data_is_refused_unless_it_is_allowed(ended, tmp_path, caplog):
+    path = ended / "checkpoints" / "last.pt"
+    saved = load(path)
+    assert saved.val_fingerprint is not None
+    of_more = replace(saved, val_fingerprint=replace(saved.val_fingerprint, images=48))
+    with pytest.raises(CheckpointError, match=r"evaluated on other data \(48 validation images, "):
+        trainer(settings(), tmp_path).resume(of_more, path)
+
+    trainer(settings("data.changed=allow"), tmp_path).resume(of_more, path)
+    assert "48 validation images, now 24" in caplog.text
+
+    # Checkpoints of earlier versions have no such fingerprint.
+    trainer(settings(), tmp_path).resume(replace(saved, val_fingerprint=None), path)
+    assert "has no fingerprint of its validation data" in caplog.text
+
+
 def test_a_best_that_a_kill_left_behind_is_mended_at_a_resume(tmp_path):
     fit(trainer(settings("train.epochs=1"), tmp_path), tmp_path)
     last, best = (tmp_path / "checkpoints" / name for name in ("last.pt", "best.pt"))

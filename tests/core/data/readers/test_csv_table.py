@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import unicodedata
 
 import pytest
 import torch
@@ -160,8 +161,94 @@ def test_a_folder_of_images(build, fault, reader):
     assert names(data.train) == ["1.png"]
     text = HEADER + "a/2.png,dog,train\n1.png,dog,val\n"
     assert "it is in a: pass data.images=a; see DATASETS" in fault(text)
+    message = fault(text.replace("1.png", "/elsewhere/1.png"))
+    assert f"is not a path inside the image folder {reader.root};" in message
     expected = f"the first is {reader.root}/9.png; set data.images to the folder that"
     assert expected in fault(text.replace("1.png", "9.png"))
+
+
+# Tables of other programs
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "unused"),
+    [
+        (",path,labels,split\n0,a/1.png,dog,train\n1,b/4.png,cat,val\n", {}, "column 1"),
+        ("image,label,split\na/1.png,dog,Train\nb/4.png,cat, VALID \n", {}, None),
+        ("file_name,Tags,split\na/1.png,dog,TRAIN\nb/4.png,cat,Validation\n", {}, None),
+        (
+            "path,labels,author,year,split\na/1.png,dog,ann,2025,train\nb/4.png,cat,,2026,val\n,,,,\n",
+            {},
+            "author, year",
+        ),
+        (
+            "Unnamed: 0,filename,author,cat,dog,split,\n"
+            "0,a/1.png,ann,0,1,train,\n1,b/4.png,,1,0,val,\n,,,,,,\n",
+            {},
+            "Unnamed: 0, author, column 7",
+        ),
+        (
+            "path,labels,Photo,class,split\nx,1,a/1.png,dog,train\ny,2,b/4.png,cat,val\n",
+            {"path_column": "photo", "labels_column": "class"},
+            "path, labels",
+        ),
+        (
+            "path,label,cat,split\na/1.png,dog,1,train\nb/4.png,cat,0,val\n",
+            {"labels_column": "label"},
+            "cat",
+        ),
+        ("path,labels,split\n{root}/a/1.png,dog,train\n{root}/b/./4.png,cat,val\n", {}, None),
+    ],
+    ids=["index", "image", "tags", "extra", "one-hot", "settings", "doubt", "absolute"],
+)
+def test_a_table_as_other_programs_write_it(build, reader, caplog, text, settings, unused):
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = build(text.replace("{root}", str(reader.root)), **settings)
+    assert data.train.classes.names == ("cat", "dog")
+    assert (names(data.train), targets(data.train)) == (["1.png"], [[0, 1]])
+    assert (names(data.val), targets(data.val)) == (["4.png"], [[1, 0]])
+    logged = [message for message in caplog.messages if "not used" in message]
+    expected = f"csv: {reader.root}/data.csv has columns that are not used: {unused}"
+    assert logged == ([] if unused is None else [expected])
+
+
+def test_a_named_column_must_be_there(build):
+    with pytest.raises(ConfigError, match=r"^data\.path_column is 'photo': .*path, labels, split"):
+        build(path_column="photo")
+
+
+@pytest.mark.parametrize(("encoding", "setting"), [("cp1252", "cp1252"), ("utf-16", "utf-16")])
+def test_another_encoding_needs_the_setting(build, fault, encoding, setting):
+    content = (HEADER + "a/1.png,Füchse,train\nb/4.png,Füchse,val\n").encode(encoding)
+    assert f"is not UTF-8 text: pass data.encoding={setting}, or save it as" in fault(content)
+    assert build(content, encoding=setting).train.classes.names == ("Füchse",)
+    with pytest.raises(ConfigError, match=r"^data\.encoding is 'latin-99'"):
+        build(encoding="latin-99")
+
+
+@pytest.mark.parametrize(("table", "disk"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_a_path_of_a_mac_is_found(build, reader, table, disk):
+    def path(form):
+        return unicodedata.normalize(form, "Süd/ö.png")
+
+    write_picture(reader.root / path(disk))
+    data = build(HEADER + f"{path(table)},dog,train\na/1.png,cat,train\nb/4.png,cat,val\n")
+    assert data.train.dataset.name(0) == str(reader.root / path(disk))
+
+
+def test_a_few_absent_images_may_be_left_out(fault, build):
+    text = CSV.replace("a/2.png", "none/2.png")
+    assert "1 of 3 listed images are absent" in fault(text)
+    assert "leave them out with data.absent=skip" in fault(text)
+    assert "data.images" not in fault(text)
+    assert names(build(text, absent="skip").train) == ["1.png", "x, y.png"]
+
+
+def test_two_names_of_the_validation_split_are_not_merged(build, fault):
+    text = HEADER + "a/1.png,dog,train\na/2.png,dog,valid\nb/4.png,cat,Validation\n"
+    assert "it has no split 'val': pass data.val=valid" in fault(text)
+    assert names(build(text, val="validation").val) == ["4.png"]
+    assert names(build(text.replace("Validation", "val")).val) == ["4.png"]
 
 
 # Doubts
@@ -172,8 +259,8 @@ def test_rows_that_are_not_used_are_counted(build, fault, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         build()
     assert caplog.messages.count(expected) == 1
-    message = "data.csv: it has no split 'val': pass data.val=valid; see DATASETS"
-    assert message in fault(CSV.replace("val", "valid"))
+    message = "data.csv: it has no split 'val': pass data.val=dev; see DATASETS"
+    assert message in fault(CSV.replace("val", "dev"))
     assert "it has no split 'x': pass data.val=val;" in fault(CSV, val="x")
     with pytest.raises(ConfigError, match=r"data\.val is test: .* has no column split: add one"):
         build("path,labels\n1.png,cat\n", val="test")
@@ -211,14 +298,18 @@ def test_a_stratified_split(build, reader, caplog, fault):
     text = "path,labels\n" + "\n".join(rows)
 
     with caplog.at_level(logging.INFO, "mldec"):
-        data = build(text, split="stratified", val_fraction=0.2)
+        data = build(text, val_fraction=0.2)
     assert data.val.classes.names == ("few", "many", "some")
     assert not set(names(data.train)) & set(names(data.val))
-    assert torch.tensor(targets(data.val)).sum(0).tolist() == [0, 40, 2]
-    assert torch.tensor(targets(data.train)).sum(0).tolist() == [2, 160, 8]
-    assert "csv val: 1 of 3 classes have no image: 'few'" in caplog.messages
+    assert torch.tensor(targets(data.val)).sum(0).tolist() == [1, 41, 2]
+    assert torch.tensor(targets(data.train)).sum(0).tolist() == [1, 159, 8]
+    start = "csv: no column split, so 41 of 200 images are held out for validation (stratified)"
+    hints = [message for message in caplog.messages if message.startswith(start)]
+    assert len(hints) == 1
+    assert "data.val_fraction" in hints[0]
+    assert names(build(val_fraction=0.2).val) == names(data.val)
     assert names(build(val_fraction=0.2, split="hash").val) != names(data.val)
-    assert "val has no image" in fault(text, split="stratified", val_fraction=0.001)
+    assert "val has no image" in fault(text, split="hash", val_fraction=0.001)
 
 
 # The cache
@@ -243,11 +334,14 @@ def test_a_table_is_read_again_for_other_settings_or_another_form(build, reader)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "row 1: the columns '' are not path, labels"),
-        ("path,labels,dog\na,dog,1\n", "row 1: the columns 'path, labels, dog' are not"),
-        ("path,negatives,dog\na,dog,1\n", "and a column per class: rename them or leave some out"),
+        ("", "row 1: none of the columns '' has the paths of the images: call one path"),
+        ("Photo,labels\na,dog\n", "'Photo, labels' has the paths of the images: call one path"),
+        ("path,author\na,ann\n", "none of the columns 'path, author' has labels: call one labels"),
+        ("path,negatives,dog\na,dog,1\n", "'path, negatives, dog' has labels: call one labels"),
+        ("path,label,dog\na,dog,1\n", "in the column 'label', or in columns of 0 and 1 such as 'd"),
+        ("path,labels,Path\na,dog,b\n", "row 1: the column 'path' is there twice: rename one"),
         ("path,dog,cat,dog\na,1,0,1\n", "row 1: the class 'dog' is there twice: rename one"),
-        (",path,dog\n0,a,1\n", "row 1: the class name '' is empty: rename it"),
+        ("path,dog,cat\na,1,0\nb,2,1\nc,0,1\n", "row 3: the class 'dog' has '2', not 0, 1 or noth"),
         ("path,dog\na,-1\n", "row 2: the class 'dog' has '-1', not 0, 1 or nothing"),
         ("path;dog;cat\na;1\n", "row 2 has 2 fields, the header 3: add the others"),
         ("path\tlabels\na\t[1, 2]\n", "write a JSON list such as"),

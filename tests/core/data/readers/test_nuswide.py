@@ -161,4 +161,4 @@ def test_the_81_concepts_of_the_makers(official, caplog):
 
     # The CSV of ASL is read if it is there.
     (official.root / "nus_wid_data.csv").write_text(nuswide_csv(NUSWIDE))
-    assert "images cannot be listed" in build.fault()
+    assert "4 of 4 listed images are absent, the first is" in build.fault()

@@ -97,7 +97,7 @@ def test_images_of_a_list_keep_its_order_and_absent_ones_are_named(build):
     write_texts(build.root, {"train.txt": "train/images/z.jpg\ntrain/images/a.jpg\n"})
     fault = build.fault()
     path = build.root / "train" / "images" / "z.jpg"
-    assert f"data.yaml: 1 of 2 listed images are absent, the first is {path}; see" in fault
+    assert f"data.yaml: 1 of 2 listed images are absent, the first is {path}; restore" in fault
 
 
 def test_only_the_last_folder_images_is_one_of_labels(build, tmp_path):
