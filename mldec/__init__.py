@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __version__ = "1.0.0rc1"
@@ -54,4 +55,15 @@ def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
     return load
 
 
+__all__ = ["load"]
+
 __getattr__ = lazily(__name__, {"load": "predict"})
+
+
+def __dir__() -> list[str]:
+    """Return the public names and the submodules that are imported."""
+    names = [name for name in globals() if name.startswith("__")]
+    for name, value in globals().items():
+        if isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}":
+            names.append(name)
+    return sorted(__all__ + names)

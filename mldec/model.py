@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mldec.errors import ConfigError
+
 
 class Classifier(nn.Module):
     """Map images to logits, with any backbone that returns tokens and any head that takes them.
@@ -46,6 +48,10 @@ class Classifier(nn.Module):
         """Map tokens [B, N, C] to logits [B, K]; the other arguments are those of `forward`."""
         # Heads without attention do not have the argument, so pass it only if it is wanted.
         if attention:
+            if not self.gives_attention:
+                raise ConfigError(
+                    f"attention: {type(self.head).__name__} has no attention weights; leave it out"
+                )
             return self.head(tokens, queries, attention=True)
         return self.head(tokens, queries)
 

@@ -23,22 +23,19 @@ from mldec.errors import ConfigError, refusing
 FeatureNorm = Literal["auto", "none", "pretrained", "new"]
 
 
-class Backbone(nn.Module):
-    """Turn images into tokens: scale and normalise the images, and run a network.
+class Normalize(nn.Module):
+    """Normalize RGB images, the first layer of a backbone.
 
-    Mean and deviation are those of the three channels, for images in [0, 1].
+    Args:
+        mean: of the three channels, for images in [0, 1].
+        std: likewise.
     """
 
     mean: Tensor
     std: Tensor
-    norm: nn.Module
-    num_features: int
 
-    def __init__(self, name: str, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        self._name = name
-        self._norm_path: str | None = None
-
         # Buffers, because the normalisation belongs to the weights: a checkpoint must hold it.
         for setting, values in (("mean", mean), ("std", std)):
             if len(values) != 3 or (setting == "std" and min(values) <= 0):
@@ -50,10 +47,7 @@ class Backbone(nn.Module):
             self.register_buffer(setting, channels.view(3, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the tokens [B, N, C] of a batch of images, row by row over the image.
-
-        Images [B, 3, H, W] are uint8 in 0..255, or floating point that is in [0, 1] already.
-        """
+        """Map images [B, 3, H, W], uint8 or floating point in [0, 1], to the type of `mean`."""
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
@@ -63,8 +57,29 @@ class Backbone(nn.Module):
 
         # Autocast leaves both operations alone, so the images are normalised in the parameters'
         # type.
-        images = (images.to(self.mean.dtype) - self.mean) / self.std
-        return self.norm(self._tokens(images))
+        return (images.to(self.mean.dtype) - self.mean) / self.std
+
+
+class Backbone(Normalize):
+    """Turn images into tokens: scale and normalise the images, and run a network.
+
+    It inherits the normalization because `mean` and `std` are keys of a checkpoint.
+    """
+
+    norm: nn.Module
+    num_features: int
+
+    def __init__(self, name: str, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(mean, std)
+        self._name = name
+        self._norm_path: str | None = None
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the tokens [B, N, C] of a batch of images, row by row over the image.
+
+        Images [B, 3, H, W] are uint8 in 0..255, or floating point that is in [0, 1] already.
+        """
+        return self.norm(self._tokens(super().forward(images)))
 
     def _tokens(self, images: Tensor) -> Tensor:
         """Return the tokens [B, N, C] of normalised images, before `norm`."""

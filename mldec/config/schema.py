@@ -4,6 +4,7 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. Their s
 signature of the class or function that `_target_` names, and `build.check` checks them against it.
 """
 
+import math
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from mldec.runtime.devices import Precision, check_device, processors
 def matches(value: Any, hint: Any) -> bool:
     """Tell whether a value from YAML fits the annotation of an argument.
 
-    A whole number fits `float`; true and false fit only `bool`.
+    A whole number fits `float`, NaN and infinity do not; true and false fit only `bool`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -37,7 +38,7 @@ def matches(value: Any, hint: Any) -> bool:
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is float:
-        return isinstance(value, int | float)
+        return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
     kind = origin or hint
     if kind in (list, tuple, Sequence):
@@ -54,7 +55,7 @@ def describe(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
 
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
     if hint in names:
         return names[hint]
     if hint is type(None):

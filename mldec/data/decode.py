@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mldec.data.images import load_image, read_image
+from mldec.data.images import FIX, load_image, read_image
 from mldec.data.loader import START, share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import DataError, refusing, visible
@@ -49,7 +49,10 @@ class Decoder(Dataset[Tensor | str]):
     def __getitem__(self, item: Item) -> Tensor | str:
         """Return the image, or the sentence that says why it cannot be read."""
         if isinstance(item.content, Image.Image):
-            return self.transform(item.content)
+            try:
+                return self.transform(item.content)
+            except DataError as error:
+                return f"{visible(item.name)}: {error}; {FIX}"
         try:
             path, content = located(item)
             return load_image(path, self.transform, content, draft=self.draft, decoder=self.decoder)
@@ -102,6 +105,8 @@ def decoded(
         prefetch_factor=AHEAD if workers else None,
         worker_init_fn=start_worker,
         multiprocessing_context=START if workers else None,
+        # A loader draws a seed, by default from the global generator.
+        generator=torch.Generator(),
     )
     for images, faults in unwrap(loader):
         yield Decoded(waiting.popleft(), images, faults)

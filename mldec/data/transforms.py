@@ -78,7 +78,8 @@ def as_pillow(image: Picture) -> Image.Image:
     # Whatever lies side by side in memory, the colours of a pixel or the pixels of a colour.
     if image.stride(0) == 1:
         mode = "RGB" if len(image) == 3 else "RGBX"
-        pixels = image.permute(1, 2, 0).numpy()
+        # torchcodec returns a view for an image that is stored on its side.
+        pixels = image.permute(1, 2, 0).contiguous().numpy()
         return Image.frombytes("RGB", size_of(image), pixels, "raw", mode)
     return Image.merge("RGB", [Image.fromarray(channel) for channel in image[:3].numpy()])
 

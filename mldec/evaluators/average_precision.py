@@ -15,9 +15,13 @@ INTERPOLATIONS = ("none", "envelope", "11point")
 COLUMNS = 64  # classes that a thread copies and sorts together
 
 
+# A matrix of all images, or a sequence of its row blocks.
+Blocks = Tensor | np.ndarray | Sequence[Tensor | np.ndarray]
+
+
 def average_precision(
-    scores: Tensor | Sequence[Tensor],
-    targets: Tensor | Sequence[Tensor],
+    scores: Blocks,
+    targets: Blocks,
     *,
     interpolations: Sequence[str] = ("none",),
 ) -> dict[str, Tensor]:
@@ -27,7 +31,8 @@ def average_precision(
     matters, not even in the last bit.
 
     Args:
-        scores: float [N, K], higher is more likely (logits will do), or a sequence of row blocks.
+        scores: float [N, K], a tensor or a numpy array, or a sequence of row blocks; higher is more
+            likely (logits will do).
         targets: [N, K] of 1, 0 or -1 (left out of its class), in the same blocks.
         interpolations: some of "none", "envelope" and "11point". "none": mean of the precision at
             each positive (the official metric). "envelope": each precision replaced by the best one
@@ -37,8 +42,8 @@ def average_precision(
     Returns:
         For each interpolation, float64 [K] in [0, 1]; NaN for a class without a positive.
     """
-    score_blocks = [scores] if isinstance(scores, Tensor) else list(scores)
-    target_blocks = [targets] if isinstance(targets, Tensor) else list(targets)
+    score_blocks = _as_blocks(scores)
+    target_blocks = _as_blocks(targets)
     num_classes = score_blocks[0].shape[1]
 
     def of_classes(start: int) -> list[list[float]]:
@@ -63,6 +68,12 @@ def check_finite(is_finite: bool, metric: str) -> None:
         raise DataError(
             f"a score is not finite: {metric} has no meaning; look at the model's logits"
         )
+
+
+def _as_blocks(values: Blocks) -> list[Tensor]:
+    """Return the row blocks of one array or tensor, or of a sequence of them."""
+    blocks = [values] if isinstance(values, Tensor | np.ndarray) else values
+    return [torch.as_tensor(block) for block in blocks]
 
 
 def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:

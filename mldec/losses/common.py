@@ -20,7 +20,7 @@ def check_range(low: float, high: float = float("inf"), **settings: float) -> No
 def check_above_0(**settings: float) -> None:
     """Raise a `ValueError` for the first setting that is not above 0."""
     for name, value in settings.items():
-        if value <= 0:
+        if not value > 0:  # NaN too
             raise ValueError(f"{name} is {value}: it must be above 0")
 
 
@@ -77,6 +77,15 @@ class LabelCounts(NamedTuple):
 CountLabels = Callable[[], LabelCounts]
 
 
+def required(label_counts: CountLabels | None) -> CountLabels:
+    """Return the argument; raise a `ValueError` if it is None, as for a loss without training."""
+    if label_counts is None:
+        raise ValueError(
+            "label_counts is None: pass a function that returns LabelCounts(positives, negatives)"
+        )
+    return label_counts
+
+
 def positive_weight(
     pos_weight: float | Literal["auto"] | None, cap: float, label_counts: CountLabels | None
 ) -> Tensor | None:
@@ -93,7 +102,7 @@ def positive_weight(
         check_above_0(pos_weight=pos_weight)
         return torch.tensor(float(pos_weight))
 
-    assert label_counts is not None, "pos_weight=auto needs label_counts"
+    label_counts = required(label_counts)
     positives, negatives = (count.double().clamp(min=1) for count in label_counts())
     return (negatives / positives).clamp(max=cap).float()
 

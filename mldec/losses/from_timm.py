@@ -5,7 +5,7 @@ from typing import Any, Literal
 import timm.loss
 from torch import Tensor, nn
 
-from mldec.losses.common import CountLabels, check_above_0, check_range, prepare
+from mldec.losses.common import CountLabels, check_above_0, check_range, prepare, required
 
 
 class _FromTimm(nn.Module):
@@ -99,8 +99,7 @@ class DistributionBalancedLoss(_FromTimm):
         check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
 
         # Labels of -1 are refused, so that every class has the labels of all images.
-        assert label_counts is not None, "this loss needs label_counts"
-        counts = label_counts()
+        counts = required(label_counts)()
         images = int((counts.positives + counts.negatives).max())
         super().__init__(
             "DistributionBalancedLoss",

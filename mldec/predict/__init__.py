@@ -124,27 +124,68 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def load(path: str | Path, **options: Any) -> Callable[[Any], list[Any]]:
-    """Return a function that names what photos show: `mldec.load("best.pt")("photo.jpg")`.
+def load(
+    path: str | Path, *, batch_size: int | None = None, workers: int = 0, **options: Any
+) -> Callable[[Any], Any]:
+    """Return a function that predicts the classes of photos: `mldec.load("best.pt")("photo.jpg")`.
 
-    A photo is a path or a PIL image; it gives classes and scores, as the command prints them, and a
-    list gives a list. The options are those of the command that are in `OF_LOAD`, such as top=3.
+    A photo is a path, the bytes of an image file, a PIL image, or uint8 values: a numpy array
+    [H, W, 3] or a torch tensor [3, H, W]. Gray images and an alpha channel, which is dropped, are
+    accepted too. Other dtypes raise an error, because their range is ambiguous.
+
+    The answer to one photo is a `Row`; iterate over it for pairs of a class name and a score. A
+    folder, a tar file, a batch of arrays or any iterable of photos gives a list of rows. A photo
+    that cannot be read gives a row with `error` in such a list, and raises a `DataError` alone.
+
+    Args:
+        path: a checkpoint, as for the command.
+        batch_size: images per forward pass; None for 16, or 64 on a GPU.
+        workers: processes that decode more than 64 photos; 0 decodes in this process. A script
+            that sets it needs `if __name__ == "__main__":`.
+        options: those of the command that are in `OF_LOAD`, such as top=3 or threshold=0.5.
+
+    Raises:
+        UserError: if an option has an invalid value, or the checkpoint cannot be used.
     """
-    from mldec.data.images import load_image, upright
+    from mldec.errors import DataError
+    from mldec.predict.answers import Predictor
+    from mldec.predict.photos import is_photo, items
+    from mldec.runtime.signals import StopRequest
 
+    amounts = parsed(path, {"batch_size": batch_size, "workers": workers})
     engine, rule = opened(path, options)
+    predictor = Predictor(engine, rule, batch_size=amounts.batch_size, workers=amounts.workers)
 
-    def predicted(photo: Any) -> list[Any]:
-        if isinstance(photo, list | tuple):
-            return [predicted(one) for one in photo]
-        if isinstance(photo, str | Path):
-            image = load_image(photo, engine.transform, decoder=engine.decoder)
+    def predict(photos: Any) -> Any:
+        is_single = is_photo(photos)
+        rows = list(predictor.rows(items(photos), StopRequest()))
+        if not is_single:
+            return rows
+        [row] = rows
+        if row.error is not None:
+            raise DataError(row.error)
+        return row
+
+    return predict
+
+
+def parsed(path: str | Path, options: Mapping[str, Any]) -> argparse.Namespace:
+    """Parse options that are given from Python with the checks of the command line."""
+    words = []
+    for name, value in options.items():
+        if isinstance(value, list | tuple):
+            values = [",".join(map(str, value))] if name == "classes" else value
         else:
-            image = engine.transform(upright(photo))
-        [scores] = engine.answer([image]).scores.cpu()
-        return [(one.name, one.score) for one in rule.chosen(scores)]
+            values = [] if value is None else [value]
+        words += [f"--{name.replace('_', '-')}={one}" for one in values]
 
-    return predicted
+    arguments = parser()
+    arguments.exit_on_error = False
+    try:
+        return arguments.parse_args([*words, "--", str(path)])
+    except argparse.ArgumentError as error:
+        name = str(error.argument_name).removeprefix("--").replace("-", "_")
+        raise ConfigError(f"{name}: {error.message}") from error
 
 
 def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
@@ -152,11 +193,10 @@ def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -
     from mldec.predict.answers import chosen_rule
     from mldec.predict.engine import open_engine
 
-    args = parser().parse_args([str(path)])
-    for name, value in options.items():
+    for name in options:
         if name not in OF_LOAD:
             raise ConfigError(f"{name}: there is no such option{suggest(name, list(OF_LOAD))}")
-        setattr(args, name, value)
+    args = parsed(path, options)
     engine = open_engine(args)
     return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
 

@@ -1,7 +1,7 @@
 """From images to rows: decode, score, choose, draw."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,15 +42,30 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Row:
-    """The answer for an image: its predictions or all scores, or an error."""
+    """The answer for an image: its predictions or all scores, or an error.
 
-    image: str
+    Iterating over a row yields its pairs of a class name and a score.
+    """
+
+    image: str  # path of the image, or "image 3" for the fourth one of a list without paths
     # Highest score first; empty after an error, and beside all scores if no picture shows them.
     predictions: Sequence[Prediction] = ()
-    scores: Tensor | None = None  # float32 [K], in [0, 1]; None after an error
-    features: Tensor | None = None  # float32 [C], if they are wanted; None after an error
+    # float32 [K], in [0, 1]; None after an error
+    scores: Tensor | None = field(default=None, repr=False)
+    # float32 [C], if they are wanted; None after an error
+    features: Tensor | None = field(default=None, repr=False)
     error: str | None = None  # why there is no answer, in one line
     picture: str | None = None  # path of the picture with heat maps, if it is wanted
+
+    def __len__(self) -> int:
+        return len(self.predictions)
+
+    def __getitem__(self, index: int) -> tuple[str, float]:
+        prediction = self.predictions[index]
+        return prediction.name, prediction.score
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return (self[index] for index in range(len(self)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.open_vocabulary import check_class_options, read_classes, with_classes
 from mldec.checkpoint.sources import is_exported
+from mldec.config.schema import describe, matches
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
@@ -78,8 +79,29 @@ def parse(text: str | None, path: Path) -> Metadata:
     """Read the text that an exported file holds; None if it has none."""
     with refusing(path, remedy="write it with python -m mldec.export of this version"):
         metadata = Metadata(**json.loads(text or "null"))
+        check(metadata)
         _ = Classes(tuple(metadata.classes)), metadata.transform  # both check what they are given
     return metadata
+
+
+def check(metadata: Metadata) -> None:
+    """Raise a `ValueError` for a value of another type, or thresholds that are not usable."""
+    for name, hint in get_type_hints(Metadata).items():
+        value = getattr(metadata, name)
+        if not matches(value, hint):
+            raise ValueError(f"{name} is {str(value)[:40]!r}, not {describe(hint)}")
+    if not metadata.classes:
+        raise ValueError("classes is empty")
+
+    thresholds = metadata.thresholds
+    if thresholds is None:
+        return
+    if len(thresholds) not in (1, len(metadata.classes)):
+        raise ValueError(f"{len(thresholds)} thresholds for {len(metadata.classes)} classes")
+    # A class that must never be present has the float32 after 1.
+    highest = np.nextafter(np.float32(1), np.float32(2))
+    if not all(0 <= value <= highest for value in thresholds):
+        raise ValueError("a threshold is not from 0 to 1")
 
 
 class OnnxFile:
@@ -107,7 +129,18 @@ class OnnxFile:
         The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] if it asks for them.
         """
         with refusing(self.path, remedy="ONNX Runtime fails at these images"):
-            scores, decisions = self._session.run(OUTPUTS, arrays(inputs))
+            outputs = self._session.run(OUTPUTS, arrays(inputs))
+
+        classes = self.metadata.classes if len(inputs) == 1 else inputs[1]
+        shape = (len(inputs[0]), len(classes))
+        for name, output, dtype in zip(OUTPUTS, outputs, (np.float32, np.bool_), strict=True):
+            array = np.asarray(output)
+            if array.dtype != dtype or array.shape != shape:
+                raise CheckpointError(
+                    f"{self.path} cannot be used: {name} are {array.dtype} {[*array.shape]}, not "
+                    f"{np.dtype(dtype)} {[*shape]}; write it with python -m mldec.export"
+                )
+        scores, decisions = outputs
         return torch.from_numpy(scores), torch.from_numpy(decisions)
 
 

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from mldec.data.decode import Item
-from mldec.data.images import upright
 from mldec.errors import DataError
 from mldec.predict import opened
 from mldec.predict.answers import Predictor, entries
+from mldec.predict.photos import to_item
 from mldec.predict.results import cells_of
 from mldec.runtime.signals import StopRequest
 
@@ -51,10 +49,11 @@ class Tagger:
         names = batch.get("path", range(len(batch[kind])))
         items = []
         for name, value in zip(map(str, names), batch[kind], strict=True):
-            # Engines hand over arrays, and `datasets` may hand over images of Pillow.
+            # Engines pass arrays, and `datasets` may pass PIL images.
             if kind == "image":
-                value = upright(value if isinstance(value, Image.Image) else Image.fromarray(value))
-            items.append(Item(name, name, content=None if kind == "path" else value))
+                items.append(to_item(value, name))
+            else:
+                items.append(Item(name, name, content=None if kind == "path" else value))
 
         key = repr((self._checkpoint, self._options, self._content))
         if key not in _opened:

@@ -34,6 +34,9 @@ def in_double(values: "torch.Tensor") -> "torch.Tensor":
 
 def moved(tensor: "torch.Tensor", device: "torch.device", **options: Any) -> "torch.Tensor":
     """Return a tensor on a device; of CUDA alone this process need not wait for the copy."""
+    # Cached tokens [B, N, C] and targets have no channels.
+    if tensor.ndim != 4:
+        options.pop("memory_format", None)
     return tensor.to(device, non_blocking=device.type == "cuda", **options)
 
 
@@ -42,7 +45,18 @@ def processors() -> int:
     # Not every system can limit a process to some processors.
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(1, count // env_number("LOCAL_WORLD_SIZE", 1, smallest=1))
+
+
+def env_number(name: str, default: int, *, smallest: int = 0) -> int:
+    """Return a number that torchrun sets as an environment variable."""
+    text = os.environ.get(name) or str(default)
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < smallest:
+        raise ConfigError(
+            f"{name}={text[:40]}: it must be a whole number from {smallest} on; unset it, or start "
+            f"with torchrun"
+        )
+    return int(text)
 
 
 class Precision(Enum):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped, UserError
-from mldec.runtime.devices import check_device
+from mldec.runtime.devices import check_device, env_number
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -130,6 +130,10 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
         return
 
+    _rank_and_size()
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise ConfigError(f"{name} is not set, but RANK is; unset RANK, or start with torchrun")
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun the store still holds the keys of the processes before.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -292,16 +296,27 @@ class Shard(NamedTuple):
     of: int
 
 
+def _rank_and_size() -> Shard:
+    """Return the rank and the number of processes that torchrun sets, 0 of 1 without it."""
+    number = env_number("RANK", 0)
+    of = env_number("WORLD_SIZE", 1, smallest=1)
+    if number >= of:
+        raise ConfigError(
+            f"RANK={number} is not below WORLD_SIZE={of}; unset both, or start with torchrun"
+        )
+    return Shard(number, of)
+
+
 def chosen_shard(option: str | None) -> Shard:
     """Return the share of this process, by --shard, or by the variables of torchrun without it.
 
     I/N says it; auto/N takes I from a SLURM array or an indexed Job of Kubernetes, and auto takes
     both from torchrun.
     """
-    number, of = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if option is None:
-        return Shard(int(number or 0), int(of or 1))
+        return _rank_and_size()
 
+    number, of = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     first, _, last = option.partition("/")
     is_set = [name for name in (*NUMBERS, "RANK") if os.environ.get(name)]
     if first == "auto":
@@ -312,7 +327,7 @@ def chosen_shard(option: str | None) -> Shard:
                 f"{' and '.join(is_set) or 'nothing'} is set; pass --shard I/N instead"
             )
         number, of = os.environ[is_set[0]], last or of
-    elif int(of or 1) > 1:
+    elif env_number("WORLD_SIZE", 1, smallest=1) > 1:
         raise ConfigError(f"--shard {option} is that of all processes of torchrun: pass auto")
     else:
         number, of = first, last

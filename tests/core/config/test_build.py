@@ -63,7 +63,7 @@ def test_all_faults_of_all_parts_come_in_one_message(digits):
         "did you mean 'num_groups'?",
         "head.num_classes: MLDecoder takes no such argument",
         "did you mean 'num_layers'?",
-        "loss.gamma_neg: 'abc' is not a number",
+        "loss.gamma_neg: 'abc' is not a finite number",
     ]
 
 

@@ -223,6 +223,8 @@ def test_a_value_of_another_type_is_one_line(section, values, message):
         ((1, 2), tuple[int, ...], True),
         ("ab", Sequence[str], False),  # a text is no list of letters
         ([0.5, "x"], list[float], False),
+        (math.nan, float, False),
+        ([math.inf], list[float] | None, False),
         ({"a": [1]}, dict[str, Any], True),
         ([1], dict[str, Any], False),
         ({}, Mapping[str, float], True),
@@ -239,7 +241,7 @@ def test_values_are_held_to_the_annotation(value, hint, fits):
     ("hint", "said"),
     [
         (int | None, "a whole number or null"),
-        (Union[str, float, None], "text or a number or null"),  # noqa: UP007
+        (Union[str, float, None], "text or a finite number or null"),  # noqa: UP007
         (Literal["sum", "mean"] | None, "one of sum, mean or null"),
         (tuple[float, float], "a list"),
         (dict[str, Any], "a mapping"),

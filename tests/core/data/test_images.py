@@ -9,6 +9,7 @@ from pictures import picture, pixels, saved
 from PIL import Image
 
 from mldec.data.images import DECODERS, check_decoder, open_image, read_image
+from mldec.data.transforms import as_pillow
 from mldec.errors import ConfigError, DataError
 
 
@@ -207,6 +208,7 @@ def test_every_decoder_has_the_pixels_of_pillow(tmp_path, decoder, mode, options
             path = saved(image, tmp_path / "a.jpg", exif=exif, **options)
             read = open_image(path, decoder=decoder)
             assert np.array_equal(as_array(read), read_image(path))
+            assert np.array_equal(as_pillow(read), read_image(path))
             # An image of Pillow's is one of its decoder, or one that it has turned.
             turned = decoder == "simplejpeg" and orientation == 6
             assert isinstance(read, Image.Image) is (mode == "CMYK" or turned)

@@ -30,6 +30,14 @@ def predictions(rows=200, classes=12, levels=None, unknown=0.0, seed=0):
     return torch.from_numpy(scores), torch.from_numpy(targets)
 
 
+def test_numpy_arrays_have_the_values_of_tensors():
+    scores, targets = predictions(rows=50, classes=3)
+    expected = one(scores, targets)
+    assert torch.equal(one(scores.numpy(), targets.numpy()), expected)
+    halves = [scores.numpy()[:20], scores[20:]], [targets[:20], targets.numpy()[20:]]
+    assert torch.equal(one(*halves), expected)
+
+
 def columns(scores, targets):
     return list(zip(scores.numpy().T, targets.numpy().T, strict=True))
 

@@ -282,7 +282,7 @@ def test_views_have_the_mean_of_their_logits(backbone):
 
 def test_attention_of_a_head_without_it_is_refused(backbone):
     images = torch.rand(2, 3, 64, 64)
-    with pytest.raises(TypeError, match="attention"):
+    with pytest.raises(ConfigError, match="attention: GAP"):
         Classifier(backbone, HEADS["gap"]())(images, attention=True)
     model = Classifier(backbone, HEADS["groups"]()).eval()
     logits, attention = model(images, attention=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mldec.losses import AsymmetricLoss
 from mldec.losses.common import LabelCounts
 from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss, TwoWayLoss
 
@@ -107,6 +108,14 @@ def test_the_distribution_balanced_loss_is_the_formula(gamma, factor):
                 right, divisor = 1 / (1 + math.exp(scale * z)), scale
             expected -= factor * weight * (1 - right) ** gamma * math.log(right) / divisor
     assert loss(logits, targets).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make", [DistributionBalancedLoss, lambda: AsymmetricLoss(pos_weight="auto")]
+)
+def test_missing_label_counts_raise_one_line(make):
+    with pytest.raises(ValueError, match="label_counts is None"):
+        make()
 
 
 def test_classes_without_a_positive_or_a_negative_have_finite_weights():

@@ -17,8 +17,8 @@ import mldec
 from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
-from mldec.runtime.devices import Copies, Precision, check_device, processors
-from mldec.runtime.distributed import pick_device
+from mldec.runtime.devices import Copies, Precision, check_device, moved, processors
+from mldec.runtime.distributed import chosen_shard, pick_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -81,6 +81,39 @@ def test_the_processors_are_shared_by_the_processes_of_torchrun(monkeypatch):
     for processes, expected in ((1, 6), (2, 3), (4, 1), (8, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
         assert processors() == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0"),
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE=x"),
+        ({"RANK": "-1"}, "RANK=-1"),
+        ({"RANK": "1"}, "WORLD_SIZE=1"),
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({"RANK": "x"}, "RANK=x"),
+    ],
+)
+def test_a_bad_variable_of_torchrun_is_named(monkeypatch, variables, named):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def read_all():
+        processors()
+        chosen_shard(None)
+        with distributed.processes(CPU):
+            pass
+
+    with pytest.raises(ConfigError, match=named):
+        read_all()
+
+
+def test_channels_last_is_for_images_alone():
+    moved(torch.zeros(2, 3, 4), CPU, memory_format=torch.channels_last)
+    images = moved(torch.zeros(2, 3, 4, 5), CPU, memory_format=torch.channels_last)
+    assert images.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):

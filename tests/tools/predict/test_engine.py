@@ -241,6 +241,11 @@ def test_a_file_answers_as_the_program_for_any_number_of_images(whole, tmp_path)
     with pytest.raises(CheckpointError, match=r"x\.onnx cannot be used .*ONNX Runtime fails"):
         opened(noise(1).float())
 
+    # An output of another shape than the classes.
+    opened.metadata.classes.append("one more")
+    with pytest.raises(CheckpointError, match=r"x\.onnx cannot be used: probabilities .*\[2, 7\]"):
+        opened(noise(2))
+
 
 def test_onnx_runtime_reports_to_nobody():
     # Set where the module is imported, before ONNX Runtime is.
@@ -270,8 +275,23 @@ def test_files_that_say_nothing_are_one_line(tmp_path):
         OnnxFile(path)
 
     known = asdict(metadata())
-    texts = [json.dumps({**known, **change}) for change in ({"classes": ["a", "a"]}, {"newer": 1})]
-    for text in (None, "no json", "[1]", *texts):
+    changes = [
+        {"classes": ["a", "a"]},
+        {"classes": "abcdefg"},
+        {"classes": 5},
+        {"classes": []},
+        {"thresholds": "x"},
+        {"thresholds": [0.1, 0.2]},
+        {"thresholds": [float("nan")]},
+        {"thresholds": [2.0]},
+        {"thresholds": []},
+        {"interpolation": {}},
+        {"exclusive": "no"},
+        {"image_size": None},
+        {"newer": 1},
+    ]
+    texts = [json.dumps({**known, **change}) for change in changes]
+    for text in (None, "no json", "[1]", "[" * 100_000, *texts):
         with pytest.raises(CheckpointError, match=r"x\.onnx cannot be used"):
             parse(text, path)
 

@@ -1,0 +1,166 @@
+"""`mldec.load`: the forms of photos it takes, and what it refuses."""
+
+
+import numpy as np
+import pytest
+import torch
+from patches import Patches
+from pictures import picture
+from PIL import Image
+
+import mldec
+from mldec.data.decode import Decoder, Item
+from mldec.data.transforms import EvalTransform
+from mldec.errors import ConfigError, DataError, UserError
+from mldec.predict.photos import items
+
+OPTIONS = {"plugin": ["patches"], "device": "cpu", "threshold": 0.0, "top": 2}
+
+
+@pytest.fixture(scope="module")
+def model(best):
+    return mldec.load(best, batch_size=4, **OPTIONS)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seed in range(3):
+        picture(64, 48, seed=seed).save(tmp_path / f"{seed}.png")
+    return tmp_path
+
+
+def pairs(row):
+    return [(name, pytest.approx(score, abs=1e-6)) for name, score in row]
+
+
+def test_every_form_of_a_photo_has_one_answer(model, folder):
+    path = folder / "1.png"
+    image = Image.open(path).convert("RGB")
+    pixels = np.asarray(image)
+    channels_first = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    expected = pairs(model(path))
+    assert len(expected) == 2
+
+    alpha = np.dstack([pixels, np.full((48, 64), 7, np.uint8)])
+    for photo in (str(path), path.read_bytes(), image, pixels, channels_first, alpha):
+        assert list(model(photo)) == expected, type(photo)
+
+    gray = image.convert("L")
+    of_gray = pairs(model(gray))
+    values = np.asarray(gray)
+    for photo in (values, values[..., None], torch.from_numpy(values.copy())[None]):
+        assert list(model(photo)) == of_gray, photo.shape
+
+
+def test_folders_generators_and_batches_give_lists(model, folder):
+    paths = sorted(folder.glob("*.png"))
+    expected = [pairs(model(path)) for path in paths]
+    arrays = np.stack([np.asarray(Image.open(path)) for path in paths])
+    tensors = torch.from_numpy(arrays).permute(0, 3, 1, 2)
+    for photos in (folder, str(folder), paths, (path for path in paths), arrays, tensors):
+        assert [list(row) for row in model(photos)] == expected
+
+    assert [row.image for row in model([folder, arrays[0]])] == [*map(str, paths), "image 1"]
+    row = model(paths[0])
+    assert row.scores.shape == (10,)
+    assert row[0] == (row.predictions[0].name, row.predictions[0].score)
+
+
+def test_a_list_is_scored_in_batches(model, folder, monkeypatch):
+    sizes = []
+    forward = Patches.forward
+
+    def counting(self, images):
+        sizes.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(Patches, "forward", counting)
+    state = torch.random.get_rng_state()
+    assert len(model([folder / "0.png"] * 6)) == 6
+    assert sizes == [4, 2]
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_unreadable_photo_does_not_lose_the_others(model, folder):
+    (folder / "bad.png").write_bytes(b"no image")
+    cut = folder / "cut.png"
+    cut.write_bytes((folder / "0.png").read_bytes()[:200])
+    no_range = Image.new("F", (8, 8))
+    photos = [folder / "bad.png", Image.open(cut), folder / "absent.png", b"", no_range]
+    *failed, last = model([*photos, folder / "0.png"])
+    assert list(last) == pairs(model(folder / "0.png"))
+    names = ("bad.png", "cut.png", "absent.png", "image 3", "image 4")
+    for row, name in zip(failed, names, strict=True):
+        assert name in row.error
+        assert name in row.image
+        assert row.scores is None
+        assert list(row) == []
+
+    for photo, name in zip(photos, ("bad", "cut", "absent", "image 0", "image 0"), strict=True):
+        with pytest.raises(DataError, match=name):
+            model(photo)
+
+
+@pytest.mark.parametrize(
+    ("photo", "named"),
+    [
+        (None, "NoneType"),
+        (3, "int"),
+        ({"image": "a.png"}, "dict"),
+        ([["a.png"]], "list"),
+        (np.zeros((8, 8, 3)), "float64"),
+        ([np.zeros((8, 8, 3), np.float32)], "float32"),
+        (np.zeros((8, 8, 2), np.uint8), r"\[8, 8, 2\]"),
+        (np.zeros((0, 8, 3), np.uint8), r"\[0, 8, 3\]"),
+        (np.array(["a.png", "b.png"]), "<U5"),
+        (torch.rand(3, 8, 8), "torch.float32"),
+        (torch.zeros(8, 8, 3, dtype=torch.uint8), r"Tensor \[8, 8, 3\]"),
+    ],
+)
+def test_a_wrong_type_is_named(photo, named):
+    with pytest.raises(DataError, match=named) as caught:
+        list(items(photo))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("threshold", "x"),
+        ("threshold", float("nan")),
+        ("top", 0),
+        ("top", -1),
+        ("top", 1.5),
+        ("precision", "x"),
+        ("views", "x"),
+        ("batch_size", 0),
+        ("workers", -1),
+        ("image_size", "big"),
+        ("device", 3.5),
+    ],
+)
+def test_a_wrong_option_is_named(best, option, value):
+    with pytest.raises(ConfigError, match=option) as caught:
+        mldec.load(best, **{"plugin": "patches", option: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_none_is_the_default_of_an_option(best, folder):
+    model = mldec.load(best, plugin="patches", threshold=None, top=None, precision=None)
+    assert len(model(folder / "0.png")) == 10
+    with pytest.raises(UserError, match="None"):
+        mldec.load(None)
+
+
+def test_a_photo_in_memory_that_is_too_thin_is_a_fault():
+    decoder = Decoder(EvalTransform(image_size=64, crop=0.875))
+    thin = Item("thin", "thin", content=Image.new("RGB", (1, 60_000)))
+    assert decoder[thin].startswith("thin: its 1 x 60,000 pixels")
+
+
+def test_dir_shows_load():
+    names = [name for name in dir(mldec) if not name.startswith("_")]
+    assert "load" in names
+    assert "predict" in names
+    assert not {"Any", "Callable", "os", "lazily"} & {*names}
+    assert mldec.__all__ == ["load"]
