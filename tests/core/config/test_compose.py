@@ -117,6 +117,24 @@ def test_any_model_of_timm_is_a_backbone_and_parts_take_any_argument_of_theirs()
         compose(["+experiment=digits", "backbone=timm"])
 
 
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("optim.options={eps:1e-6}", {"eps": 1e-6}),
+        ("optim.options.momentum=0.9", {"momentum": 0.9}),
+        ("+optim.options.momentum=0.9", {"momentum": 0.9}),
+    ],
+)
+def test_arguments_of_the_optimizer_need_no_plus(word, options):
+    assert compose(["+experiment=digits", word]).optim.options == options
+
+
+def test_options_of_the_optimizer_are_a_mapping():
+    with pytest.raises(HydraException) as caught:
+        compose(["+experiment=digits", "optim.options=3"])
+    assert explain(caught.value).startswith("optim.options: ")
+
+
 def test_plain_form_round_trips(digits):
     plain = to_dict(digits)
     assert plain["train"]["precision"] == "auto"
