@@ -174,6 +174,20 @@ def test_the_recipes_of_authors_who_trained_in_half_precision_name_it():
         assert config.train.channels_last
 
 
+@pytest.mark.parametrize("name", ["dinov3_b", "dinov2_b", "dinov3_l_frozen", "clip_l_336"])
+def test_recipes_for_transformers_have_the_settings_of_paddleclas(name):
+    config = compose([f"+experiment=coco_{name}"])
+    train, optim, schedule = config.train, config.optim, config.schedule
+    assert (train.epochs, train.batch_size, train.ema_decay) == (40, 16, 0.9997)
+    assert (optim.name, optim.lr, optim.weight_decay) == ("adamw", 5e-5, 1e-4)
+    assert (schedule.name, schedule.warmup_epochs) == (ScheduleName.cosine, 5)
+
+    # A frozen backbone does not train: half precision costs half, and changes little.
+    frozen = "backbone" in train.freeze
+    assert train.precision is (Precision.bf16 if frozen else Precision.fp32)
+    assert (train.tf32, optim.backbone_lr) == ((False, None) if frozen else (True, 1e-5))
+
+
 @pytest.mark.parametrize("network", ["resnet18", "resnet34", "resnet50"])
 def test_the_recipe_of_figure_6_is_that_of_the_official_command(network):
     config = compose([f"+experiment=imagenet_{network}_a2"])
