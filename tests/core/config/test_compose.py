@@ -220,6 +220,13 @@ def test_one_positive_at_a_constant_rate_without_augmentation_but_flips(name):
     assert (config.optim.backbone_lr or config.optim.lr) == 1e-5
     assert config.schedule.min_lr == config.optim.lr
     assert config.train.ema_decay is None
+    assert config.train.precision is Precision.fp32
+
+    # The header has the protocol of the papers: a held-out fifth selects the tested epoch.
+    header = Path(config_dir(), "experiment", f"{name}.yaml").read_text()
+    assert f"+experiment={name} data.root=" in header.partition("# As published: ")[2]
+    assert "data.fold=1/5" in header
+    assert f"python -m mldec.evaluate outputs/{name} data.fold=null" in header
 
 
 @pytest.mark.parametrize(
