@@ -17,8 +17,8 @@ from yaml import YAMLError
 from mldec.config.schema import HARMLESS, PARTS, Config, Init
 from mldec.errors import ConfigError, suggest
 
-# Settings that the schema does not list.
-PART_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init)\.")
+# Settings that the schema does not list: arguments of the parts and of the optimizer.
+OPEN_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init|optim\.options)\.|optim\.options$")
 
 COMPLETION = ("-sc", "--shell-completion")
 # Hydra's. What else begins with two dashes is a setting that should have none.
@@ -80,14 +80,14 @@ def prepare(words: list[str]) -> list[str]:
         if bare in ("experiment", *PARTS):
             if single_name:
                 check_option(bare, value)
-        elif not bare.startswith("hydra") and not PART_KEY.match(bare):
+        elif not bare.startswith("hydra") and not OPEN_KEY.match(bare):
             check_key(bare.partition("@")[0])
 
         # The batch of the experiment stays: auto is about its parts.
         if bare == "train.batch_size" and value == "auto":
             word = "train.fit_memory=true"
 
-        settings.append(f"++{word}" if key == bare and PART_KEY.match(bare) else word)
+        settings.append(f"++{word}" if key == bare and OPEN_KEY.match(bare) else word)
     return flags + settings
 
 

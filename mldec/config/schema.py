@@ -310,7 +310,11 @@ class Mix:
 
 @dataclass(kw_only=True)
 class Optim:
-    """The optimiser, by its name in timm (adam, adamw, lamb, sgd, ...)."""
+    """The optimizer, by its name in timm (adam, adamw, lamb, sgd, ...).
+
+    As in timm, `sgd` has Nesterov momentum; `momentum` is SGD with classical momentum. Both have a
+    momentum of 0.9, and onecycle changes it between 0.95 and 0.85.
+    """
 
     name: str = "adam"
     lr: float = 1e-4  # the highest rate of the schedule
@@ -320,7 +324,8 @@ class Optim:
     # From the head towards the image, the rate of each layer of the backbone is that of the layer
     # before times this factor, as timm's layer decay; it starts from backbone_lr. null: off.
     layer_decay: float | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # further arguments, such as {eps: 1e-6}
+    # Further arguments of the optimizer: optim.options.momentum=0.8 or 'optim.options={eps: 1e-6}'.
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require = partial(_require, self, within="optim.")

@@ -14,11 +14,17 @@ class CSRA(nn.Module):
     With the score s_j = x_j . m_i + b_i of class i at token x_j, the attention of the class is
     softmax_j(T s_j), and its logit is l_i = mean_j(s_j) + lambda sum_j softmax_j(T s_j) s_j. Heads
     have a classifier (m, b) and a temperature T each, and their logits are summed: T is 1, 2, 4,
-    ..., and infinite in the last of several, where the sum becomes max_j(s_j). The paper's m_i has
-    no b_i, which leaves the attention as it is; m_i is not normalised. With lambda = 0 and one
-    head this is `GAP`.
+    ..., and infinite in the last of several, where the sum becomes max_j(s_j). With lambda = 0 and
+    one head this is `GAP`.
 
-    Source: Zhu and Wu 2021, arXiv 2108.02456, equation 8, and figure 3 for 1, 2 and 4 heads.
+    Source: Zhu and Wu 2021, arXiv 2108.02456, equation 8, and figure 3 for 1, 2 and 4 heads. This
+    is not the head of the authors' code (pipeline/csra.py of Kevinz-code/CSRA), so that their
+    published figures are not to be expected:
+
+    - There each m_i is divided by its norm, in training and inference; here it is not.
+    - There 6 and 8 heads have the temperatures 1, 2, ..., 5 or 7 and infinity; here powers of two.
+    - There scores have no bias b_i, which leaves the attention as it is.
+    - There `lam` is 0.1 for VOC, 0.4 or 0.5 for MS-COCO and 0.3 for WIDER.
 
     Args:
         in_features: width C of the tokens.

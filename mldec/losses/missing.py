@@ -6,6 +6,7 @@ most are negative in truth. Values and gradients are those of the authors' code.
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -189,7 +190,8 @@ class LargeLoss(_MissingLabels):
     in stage s, from 0, it is `delta` s B K of B images and K classes, rounded up.
 
     Source: Kim et al., "Large Loss Matters in Weakly Supervised Multi-Label Classification" (CVPR
-    2022, arXiv 2206.03740), and the official code, whose stages are ten epochs.
+    2022, arXiv 2206.03740), and the official code, whose stages are ten epochs. That code rounds a
+    product of floats, which can count one label more.
 
     Args:
         mode: "reject" (LL-R) or "correct" (LL-Ct).
@@ -209,6 +211,8 @@ class LargeLoss(_MissingLabels):
         check_range(0, 1, delta=delta)
         check_range(1, stages=stages)
         self.mode, self.delta, self.stages = mode, delta, stages
+        # The decimal number that the user wrote: a product of floats may round up a label too many.
+        self.growth = Fraction(str(delta))
 
     def _positive(self, logits: Tensor) -> Tensor:
         return F.softplus(-logits)
@@ -218,7 +222,7 @@ class LargeLoss(_MissingLabels):
 
         # Rounding must not move a stage that begins at a decimal fraction of the run.
         stage = math.floor(self.progress * self.stages + 1e-9)
-        count = min(math.ceil(self.delta * stage * logits.numel()), logits.numel())
+        count = min(math.ceil(self.growth * stage * logits.numel()), logits.numel())
         if not count:
             return negative
 

@@ -1,7 +1,7 @@
 """What a row costs: multiply-accumulates per image, GPU hours, and a micro-batch that fits a GPU.
 
-Nothing here was measured on a GPU: the assumptions are `SUSTAINED`, `H100`, `H100_CONVOLUTIONS`,
-`FITS` and `MEMORY`.
+Nothing here was measured on a GPU: the assumptions are `SUSTAINED`, `H100`, `H100_FP32`,
+`H100_CONVOLUTIONS`, `FITS` and `MEMORY`.
 """
 
 from functools import lru_cache
@@ -11,13 +11,15 @@ import torch
 
 from mldec.config import build
 from mldec.config.compose import compose
-from mldec.config.schema import Config
+from mldec.config.schema import Config, Precision
 from mldec.data.types import Classes
 from mldec.runtime.facts import multiply_accumulates
 
 SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption
 # The same of an H100: a fifth of the 989.5e12 that its data sheet promises of dense bf16 products.
 H100 = 2e14
+# A fifth of the 494.7e12 of TF32 products: for runs without half precision.
+H100_FP32 = 1e14
 # Of convolutional networks a H100 does less: batch norms and activations wait for its memory.
 H100_CONVOLUTIONS = 6e13
 CONVOLUTIONAL = ("tresnet", "resnet")  # how the names of such networks begin
@@ -132,8 +134,10 @@ def gpu_hours(settings: tuple[str, ...], sustained: float = SUSTAINED) -> float 
 
 def h100(settings: tuple[str, ...]) -> float:
     """Return the operations per second that an H100 is assumed to do in a run's training."""
-    name = str(composed(settings).backbone.get("name"))
-    return H100_CONVOLUTIONS if name.startswith(CONVOLUTIONAL) else H100
+    config = composed(settings)
+    if str(config.backbone.get("name")).startswith(CONVOLUTIONAL):
+        return H100_CONVOLUTIONS
+    return H100_FP32 if config.train.precision is Precision.fp32 else H100
 
 
 def gpu_memory() -> float:

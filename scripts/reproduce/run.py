@@ -2,7 +2,7 @@
 
 There are rows of tables 1, 2, 3, 5 and 6 and of figures 5 and 6 of ML-Decoder, of its results on
 VOC 2007, Open Images, ImageNet, Cars and CIFAR-100, of Query2Label and of ASL; not of table 4 and
-of the tables in the appendix. The table "recipes" has later networks, with the best published value
+of the tables in the appendix. The table "recipes" has later networks, with a published value
 beside them. `--list` prints every row: the paper's value, the weights that it starts from, the
 estimated hours of one GPU and of one H100, what is our choice, and its command.
 
@@ -35,6 +35,7 @@ import yaml
 from costs import (
     H100,
     H100_CONVOLUTIONS,
+    H100_FP32,
     SUSTAINED,
     accumulation,
     composed,
@@ -314,7 +315,7 @@ def overview() -> Iterator[str]:
     """Yield a heading, and one line per row of all tables."""
     of_gpu = f"GPU hours at an assumed {SUSTAINED / 1e12:.0f} TFLOP/s"
     of_h100 = (
-        f"H100 hours at an assumed {H100 / 1e12:.0f} TFLOP/s, "
+        f"H100 hours at an assumed {H100 / 1e12:.0f} TFLOP/s, in fp32 {H100_FP32 / 1e12:.0f}, "
         f"convolutional networks {H100_CONVOLUTIONS / 1e12:.0f}"
     )
     yield f"table | model | paper | starts from | {of_gpu} | {of_h100} | our choice | command"

@@ -6,7 +6,7 @@ both drawn anew for each seed; binary cross-entropy also on all labels, as a bou
 
 - tune: each loss at each of several rates, on two thirds of the training photos and judged on the
   third with all of its labels, three times for seed 0. Where the best rate is at an end, the next
-  one is tried. All other settings of a loss are those of its authors.
+  one of `RATES` is tried. All other settings of a loss are those of its authors.
 - judge: each loss at its best rate on all training photos, with three seeds, and judged on the
   validation photos after the last step.
 

@@ -117,6 +117,24 @@ def test_any_model_of_timm_is_a_backbone_and_parts_take_any_argument_of_theirs()
         compose(["+experiment=digits", "backbone=timm"])
 
 
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("optim.options={eps:1e-6}", {"eps": 1e-6}),
+        ("optim.options.momentum=0.9", {"momentum": 0.9}),
+        ("+optim.options.momentum=0.9", {"momentum": 0.9}),
+    ],
+)
+def test_arguments_of_the_optimizer_need_no_plus(word, options):
+    assert compose(["+experiment=digits", word]).optim.options == options
+
+
+def test_options_of_the_optimizer_are_a_mapping():
+    with pytest.raises(HydraException) as caught:
+        compose(["+experiment=digits", "optim.options=3"])
+    assert explain(caught.value).startswith("optim.options: ")
+
+
 def test_plain_form_round_trips(digits):
     plain = to_dict(digits)
     assert plain["train"]["precision"] == "auto"
@@ -156,6 +174,20 @@ def test_the_recipes_of_authors_who_trained_in_half_precision_name_it():
         assert config.train.channels_last
 
 
+@pytest.mark.parametrize("name", ["dinov3_b", "dinov2_b", "dinov3_l_frozen", "clip_l_336"])
+def test_recipes_for_transformers_have_the_settings_of_paddleclas(name):
+    config = compose([f"+experiment=coco_{name}"])
+    train, optim, schedule = config.train, config.optim, config.schedule
+    assert (train.epochs, train.batch_size, train.ema_decay) == (40, 16, 0.9997)
+    assert (optim.name, optim.lr, optim.weight_decay) == ("adamw", 5e-5, 1e-4)
+    assert (schedule.name, schedule.warmup_epochs) == (ScheduleName.cosine, 5)
+
+    # A frozen backbone does not train: half precision costs half, and changes little.
+    frozen = "backbone" in train.freeze
+    assert train.precision is (Precision.bf16 if frozen else Precision.fp32)
+    assert (train.tf32, optim.backbone_lr) == ((False, None) if frozen else (True, 1e-5))
+
+
 @pytest.mark.parametrize("network", ["resnet18", "resnet34", "resnet50"])
 def test_the_recipe_of_figure_6_is_that_of_the_official_command(network):
     config = compose([f"+experiment=imagenet_{network}_a2"])
@@ -188,6 +220,13 @@ def test_one_positive_at_a_constant_rate_without_augmentation_but_flips(name):
     assert (config.optim.backbone_lr or config.optim.lr) == 1e-5
     assert config.schedule.min_lr == config.optim.lr
     assert config.train.ema_decay is None
+    assert config.train.precision is Precision.fp32
+
+    # The header has the protocol of the papers: a held-out fifth selects the tested epoch.
+    header = Path(config_dir(), "experiment", f"{name}.yaml").read_text()
+    assert f"+experiment={name} data.root=" in header.partition("# As published: ")[2]
+    assert "data.fold=1/5" in header
+    assert f"python -m mldec.evaluate outputs/{name} data.fold=null" in header
 
 
 @pytest.mark.parametrize(

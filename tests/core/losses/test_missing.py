@@ -1,5 +1,7 @@
 """Losses for missing labels; `tests/parity` compares them with the authors' code."""
 
+from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,20 @@ def test_the_largest_losses_are_distrusted_more_and_more(mode):
     for progress, count in ((0.0999, 0), (0.1, 2), (0.19, 2), (0.3, 5), (0.95, 15)):
         found = changed(loss, progress).flatten().nonzero().flatten()
         assert sorted(found.tolist()) == sorted(order[:count].tolist())
+
+
+# With some of these sizes a product of floats is just above a whole number.
+@pytest.mark.parametrize("images", [8, 10, 16])
+@pytest.mark.parametrize("classes", [20, 80, 100])
+@pytest.mark.parametrize("delta", ["0.001", "0.003", "0.005"])
+def test_number_of_rejected_labels_is_exact(images, classes, delta):
+    loss = LargeLoss(delta=float(delta))
+    logits = torch.linspace(-3, 3, images * classes, dtype=torch.float64).view(images, classes)
+    for stage in range(10):
+        loss.progress = stage / 10
+        _, gradient = with_gradient(loss, logits, torch.zeros_like(logits))
+        expected = ceil(Fraction(delta) * stage * images * classes)
+        assert (gradient == 0).sum() == expected
 
 
 def test_a_label_is_weighed_between_positive_and_negative():

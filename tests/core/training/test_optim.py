@@ -190,6 +190,14 @@ def test_an_unknown_optimiser_or_option_is_one_line(name, options, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "nesterov"), [("sgd", True), ("momentum", False)])
+def test_sgd_has_nesterov_momentum_as_in_timm_and_momentum_has_not(name, nesterov):
+    built = optimizer(Net(), name)
+    assert type(built) is torch.optim.SGD
+    assert (built.defaults["nesterov"], built.defaults["momentum"]) == (nesterov, 0.9)
+    assert optimizer(Net(), name, momentum=0.8).defaults["momentum"] == 0.8
+
+
 KINDS = ["adam", "sgd", "lamb", "adafactor", "nadam", "rmsprop", "adan", "lion"]
 
 
