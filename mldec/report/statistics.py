@@ -247,7 +247,13 @@ def _formulas(
     answers: Answers, weights: np.ndarray, precision: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the metrics that have an interval in each resample, each float64 [R] in percent."""
-    values = {"mAP": 100 * np.nan_to_num(precision).astype(np.float64).mean(1)}
+    total = np.nan_to_num(precision).astype(np.float64).sum(1)
+    num_classes = precision.shape[1]
+    num_present = (~np.isnan(precision)).sum(1)
+    values = {
+        "mAP": 100 * total / num_classes,
+        "mAP_skip_empty": 100 * total / np.maximum(num_present, 1),
+    }
     if answers.exclusive:
         rows = np.flatnonzero(answers.has_label)
         right = answers.labels[rows, answers.predicted[rows]] == 1

@@ -41,6 +41,7 @@ def yolo(
     train: str = "train",
     val: str = "val",
     threshold: float = 0.5,
+    skip_empty: bool = True,
 ) -> Source:
     """Return the images of a YOLO data set, by path; those of a text file in its order.
 
@@ -50,7 +51,7 @@ def yolo(
             and optionally `path`, the folder that these are in.
         train: key of the split to learn from; `val` likewise, such as test.
     """
-    task = MultiLabel(threshold)
+    task = MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "the YAML file", _SEE)
     source = folder / path_inside(file, "data.file", _SEE)
 
