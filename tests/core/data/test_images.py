@@ -8,7 +8,16 @@ import torch
 from pictures import picture, pixels, saved
 from PIL import Image
 
-from mldec.data.images import DECODERS, check_decoder, open_image, read_image
+from mldec.data.images import (
+    DECODERS,
+    FORMATS,
+    NOT_READ,
+    READ,
+    UnsupportedFiles,
+    check_decoder,
+    open_image,
+    read_image,
+)
 from mldec.errors import ConfigError, DataError
 
 
@@ -150,6 +159,25 @@ def test_faults_of_a_file_are_named(tmp_path, monkeypatch):
     denied = PermissionError(13, "no")
     monkeypatch.setattr("mldec.runtime.text.open_binary", lambda _: (_ for _ in ()).throw(denied))
     assert "cannot be read (no)" in one_line_about(path)
+
+
+def test_image_files_that_are_not_read_are_counted_by_suffix(tmp_path):
+    unsupported = UnsupportedFiles()
+    for name in ("a/1.HEIC", "a/2.heic", "b/3.CR3", "b/4.jpg", "notes.txt"):
+        unsupported.add(name)
+    assert unsupported.to_dict() == {
+        ".heic": {"files": 2, "example": "a/1.HEIC"},
+        ".cr3": {"files": 1, "example": "b/3.CR3"},
+    }
+    assert "2 .heic (such as a/1.HEIC), 1 .cr3 (such as b/3.CR3)" in str(unsupported)
+    assert not UnsupportedFiles()
+
+    assert not READ & NOT_READ
+    suffixes = Image.registered_extensions()
+    assert all(suffixes[suffix] in FORMATS for suffix in READ)
+    assert not any(suffixes.get(suffix) in FORMATS for suffix in NOT_READ - {".pfm"})
+    with pytest.raises(DataError, match=r"photo\.HEIC: \.heic files are not supported"):
+        read_image(tmp_path / "photo.HEIC", b"\0\0\0\x18ftypheic")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
