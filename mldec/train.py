@@ -90,6 +90,7 @@ def _train(
 ) -> None:
     """Train a run in its locked folder, from its start or from where it was."""
     from mldec.runtime import distributed
+    from mldec.runtime.facts import git_commit
     from mldec.runtime.torch_files import write_text
     from mldec.training.log import RunLog
     from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
@@ -97,7 +98,9 @@ def _train(
     # The messages until train.log is open: about the data, and the pass of a frozen network.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
     log.addHandler(early)
+    commit = f"(mldec {mldec.__version__}, commit {git_commit() or 'none'})"
     try:
+        log.info(printable(f"{command_line()} {commit}"))
         trainer, path = _prepared(config, parts, directory, device, stop)
     finally:
         log.removeHandler(early)
@@ -109,8 +112,6 @@ def _train(
     run_log = RunLog(directory, step=step, lines=lines, tracked=tracked, earlier=early.buffer)
     with closing(run_log):
         # What is run, on what, from which weights, and warnings: once for all processes.
-        commit = f"(mldec {mldec.__version__}, commit {trainer.git or 'none'})"
-        log.info(printable(f"{command_line()} {commit}"))
         log.info(describe_run(trainer, config.train.precision))
         log.info(start_weights(trainer.config, path))
         slow = trainer.config.train.precision.warning(device)
