@@ -218,7 +218,7 @@ class Numbers:
 
 
 def resample(values: dict[str, float], answers: Answers, weights: np.ndarray) -> Numbers:
-    """Compute mAP, mAP_skip_empty, CF1, OF1, top-1 and the average precision of the classes in each resample.
+    """Compute the main metrics and the average precision of the classes in each resample.
 
     Of the metrics of the data's evaluator, `values`, those that these formulas meet get intervals.
     """
