@@ -548,8 +548,7 @@ def tell(
         f"{args.checkpoint} ({calibration.weights} weights) on {calibration.images:,} images: "
         f"{', '.join(what_was_fitted(calibration))}",
         *table(outcome, "uncalibrated" if calibration.scope is None else f"at {FIXED}"),
-        f"cross-fitted: of images that were not used for the fit, in {args.folds} folds; "
-        f"same images: of those that were, which is too good",
+        f"cross-fitted: out-of-fold, {args.folds} folds; same images: in-sample (optimistic)",
         f"{out}: a calibrated copy of {args.checkpoint}",
     )
 

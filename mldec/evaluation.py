@@ -274,7 +274,7 @@ def thresholds_origin(calibration: Calibration, data: DataModule) -> str:
         return calibration.reason
     if calibration.fingerprint == fingerprint(data.val):
         return (
-            f"{calibration.reason}, which were fitted on these images: they are too good; "
+            f"{calibration.reason}, fitted on these images; the metrics are optimistic: "
             f"python -m mldec.calibrate prints those of images outside the fit"
         )
     return f"{calibration.reason}, fitted on {calibration.images:,} other images"

@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,20 +90,28 @@ def _train(
 ) -> None:
     """Train a run in its locked folder, from its start or from where it was."""
     from mldec.runtime import distributed
+    from mldec.runtime.facts import git_commit
     from mldec.runtime.torch_files import write_text
     from mldec.training.log import RunLog
     from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
 
-    trainer, path = _prepared(config, parts, directory, device, stop)
+    # The messages until train.log is open: about the data, and the pass of a frozen network.
+    early = MemoryHandler(capacity=10_000, flushOnClose=False)
+    log.addHandler(early)
+    commit = f"(mldec {mldec.__version__}, commit {git_commit() or 'none'})"
+    try:
+        log.info(printable(f"{command_line()} {commit}"))
+        trainer, path = _prepared(config, parts, directory, device, stop)
+    finally:
+        log.removeHandler(early)
     # The log of another run stays in its folder: this one starts with an empty log.
     lines = trainer.lines if path and _is_inside(path, directory) else 0
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
     step, tracked = trainer.learner.step, trainer.config
-    with closing(RunLog(directory, step=step, lines=lines, tracked=tracked)) as run_log:
+    run_log = RunLog(directory, step=step, lines=lines, tracked=tracked, earlier=early.buffer)
+    with closing(run_log):
         # What is run, on what, from which weights, and warnings: once for all processes.
-        commit = f"(mldec {mldec.__version__}, commit {trainer.git or 'none'})"
-        log.info(printable(f"{command_line()} {commit}"))
         log.info(describe_run(trainer, config.train.precision))
         log.info(start_weights(trainer.config, path))
         slow = trainer.config.train.precision.warning(device)
@@ -252,7 +261,13 @@ def app(node: DictConfig) -> None:
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
             raise ConfigError("a sweep (-m) cannot run under torchrun: start one for each value")
 
-        run(parse(node), Path(hydra_config.runtime.output_dir))
+        directory = Path(hydra_config.runtime.output_dir)
+        try:
+            run(parse(node), directory)
+        finally:
+            # Hydra has made the folder. A start that fails leaves it empty.
+            with suppress(OSError):
+                directory.rmdir()
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")

@@ -1,18 +1,23 @@
 """Check a dataset: `python -m mldec.check_data data=coco data.root=/data/coco [--out DIR]`.
 
 It counts images and labels, and looks for what is out of range, cannot be decoded, or is repeated;
-the status is 1 if something is wrong. With --checkpoint it looks for wrong labels instead: pairs of
-an image and a class whose label a model finds unlikely, ranked. docs/data.md says more.
+the status is 1 if something is wrong, and with --strict 3 if there are warnings. With
++experiment=NAME it takes the settings of mldec.train. With --checkpoint it looks for wrong labels
+instead: pairs of an image and a class whose label a model finds unlikely, ranked. docs/data.md
+describes both.
 """
 
 import argparse
+import logging
 
 from mldec.check_data import label_errors
 from mldec.check_data.examine import check
 from mldec.config import build
-from mldec.errors import ConfigError, DataError, say
+from mldec.errors import ConfigError, DataError, printable, say
 from mldec.runtime.cli import add_weights_options, command, require, run_command, whole
 from mldec.runtime.results import check_folder, check_targets, write_json
+
+log = logging.getLogger("mldec")
 
 ROWS = 10_000  # of --errors: more than a person looks at
 
@@ -26,7 +31,13 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     arguments = command("check_data", str(__doc__))
     arguments.add_argument(
-        "settings", nargs="*", metavar="key=value", help="such as data=coco data.root=/data/coco"
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="such as data=coco data.root=/data/coco, or +experiment=NAME and settings of train",
+    )
+    arguments.add_argument(
+        "--strict", action="store_true", help="return status 3 if there are warnings"
     )
     arguments.add_argument(
         "--decode",
@@ -63,29 +74,56 @@ def main() -> None:
     run_command(parser().parse_intermixed_args, run)
 
 
-def run(args: argparse.Namespace) -> None:
+class WarningCollector(logging.Handler):
+    """Keeps the text of each warning once, in order."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a warning."""
+        message = record.getMessage()
+        if message not in self.messages:
+            self.messages.append(message)
+
+
+def run(args: argparse.Namespace) -> int:
     """Check a dataset, or look for its wrong labels, as the command line says."""
     # What cannot be written is refused now, not after hours of reading.
     check_targets(json=args.json, csv=args.errors)
     if args.out:
         check_folder("--out", args.out)
     if args.checkpoint:
+        if args.strict:
+            raise ConfigError("--strict is for the check of a data set: leave out --checkpoint")
         label_errors.run(args)
-        return
+        return 0
 
     if args.errors:
         raise ConfigError("--errors lists what a model finds: pass --checkpoint FILE too")
     if args.out:
         require("--out: a chart", "plot", "matplotlib")
-    config, data = build.chosen_data(args.settings)
 
-    # The last choice on the command line counts.
-    options = [word for word in args.settings if word.startswith("data=")]
-    option = options[-1].removeprefix("data=")
+    # The readers log warnings while they read.
+    collector = WarningCollector()
+    log.addHandler(collector)
+    try:
+        config, data, option = build.chosen_data_option(args.settings)
+        report = check(data, option, config, decode=args.decode, folder=args.out)
+    finally:
+        log.removeHandler(collector)
 
-    report = check(data, option, config, decode=args.decode, folder=args.out)
+    warnings = collector.messages
+    report["warnings"] = warnings
     if args.json:
         write_json(args.json, report)
+    if warnings:
+        say("warnings:", *(f"  {printable(message)}" for message in warnings))
     if report["faults"]:
         raise DataError(f"data={option} is not as it should be: {'; '.join(report['faults'])}")
-    say("nothing is wrong")
+    if not warnings:
+        say("nothing is wrong")
+        return 0
+    say(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}, no errors")
+    return 3 if args.strict else 0

@@ -14,9 +14,10 @@ import torch
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from mldec.config.schema import Config
+from mldec.config.schema import Config, Mix
 from mldec.data.images import read_image
-from mldec.data.loader import labels_of
+from mldec.data.loader import Batch, collate, labels_of
+from mldec.data.mixing import Mixing
 from mldec.data.readers.shards import TarShards
 from mldec.data.table import Labels, listed
 from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
@@ -210,11 +211,15 @@ def print_statistics(
         say(f"  without positives {len(empty):,} classes: {listed(empty)}")
 
 
-def write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels]) -> None:
+def write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], mix: Mix) -> None:
     """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
-    views = {"": data.train.viewed(data.transform), "as in training": data.train}
-    save(sample_sheet(views), folder / "samples.png")
+    mixing = Mixing(mix, data.train.classes) if mix.on else None
+    batches = {
+        "": sample_batch(data.train.viewed(data.transform)),
+        "as in training": sample_batch(data.train, mixing),
+    }
+    save(sample_sheet(batches, data.train.classes.names), folder / "samples.png")
 
     for part, split in (("train", data.train), ("val", data.val)):
         title = f"{part}: images per class (log scale)"
@@ -222,27 +227,37 @@ def write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels]) -
         save(chart, folder / f"{part}_classes.png")
 
 
-def sample_sheet(views: Mapping[str, Split]) -> "Figure":
-    """Draw the same images, evenly spread over a split, in each of its views.
+def sample_batch(split: Split, mixing: Mixing | None = None) -> Batch:
+    """Load `SAMPLES` images, evenly spread over a split, as a batch of training."""
+    indices = np.linspace(0, len(split.dataset) - 1, SAMPLES).round().astype(int)
+    samples = []
+    for index in indices.tolist():
+        try:
+            image, target = fixed_sample(split.dataset, index)
+        except DataError:
+            continue  # it is reported among the faults
+        samples.append((image, target, (0, index, 0)))
 
-    Above an image stands the caption of its view, or the names of its classes if that is empty.
+    batch = collate(samples, mixing=mixing)
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def sample_sheet(batches: Mapping[str, Batch], classes: Sequence[str]) -> "Figure":
+    """Draw the images of each batch.
+
+    Above an image stands the caption of its batch, or the names of its classes if that is empty.
     """
-    rows = len(views) * SAMPLES // SAMPLES_PER_ROW
+    rows = len(batches) * SAMPLES // SAMPLES_PER_ROW
     figure = new_figure(width=2 * SAMPLES_PER_ROW, height=2.4 * rows)
-    grid = iter(figure.subplots(rows, SAMPLES_PER_ROW).flatten())
+    grid = figure.subplots(rows, SAMPLES_PER_ROW).reshape(len(batches), SAMPLES)
+    for axes in grid.flatten():
+        axes.axis("off")
 
-    for view, split in views.items():
-        indices = np.linspace(0, len(split.dataset) - 1, SAMPLES).round().astype(int)
-        for index in indices.tolist():
-            axes = next(grid)
-            axes.axis("off")
-            try:
-                image, target = fixed_sample(split.dataset, index)
-            except DataError:
-                continue  # it is reported among the faults
-
-            names = [split.classes.names[k] for k in (target == 1).nonzero().flatten().tolist()]
-            text = view or visible(", ".join(names) or "(none)")
+    for (caption_of_batch, batch), row in zip(batches.items(), grid, strict=True):
+        for image, target, axes in zip(batch.images, batch.targets, row, strict=False):
+            names = [classes[k] for k in (target == 1).nonzero().flatten().tolist()]
+            text = caption_of_batch or visible(", ".join(names) or "(none)")
             caption = textwrap.wrap(text, NAME_LENGTH)[:3]
             axes.imshow(image.permute(1, 2, 0).numpy())
             axes.set_title("\n".join(caption), fontsize=SMALL, loc="left", parse_math=False)
@@ -338,7 +353,7 @@ def check(
         report["in_both_splits"] = images_in_both(data, images["train"], images["val"])
         faults += print_cases("images are in train and in val", report["in_both_splits"])
         if folder:
-            write_charts(Path(folder), data, labels)
+            write_charts(Path(folder), data, labels, config.mix)
 
     report["faults"] = faults
     return report

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import torch
 from torch import nn
 
-from mldec.config.compose import compose, option, override
+from mldec.config.compose import compose, compose_with_options, option, override
 from mldec.config.schema import PARTS, Config, MixLabels, describe, matches
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.table import Labels
@@ -187,11 +187,30 @@ def data(parts: Parts) -> DataModule:
 
 
 def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
-    """Build the dataset that settings such as `data=coco` choose, for commands without a model."""
-    if not any(setting.startswith("data=") for setting in settings):
+    """Build the dataset that settings choose, for commands without a model.
+
+    The settings are those of training, with `+experiment=NAME`, or of the data alone, with
+    `data=NAME`.
+    """
+    config, data, _ = chosen_data_option(settings)
+    return config, data
+
+
+def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
+    """Build the dataset as `chosen_data`, and return the name of its option too."""
+    if any(setting.startswith("+experiment=") for setting in settings):
+        config, options = compose_with_options(settings)
+        parts = check(config)
+        return recorded(config, parts), data(parts), options["data"]
+
+    # The last choice on the command line counts.
+    chosen = [setting for setting in settings if setting.startswith("data=")]
+    if not chosen:
         raise ConfigError(
-            "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco"
+            "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco, "
+            "or +experiment=NAME as for training"
         )
+    option = chosen[-1].removeprefix("data=")
 
     # A config needs all parts: those that the settings leave out are of this experiment, unused.
     config = override(compose(["+experiment=digits"]), settings)
@@ -199,7 +218,7 @@ def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
     # Unused parts are checked only if a setting names them, so that a misspelt setting is refused.
     named = {setting.partition("=")[0].partition(".")[0] for setting in settings}
     parts = check(config, [kind for kind in PARTS if kind in named])
-    return recorded(config, parts), data(parts)
+    return recorded(config, parts), data(parts), option
 
 
 def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:

@@ -9,8 +9,8 @@ from typing import Any, cast, get_type_hints
 import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import OverrideParseException
-from omegaconf import OmegaConf
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -99,8 +99,20 @@ def _at_home(word: str) -> str:
 
 def compose(words: list[str]) -> Config:
     """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"]."""
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return parse(hydra.compose("config", prepare(words)))
+    return compose_with_options(words)[0]
+
+
+def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
+    """Return the config of a command line, and the name of the chosen option of each part."""
+    try:
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            node = hydra.compose("config", prepare(words), return_hydra_config=True)
+        options = dict(node.hydra.runtime.choices)
+        with open_dict(node):
+            del node.hydra
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(explain(error)) from error
+    return parse(node), options
 
 
 def parse(values: Any, changes: Sequence[Any] = ()) -> Config:

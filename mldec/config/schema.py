@@ -74,6 +74,7 @@ HARMLESS = {
     *("name", "device", "resume", "init", "plugins"),
     *("init.path", "init.classes", "init.synonyms"),
     *("data.root", "data.cache_dir", "data.bad_images", "data.changed"),
+    "data.skip_empty",  # a resumed run keeps its metric
     *("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience", "train.workers"),
     *("train.compile", "train.batch_per_gpu", "train.eval_batch_size", "train.eval_every"),
     *("train.log_every", "train.fit_memory"),

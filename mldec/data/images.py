@@ -3,8 +3,10 @@
 import importlib.util
 import io
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,19 +20,62 @@ from mldec.runtime.text import read_bytes
 # program.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
+# Suffixes of image files, in lower case. Files with the first ones are read. The others are images
+# that are not: newer formats, raw files of cameras, and formats of graphics programs.
+_READ = ".jpg .jpeg .jpe .jfif .png .apng .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm"
+_NOT_READ = """
+    .heic .heif .hif .avif .avifs .jxl .jxr .jp2 .j2k .jpx
+    .dng .cr2 .cr3 .crw .nef .nrw .arw .srf .sr2 .raf .orf .ori .rw2 .pef .srw .x3f .raw
+    .3fr .fff .iiq .rwl .mrw .dcr .kdc .erf .mef .mos .gpr
+    .psd .tga .exr .hdr .pfm .ico .eps .svg
+"""
+READ = frozenset(_READ.split())
+NOT_READ = frozenset(_NOT_READ.split())
+
 DECODERS = ("pillow", "torchcodec", "simplejpeg")
 
 FIX = "restore the file or leave it out"
 CONVERT = "convert it to JPEG or leave it out"
 
 # Major brands of ISO media files, at byte 8, after "ftyp". Source: the registry at mp4ra.org.
-_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "RAW (CR3)"}
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3"}
 _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
 _BRANDS |= dict.fromkeys((b"mif1", b"msf1"), "HEIF")
 
-# Suffixes of the raw formats of cameras, in lower case.
-RAW = {".arw", ".cr2", ".cr3", ".crw", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw"}
-RAW |= {".rw2", ".srw"}
+
+class UnsupportedFiles:
+    """Number of image files that cannot be read, by suffix, with an example of each."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+
+    def add(self, path: str) -> None:
+        """Count a file if its suffix is one of `NOT_READ`."""
+        suffix = PurePath(path).suffix.lower()
+        if suffix in NOT_READ:
+            self.counts[suffix] += 1
+            self.examples.setdefault(suffix, path)
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def __str__(self) -> str:
+        kinds = []
+        for suffix, count in self.counts.most_common():
+            kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
+        return (
+            f"{self.counts.total():,} image files of unsupported formats are left out: "
+            f"{', '.join(kinds)}; convert them to JPEG"
+        )
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return number and example by suffix, for JSON."""
+        return {
+            suffix: {"files": count, "example": self.examples[suffix]}
+            for suffix, count in self.counts.most_common()
+        }
+
 
 # Pillow reads images up to twice its limit and refuses larger ones; its warning in between is of no
 # use here.
@@ -109,8 +154,8 @@ def _unsupported_format(path: str | Path, content: bytes) -> str | None:
     """Return the name of an image format that is recognized but not read, or None."""
     if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
         return _BRANDS[content[8:12]]
-    suffix = Path(path).suffix.lower()
-    return f"RAW ({suffix[1:].upper()})" if suffix in RAW else None
+    suffix = PurePath(path).suffix.lower()
+    return suffix[1:].upper() if suffix in NOT_READ else None
 
 
 def upright(image: Image.Image) -> Image.Image:

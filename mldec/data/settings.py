@@ -205,6 +205,7 @@ def assemble(
         # after an epoch.
         source.task.evaluator(classes)
         images = _present(source, val, images, files.absent)
+        _log_empty_classes(source, val, images)
         return Split(replace(images, transform=eval_transform), classes)
 
     def load_train() -> Split:
@@ -227,6 +228,18 @@ def assemble(
         bad_images=files.bad_images,
         sampling=sampling,
     )
+
+
+def _log_empty_classes(source: Source, split: str, images: StoredImages) -> None:
+    """Log the number of classes that the first metric leaves out, if there are any."""
+    if not isinstance(source.task, MultiLabel) or not source.task.skip_empty:
+        return
+    counts = images.labels.counts()
+    if num_empty := int((counts == 0).sum()):
+        log.info(
+            f"{split}: mAP_skip_empty leaves out {num_empty:,} of {len(counts):,} classes, "
+            f"which have no positive image"
+        )
 
 
 def _part(source: Source, images: StoredImages, fold: str, *, held_out: bool) -> StoredImages:

@@ -535,7 +535,11 @@ def check_val(val: str, present: Collection[str], where: Path, see: str) -> None
 def log_split(what: str, split: str, table: Table) -> None:
     """Log the size of a split, and warn of classes without a positive image, by name."""
     log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
+    warn_empty_classes(what, split, table)
 
+
+def warn_empty_classes(what: str, split: str, table: Table) -> None:
+    """Warn of classes without a positive image, by name."""
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
         names = listed([repr(table.classes[column]) for column in empty])

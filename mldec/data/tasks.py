@@ -52,10 +52,12 @@ class MultiLabel(_KnownClasses):
     """Several labels per image, all of them known.
 
     `threshold` is the probability above which a class counts as predicted, in (0, 1), for
-    precision, recall and F1; a `ConfigError` refuses others.
+    precision, recall and F1; a `ConfigError` refuses others. With `skip_empty` the first metric is
+    the mean over the classes with positives, mAP_skip_empty.
     """
 
     threshold: float = 0.5
+    skip_empty: bool = False
 
     def __post_init__(self) -> None:
         # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
@@ -63,7 +65,9 @@ class MultiLabel(_KnownClasses):
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return a new evaluator for the classes of the validation split."""
-        return MultiLabelEvaluator(len(classes), threshold=self.threshold)
+        return MultiLabelEvaluator(
+            len(classes), threshold=self.threshold, skip_empty=self.skip_empty
+        )
 
 
 class PartialLabels(MultiLabel):

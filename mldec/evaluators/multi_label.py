@@ -90,11 +90,20 @@ class MultiLabelEvaluator:
             value in (0, 1).
         top_k: the second rule of decision: the k highest logits of an image are predicted, and of
             equal logits the lower class.
+        skip_empty: put mAP_skip_empty first in the metrics, unless no class has a positive.
     """
 
-    def __init__(self, num_classes: int, *, threshold: float = 0.5, top_k: int = 3) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        threshold: float = 0.5,
+        top_k: int = 3,
+        skip_empty: bool = False,
+    ) -> None:
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.top_k = top_k
+        self.skip_empty = skip_empty
 
         self.predictions = Predictions(num_classes)
         self.at_threshold, self.at_top_k = Counts(num_classes), Counts(num_classes)
@@ -117,9 +126,14 @@ class MultiLabelEvaluator:
 
         self._per_class = {"AP": per_class_ap["none"], **at_threshold.per_class()}
         self._positives = at_threshold.positives
-        return {
+        means = {
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),
+        }
+        if self.skip_empty and not math.isnan(means["mAP_skip_empty"]):
+            means = {"mAP_skip_empty": means["mAP_skip_empty"], "mAP": means["mAP"]}
+        return {
+            **means,
             "mAP_interpolated": 100 * per_class_ap["envelope"].nan_to_num(0).mean().item(),
             "mAP_11point": 100 * per_class_ap["11point"].nan_to_num(0).mean().item(),
             **at_threshold.summary(),

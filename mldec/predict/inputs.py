@@ -12,10 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from PIL import Image
-
 from mldec.data.decode import Item
-from mldec.data.images import FORMATS
+from mldec.data.images import READ, UnsupportedFiles
 from mldec.errors import ConfigError, DataError, brief, refusing, visible
 from mldec.runtime import storage
 from mldec.runtime.cli import require
@@ -47,6 +45,8 @@ class Inputs:
             raise ConfigError("no image is named: pass files, folders, tar files or --list FILE")
         self._paths, self._listing = list(paths), listing or ""
         self._column, self._root = column, root
+        # Image files in folders and tar files that cannot be read, after a complete iteration.
+        self.unsupported = UnsupportedFiles()
         self._kind = Path(self._listing).suffix.lower()
         if self._kind == ".parquet":
             require(f"--list {listing}", "parquet", "pyarrow")
@@ -55,8 +55,10 @@ class Inputs:
         for path in paths:
             if not storage.exists(path):
                 raise DataError(f"{path}: no such file or folder")
-            if storage.is_folder(path) and next(_in_folder(path), None) is None:
-                raise DataError(f"{path}: the folder holds no image")
+            unsupported = UnsupportedFiles()
+            if storage.is_folder(path) and next(_in_folder(path, unsupported), None) is None:
+                reason = f" that can be read: {unsupported}" if unsupported else ""
+                raise DataError(f"{path}: the folder holds no image{reason}")
         if root is not None and not storage.is_address(root) and not Path(root).is_dir():
             raise DataError(f"--root {root}: no such folder; check the path")
         if listing not in (None, STANDARD_INPUT) and next(self._listed(1, None), None) is None:
@@ -72,10 +74,11 @@ class Inputs:
         by a hash of their paths below what the command line names, and rows of a list by their
         numbers. With `only` a shard the tar files and row groups of others are not opened.
         """
-        tars = (item for _, item in self._files() if _is_tar(item))
+        unsupported = UnsupportedFiles()
+        tars = (item for _, item in self._files(UnsupportedFiles()) if _is_tar(item))
         are_whole = shards > 1 and len(list(islice(tars, shards))) == shards
         number = 0
-        for key, item in self._files():
+        for key, item in self._files(unsupported):
             if not _is_tar(item):
                 yield _shard_of(key, shards), item
                 continue
@@ -83,10 +86,11 @@ class Inputs:
             owner, number = number % shards, number + 1
             if are_whole and only not in (None, owner):
                 continue
-            for member in _in_tar(item.path):
+            for member in _in_tar(item.path, unsupported):
                 if not are_whole:
                     owner = _shard_of(key + member.name.removeprefix(item.path), shards)
                 yield owner, member
+        self.unsupported = unsupported
 
         if self._listing:
             yield from self._listed(shards, only)
@@ -95,13 +99,13 @@ class Inputs:
         """Yield the images of one shard."""
         return (item for owner, item in self.divided(shards, number) if owner == number)
 
-    def _files(self) -> Iterator[tuple[str, Item]]:
+    def _files(self, unsupported: UnsupportedFiles) -> Iterator[tuple[str, Item]]:
         """Yield the files of the command line that are no lists, with their paths below it."""
         for path in self._paths:
             if storage.is_folder(path):
                 # As `Path` writes it: without ./ and double slashes.
                 folder = path.rstrip("/") if storage.is_address(path) else str(Path(path))
-                for item in _in_folder(folder):
+                for item in _in_folder(folder, unsupported):
                     yield item.name.removeprefix(folder), item
             else:
                 yield path, Item(path, path)
@@ -193,7 +197,7 @@ def _shard_of(key: str, shards: int) -> int:
 
 
 def _is_image(name: str) -> bool:
-    return Image.registered_extensions().get(Path(name).suffix.lower()) in FORMATS
+    return Path(name).suffix.lower() in READ
 
 
 def _is_tar(item: Item) -> bool:
@@ -201,17 +205,22 @@ def _is_tar(item: Item) -> bool:
     return item.fault is None and item.path.endswith((TAR, *COMPRESSED))
 
 
-def _in_folder(folder: str) -> Iterator[Item]:
-    """Yield the images and tar files of a folder and of its folders, sorted by their paths."""
+def _in_folder(folder: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
+    """Yield the images and tar files of a folder and of its folders, sorted by their paths.
+
+    Image files that cannot be read are added to `unsupported`.
+    """
     for entry in storage.entries(folder):
         item = Item(entry.path, entry.path)
         if entry.is_folder:
-            yield from _in_folder(entry.path)
+            yield from _in_folder(entry.path, unsupported)
         elif _is_image(entry.name) or _is_tar(item):
             yield item
+        else:
+            unsupported.add(entry.path)
 
 
-def _in_tar(path: str) -> Iterator[Item]:
+def _in_tar(path: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
     """Yield the images in a tar file; the rest of a damaged one is one fault.
 
     A plain file on this machine is only looked through, and workers read the members. All others
@@ -227,9 +236,12 @@ def _in_tar(path: str) -> Iterator[Item]:
                 # The list of all members would grow with their number.
                 tar.members.clear()  # type: ignore[attr-defined]
 
-                if not _is_image(member.name) or not member.isreg() or member.issparse():
+                if not member.isreg() or member.issparse():
                     continue
                 name = f"{path}/{member.name}"
+                if not _is_image(member.name):
+                    unsupported.add(name)
+                    continue
                 if is_stream:
                     content = tar.extractfile(member)
                     assert content is not None

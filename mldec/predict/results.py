@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -185,6 +185,8 @@ class Record:
     images: int | None = None  # None until all are there
     errors: int = 0  # images without an answer
     names: str = ""  # hash of the names of the images
+    # Image files that were left out, by suffix, as of `UnsupportedFiles.to_dict`.
+    unsupported_files: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: str) -> None:
         """Write the record to a file of its own."""
@@ -375,6 +377,7 @@ def publish(
     lines: Callable[[], Lines],
     made_with: dict[str, Any],
     work: Path,
+    inputs: Inputs,
     *,
     written: Iterable[int] = (),
 ) -> Record:
@@ -399,7 +402,13 @@ def publish(
             with storage.publishing(target, work) as file:
                 write(kind, rule, lines, file)
 
-    record = Record(made_with=made_with, images=images, errors=errors, names=digest)
+    record = Record(
+        made_with=made_with,
+        images=images,
+        errors=errors,
+        names=digest,
+        unsupported_files=inputs.unsupported.to_dict(),
+    )
     record.write(beside(next(iter(targets.values())), RECORD))
     return record
 

@@ -139,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
             f"--threshold, or calibrate it with python -m mldec.calibrate"
         )
+    if shard.number == 0 and inputs.unsupported:
+        complain(str(inputs.unsupported))
     return status
 
 
@@ -280,7 +282,9 @@ def to_files(job: Job) -> int:
 def publish(job: Job, rows: list[str], written: Sequence[int] = ()) -> int:
     """Write result files of rows, say what they hold, and return the exit status."""
     lines = partial(results.joined, rows, job.inputs)
-    record = results.publish(job.targets, job.rule, lines, job.made_with, job.work, written=written)
+    record = results.publish(
+        job.targets, job.rule, lines, job.made_with, job.work, job.inputs, written=written
+    )
     errors = f", {record.errors:,} without an answer" if record.errors else ""
     say(f"{job.name}: {counted(record.images or 0)}{errors}")
     return 1 if record.errors else 0

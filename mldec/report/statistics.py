@@ -218,7 +218,7 @@ class Numbers:
 
 
 def resample(values: dict[str, float], answers: Answers, weights: np.ndarray) -> Numbers:
-    """Compute mAP, CF1, OF1, top-1 and the average precision of the classes in each resample.
+    """Compute the main metrics and the average precision of the classes in each resample.
 
     Of the metrics of the data's evaluator, `values`, those that these formulas meet get intervals.
     """
@@ -247,7 +247,13 @@ def _formulas(
     answers: Answers, weights: np.ndarray, precision: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the metrics that have an interval in each resample, each float64 [R] in percent."""
-    values = {"mAP": 100 * np.nan_to_num(precision).astype(np.float64).mean(1)}
+    total = np.nan_to_num(precision).astype(np.float64).sum(1)
+    num_classes = precision.shape[1]
+    num_present = (~np.isnan(precision)).sum(1)
+    values = {
+        "mAP": 100 * total / num_classes,
+        "mAP_skip_empty": 100 * total / np.maximum(num_present, 1),
+    }
     if answers.exclusive:
         rows = np.flatnonzero(answers.has_label)
         right = answers.labels[rows, answers.predicted[rows]] == 1

@@ -29,11 +29,18 @@ class RunLog:
     """The log of one run: train.log, metrics.jsonl and tensorboard/ in its directory.
 
     A resumed run goes on from `step`, by which it had written `lines` lines of metrics.jsonl. With
-    the config `tracked` its numbers go to the trackers that it chooses.
+    the config `tracked` its numbers go to the trackers that it chooses. Messages from before the
+    log was open, `earlier`, come first in train.log.
     """
 
     def __init__(
-        self, directory: Path, *, step: int = 0, lines: int = 0, tracked: Config | None = None
+        self,
+        directory: Path,
+        *,
+        step: int = 0,
+        lines: int = 0,
+        tracked: Config | None = None,
+        earlier: Iterable[logging.LogRecord] = (),
     ) -> None:
         self.main = distributed.is_main()
         self._is_hidden = not self.main or None  # bars; None: where there is no terminal
@@ -42,9 +49,17 @@ class RunLog:
         self._jsonl = directory / LOG_FILE
         self._monitors: list[Any] = []  # TensorBoard and trackers, on the main process
         self._handler: logging.Handler | None = None
-        self.lines = distributed.on_main(partial(self._open, directory, step, lines, tracked))
+        opening = partial(self._open, directory, step, lines, tracked, earlier)
+        self.lines = distributed.on_main(opening)
 
-    def _open(self, directory: Path, step: int, lines: int, tracked: Config | None) -> int:
+    def _open(
+        self,
+        directory: Path,
+        step: int,
+        lines: int,
+        tracked: Config | None,
+        earlier: Iterable[logging.LogRecord],
+    ) -> int:
         """Start the files or go on with them, and return the number of lines of metrics.jsonl."""
         text = directory / "train.log"
         with writing(text, of_run=True):
@@ -54,6 +69,8 @@ class RunLog:
             logging.Formatter("[%(asctime)s] %(message)s", "%Y-%m-%d %H:%M:%S")
         )
         log.addHandler(self._handler)
+        for record in earlier:
+            self._handler.handle(record)
 
         self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
         if tracked is not None and tracked.log.trackers:

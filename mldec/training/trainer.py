@@ -323,11 +323,15 @@ class Trainer:
         self._warn(*left_out(main.bad, main.images))
         self.constant = observer.constant_classes()
 
-        # The first metric is the one that the best checkpoint follows.
+        # The best checkpoint follows the first metric. A run that was started by a version with
+        # another order keeps its metric, and has it first in the log.
         metric = next(iter(main.metrics))
+        if self.best.metric in main.metrics:
+            metric = self.best.metric
         self.best = update_best(self.best, metric, results, self.epoch + 1)
 
-        values = {f"val/{name}": value for name, value in main.metrics.items()}
+        values = {f"val/{metric}": main.metrics[metric]}
+        values |= {f"val/{name}": value for name, value in main.metrics.items()}
         for raw in others:
             values |= {f"val_raw/{name}": value for name, value in raw.metrics.items()}
         self._scalars(runlog, self.epoch + 1, values)

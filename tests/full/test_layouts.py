@@ -26,6 +26,7 @@ DATA = {
 }
 # The metric that "best" follows; else mAP.
 FIRST = {"openimages": "mAP_partial", "imagenet": "top1"}
+FIRST |= dict.fromkeys(("csv", "yolo"), "mAP_skip_empty")
 LOSS = {"openimages": "partial", "imagenet": "asl_single_label"}
 # A network of one layer, for one epoch.
 TINY = [word for word in QUICK if not word.startswith(("+experiment", "data.", "train.log"))]

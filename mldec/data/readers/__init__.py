@@ -7,7 +7,7 @@ Arguments that a docstring does not name mean the same for all readers:
 
 - root: folder of the data set.
 - train, val: the splits to learn from and to evaluate on.
-- threshold: see `mldec.data.tasks.MultiLabel`; top_k: see `SingleLabelEvaluator`.
+- threshold, skip_empty: see `mldec.data.tasks.MultiLabel`; top_k: see `SingleLabelEvaluator`.
 - words: see `VectorSettings`. The columns of an array without a list of names beside it are the
   classes in their order.
 

@@ -26,6 +26,7 @@ from mldec.data.table import (
     names_fault,
     path_inside,
     random_drop,
+    warn_empty_classes,
 )
 from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
@@ -45,6 +46,7 @@ def coco(
     val: str = "val2014",
     annotated_only: bool = True,
     threshold: float = 0.5,
+    skip_empty: bool = False,
     drop_labels: float = 0.0,
     keep_per_class: int | None = None,
     labels_seed: int = 0,
@@ -66,7 +68,7 @@ def coco(
         words: for a head that takes word queries.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
-    task = MultiLabel(threshold)
+    task = MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "MS-COCO", _SEE)
 
     # Only training drops labels.
@@ -117,6 +119,7 @@ def load_split(
     if not len(table):
         raise DataError(f"{annotations}: no image{condition}; {_SEE}")
     log.info(f"coco {split}: {len(table):,} images{condition}, {len(table.classes)} classes")
+    warn_empty_classes("coco", split, table)
 
     if thin is not None:
         table = replace(table, labels=thin(table.labels))

@@ -77,6 +77,7 @@ def csv_table(
     split: Literal["stratified", "hash"] = "stratified",
     seed: int = 0,
     threshold: float = 0.5,
+    skip_empty: bool = True,
     top_k: int | None = None,
 ) -> Source:
     """Return the images of a CSV file, in its order.
@@ -111,7 +112,7 @@ def csv_table(
         raise ValueError(
             f"top_k is {top_k}, for one label per image: set data.exclusive=true or leave it out"
         )
-    task: Task = SingleLabel(top_k) if exclusive else MultiLabel(threshold)
+    task: Task = SingleLabel(top_k) if exclusive else MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "the CSV file", _SEE)
     source = folder / path_inside(file, "data.file", _SEE)
     image_folder = folder / path_inside(images, "data.images", _SEE) if images else folder

@@ -1,5 +1,6 @@
 """Class folders: one folder of images per class."""
 
+import logging
 import os
 from collections.abc import Sequence
 from hashlib import sha256
@@ -9,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from mldec.data.cache import TableCache
+from mldec.data.images import READ, UnsupportedFiles
 from mldec.data.settings import Source
 from mldec.data.table import (
     Table,
@@ -27,8 +29,7 @@ from mldec.data.tasks import SingleLabel
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
 
-# Suffixes of image files, in lower case; those of files may be in upper case.
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+log = logging.getLogger("mldec")
 
 
 def read_class_folders(
@@ -56,7 +57,8 @@ def read_class_folders(
         return Table(encode_paths(files), labels, display_names)
 
     # The key holds a hash of the names, because a plain list of names has no unambiguous end.
-    settings = sha256(os.fsencode(repr((tuple(class_names), display_names)))).hexdigest()
+    chosen = (tuple(class_names), display_names, sorted(READ))
+    settings = sha256(os.fsencode(repr(chosen))).hexdigest()
     sources = [folder, *(folder / name for name in present)]
     return cache.table(f"folders {settings}", sources, parse)
 
@@ -70,13 +72,23 @@ def list_class_folders(folder: Path, see: str) -> list[str]:
 def list_images(folder: Path, see: str) -> list[str]:
     """Return the sorted names of the image files in a folder; hidden ones are left out."""
     entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
-    images = sorted(entry.name for entry in entries if entry.name.lower().endswith(IMAGES))
+    images = sorted(entry.name for entry in entries if Path(entry.name).suffix.lower() in READ)
 
     # Images in folders below would silently be missed.
     if not images and any(entry.is_dir() for entry in entries):
         remedy = "one folder per class is read, without inner ones"
         raise DataError(f"{folder} holds folders and no image: {remedy}; {see}")
     return images
+
+
+def find_unsupported(folder: Path, see: str) -> UnsupportedFiles:
+    """Count the image files in class folders that cannot be read; hidden ones are left out."""
+    unsupported = UnsupportedFiles()
+    for name in list_class_folders(folder, see):
+        for file in sorted(entry.name for entry in list_folder(folder / name, see)):
+            if file[0] != ".":
+                unsupported.add(f"{name}/{file}")
+    return unsupported
 
 
 _SEE = "see DATASETS.md, section Your own data"
@@ -126,6 +138,12 @@ def folders(
 
         images = folder / split if divided else folder
         table = read_class_folders(images, class_names, class_names, cache)
+        unsupported = find_unsupported(images, _SEE)
+        if unsupported and not len(table):
+            raise DataError(f"{images}: no image can be read: {unsupported}; {_SEE}")
+        # Both splits of an undivided folder have the same files.
+        if unsupported and (divided or split == train):
+            log.warning(f"folders {split}: {unsupported}")
         if not divided:
             table = hold_out(table, val_fraction, seed, val=split == val)
 

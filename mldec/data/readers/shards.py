@@ -30,6 +30,7 @@ def shards(
     train: str = "train",
     val: str = "val",
     threshold: float = 0.5,
+    skip_empty: bool = False,
     top_k: int | None = None,
 ) -> Source:
     """Return a data set that was packed into shards, with its original targets and classes.
@@ -38,7 +39,7 @@ def shards(
     metric: top-1 if each image has exactly one label, `mAP_partial` if labels that are not listed
     are not annotated, else mAP.
     """
-    several, one = MultiLabel(threshold), SingleLabel(top_k)
+    several, one = MultiLabel(threshold, skip_empty), SingleLabel(top_k)
     folder = check_folder(root, "packed shards", _SEE)
     index = read_index(folder / val / "index.npz")
     queries = torch.from_numpy(index.queries).float()

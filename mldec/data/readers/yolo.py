@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mldec.data.cache import TableCache
-from mldec.data.readers.folders import IMAGES
+from mldec.data.images import READ, UnsupportedFiles
 from mldec.data.settings import Source
 from mldec.data.table import (
     TableBuilder,
@@ -39,6 +39,7 @@ def yolo(
     train: str = "train",
     val: str = "val",
     threshold: float = 0.5,
+    skip_empty: bool = True,
 ) -> Source:
     """Return the images of a YOLO data set, by path; those of a text file in its order.
 
@@ -48,7 +49,7 @@ def yolo(
             and optionally `path`, the folder that these are in.
         train: key of the split to learn from; `val` likewise, such as test.
     """
-    task = MultiLabel(threshold)
+    task = MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "the YAML file", _SEE)
     source = folder / path_inside(file, "data.file", _SEE)
 
@@ -71,8 +72,11 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     """Return the images of a split, without a cache: corrected labels change no folder."""
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
+    unsupported = UnsupportedFiles()
     for path in _paths(content, split, source):
-        images += _images(path)
+        images += _images(path, unsupported)
+    if unsupported and not images:
+        raise DataError(f"{source}, {split}: no image can be read: {unsupported}; {_SEE}")
 
     label_files = [_label_file(image) for image in images]
     absent = {file for file in label_files if not file.is_file()}
@@ -89,6 +93,8 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
 
     table = builder.build(source)
     log_split("yolo", split, table)
+    if unsupported:
+        log.warning(f"yolo {split}: {unsupported}")
     if absent:
         log.info("yolo %s: %s images have no label file", split, f"{len(absent):,}")
     return in_folder(table, image_folder, _SEE)
@@ -128,11 +134,16 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
     return paths
 
 
-def _images(path: Path) -> list[Path]:
-    """Return the images in a folder and those below it, or those that a text file lists."""
+def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
+    """Return the images in a folder and those below it, or those that a text file lists.
+
+    Image files in the folder that cannot be read are added to `unsupported`.
+    """
     if path.is_dir():
-        files = sorted(path.rglob("*"))
-        return [file for file in files if file.suffix.lower() in IMAGES and file.name[0] != "."]
+        files = [file for file in sorted(path.rglob("*")) if file.name[0] != "."]
+        for file in files:
+            unsupported.add(str(file))
+        return [file for file in files if file.suffix.lower() in READ]
 
     lines = (line.replace("\\", "/") for line in read_lines(path, _SEE))
     return [Path(os.path.normpath(path.parent / line)) for line in lines]

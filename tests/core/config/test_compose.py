@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.errors import HydraException
 
 from mldec.config import build
 from mldec.config.compose import (
@@ -12,7 +11,6 @@ from mldec.config.compose import (
     compose,
     config_dir,
     diff,
-    explain,
     options,
     override,
     parse,
@@ -101,10 +99,9 @@ def test_what_is_not_yaml_is_refused_in_one_line(digits, word):
 
 
 def test_a_part_that_is_not_chosen_is_named():
-    with pytest.raises(HydraException) as caught:
-        compose(["data=digits", "head=ml_decoder", "loss=asl", "name=x", "backbone.name=resnet18"])
     said = "backbone has arguments, but none is chosen: pass backbone=NAME first, one of "
-    assert explain(caught.value).startswith(said)
+    with pytest.raises(ConfigError, match=said):
+        compose(["data=digits", "head=ml_decoder", "loss=asl", "name=x", "backbone.name=resnet18"])
     with pytest.raises(ConfigError, match=r"nothing is chosen for backbone, data"):
         parse({"name": "x"})
 

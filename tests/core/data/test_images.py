@@ -8,7 +8,16 @@ import torch
 from pictures import picture, pixels, saved
 from PIL import Image
 
-from mldec.data.images import DECODERS, check_decoder, open_image, read_image
+from mldec.data.images import (
+    DECODERS,
+    FORMATS,
+    NOT_READ,
+    READ,
+    UnsupportedFiles,
+    check_decoder,
+    open_image,
+    read_image,
+)
 from mldec.data.transforms import as_pillow
 from mldec.errors import ConfigError, DataError
 
@@ -153,6 +162,23 @@ def test_faults_of_a_file_are_named(tmp_path, monkeypatch):
     assert "cannot be read (no)" in one_line_about(path)
 
 
+def test_image_files_that_are_not_read_are_counted_by_suffix(tmp_path):
+    unsupported = UnsupportedFiles()
+    for name in ("a/1.HEIC", "a/2.heic", "b/3.CR3", "b/4.jpg", "notes.txt"):
+        unsupported.add(name)
+    assert unsupported.to_dict() == {
+        ".heic": {"files": 2, "example": "a/1.HEIC"},
+        ".cr3": {"files": 1, "example": "b/3.CR3"},
+    }
+    assert "2 .heic (such as a/1.HEIC), 1 .cr3 (such as b/3.CR3)" in str(unsupported)
+    assert not UnsupportedFiles()
+
+    assert not READ & NOT_READ
+    suffixes = Image.registered_extensions()
+    assert all(suffixes[suffix] in FORMATS for suffix in READ)
+    assert not any(suffixes.get(suffix) in FORMATS for suffix in NOT_READ - {".pfm"})
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
 @pytest.mark.parametrize("kept", [0.5, 0.95])
 def test_a_truncated_file(tmp_path, suffix, kept):
@@ -246,7 +272,7 @@ def test_a_missing_decoder_names_the_extra(monkeypatch):
         ("a.HEIC", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
         ("a.jpg", b"\0\0\0\x18ftypheix\0\0\0\0mif1heic", "HEIC"),
         ("a.avif", b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "AVIF"),
-        ("a.raf", b"FUJIFILMCCD-RAW 0201", "RAW (RAF)"),
+        ("a.raf", b"FUJIFILMCCD-RAW 0201", "RAF"),
     ],
 )
 def test_a_format_that_is_not_supported_is_named(tmp_path, name, content, format_name):

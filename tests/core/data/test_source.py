@@ -9,7 +9,10 @@ import pytest
 import torch
 from PIL import Image
 from support import made
+from trees import tree
 
+from mldec.config import build
+from mldec.config.compose import option, options
 from mldec.data.randomness import SampleRandom
 from mldec.data.readers.coco import coco
 from mldec.data.settings import FileSettings, Observed, Source, View, assemble
@@ -79,6 +82,31 @@ def target(split, index):
 
 def names(split):
     return [Path(split.dataset.name(index)).name for index in range(len(split.dataset))]
+
+
+def test_skip_empty_is_the_default_of_own_data_only():
+    chosen = set()
+    for name in options("data"):
+        part = build.resolve("data", option("data", name))
+        if part.arguments.get("skip_empty"):
+            chosen.add(name)
+    assert chosen == {"csv", "yolo", "coco_json"}
+
+
+@pytest.mark.parametrize("name", ["csv_table", "yolo", "coco"])
+def test_skip_empty_is_the_first_metric_and_the_left_out_classes_are_counted(
+    name, tmp_path, caplog
+):
+    reader = tree(name, tmp_path)
+    with caplog.at_level(logging.INFO, "mldec"):
+        data = reader(skip_empty=True)
+        evaluator = data.evaluator()
+    target = data.val.dataset.labels.dense()
+    evaluator.update(torch.zeros(target.shape), torch.from_numpy(target))
+    assert next(iter(evaluator.compute())) == "mAP_skip_empty"
+    empty = int((target.sum(0) == 0).sum())
+    assert empty > 0
+    assert f"mAP_skip_empty leaves out {empty} of {target.shape[1]} classes" in caplog.text
 
 
 def test_both_splits_have_images_targets_and_a_transform(source, root):

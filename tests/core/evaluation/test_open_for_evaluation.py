@@ -200,7 +200,9 @@ def test_stored_thresholds_are_taken_unless_the_user_chooses_others(calibration,
     assert chosen_thresholds(DATA, checkpoint, options("data.threshold=0.8")) is None
 
 
-@pytest.mark.parametrize(("images", "part"), [(7, "too good"), (8, "fitted on 7 other images")])
+@pytest.mark.parametrize(
+    ("images", "part"), [(7, "are optimistic"), (8, "fitted on 7 other images")]
+)
 def test_it_is_said_whether_they_were_fitted_on_these_images(caplog, images, part):
     dataset = range(images)
     data = SimpleNamespace(val=Split(dataset, CURRENT))

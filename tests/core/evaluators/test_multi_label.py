@@ -160,6 +160,19 @@ def test_a_class_without_a_positive_counts_as_0_or_is_skipped():
         assert metrics[name] == pytest.approx(without[name] * 7 / 9, rel=1e-12)
 
 
+def test_skip_empty_changes_the_order_of_the_metrics_only():
+    logits, targets = predictions()
+    targets[:, 2] = 0
+    _, metrics = evaluated(logits, targets)
+    _, reordered = evaluated(logits, targets, skip_empty=True)
+    assert list(reordered)[:2] == ["mAP_skip_empty", "mAP"]
+    assert reordered == metrics
+
+    # Without any positive the mean does not exist.
+    _, empty = evaluated(logits, torch.zeros_like(targets), skip_empty=True)
+    assert next(iter(empty)) == "mAP"
+
+
 def test_nothing_depends_on_the_batches_the_order_or_the_format():
     logits, targets = predictions(levels=6, unknown=0.2)
     evaluator, metrics = evaluated(logits, targets, size=len(logits))

@@ -9,8 +9,10 @@ import shlex
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from support import QUICK
 
 from mldec.errors import CheckpointError, RunInUseError
 from mldec.runtime import run_folder
@@ -148,3 +150,10 @@ def test_a_file_system_without_locks_is_said_to_have_none(tmp_path, monkeypatch,
     with RunLock(tmp_path) as lock:
         lock.take()
     assert caplog.text.count("this file system has no locks") == 1
+
+
+# Found by the check of the parts, and by the reader of the data in the locked folder.
+@pytest.mark.parametrize("word", ["loss.bta=2", "data.threshold=2"])
+def test_a_start_that_fails_leaves_no_empty_folder(cli, here, word):
+    assert cli("train", *QUICK, word).status == 1
+    assert not Path("outputs/digits").exists()

@@ -48,6 +48,17 @@ def test_a_damaged_log_is_mended_and_named(content, left, missing, tmp_path, cap
         assert said in warnings[0]
 
 
+def test_messages_from_before_the_log_was_open_come_first(tmp_path):
+    messages = logging.getLogger("mldec")
+    records = [
+        messages.makeRecord(messages.name, logging.INFO, "f", 1, text, (), None) for text in "ab"
+    ]
+    with closing(RunLog(tmp_path, earlier=records)):
+        messages.warning("c")
+    lines = (tmp_path / "train.log").read_text().splitlines()
+    assert [line[-1] for line in lines] == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("name", ["train.log", "metrics.jsonl", "tensorboard"])
 def test_a_full_disk_is_named(name, tmp_path):
     path = tmp_path / name

@@ -21,6 +21,7 @@ from mldec.config.compose import compose
 from mldec.data.types import Classes, Sampling
 from mldec.errors import CheckpointError, DataError, UserError
 from mldec.evaluation import Results
+from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.losses.missing import GeneralizedRobustLoss, LargeLoss
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed, torch_files
@@ -176,6 +177,18 @@ def test_the_highest_and_of_equal_ones_the_earliest_is_the_best(before, scores, 
         for weights, value in scores.items()
     }
     assert update_best(before, "mAP", found, 7) == after
+
+
+def test_a_resumed_run_keeps_its_metric(tmp_path):
+    fit(trainer(settings("train.epochs=1"), tmp_path), tmp_path)
+
+    job = trainer(settings("train.epochs=2"), tmp_path)
+    evaluator = partial(MultiLabelEvaluator, 4, top_k=1, skip_empty=True)
+    job.data = replace(job.data, make_evaluator=lambda classes: evaluator())
+    resume(job, tmp_path)
+    fit(job, tmp_path)
+    assert job.best.metric == "mAP"
+    assert list(numbers(tmp_path)[-1])[:3] == ["step", "epoch", "val/mAP"]
 
 
 def test_a_stopped_run_is_the_beginning_of_the_planned_one(tmp_path):

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support import one_line, write_coco
 
+from mldec.check_data import examine
 from mldec.check_data.examine import (
     OFFICIAL,
     bar_chart,
@@ -159,9 +161,11 @@ def test_a_sound_tree_with_a_class_without_positives(check, root, tmp_path):
     assert "images per class  0 to 4, median 4" in out
     assert "labels per image  1 to 1, mean 1.00; 0 images without one" in out
     assert out.count("without positives 1 classes: unicorn") == 2
-    assert out.endswith("nothing is wrong\n")
+    assert out.endswith("2 warnings, no errors\n")
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["faults"] == []
+    assert ["'unicorn'" in warning for warning in report["warnings"]] == [True, True]
+    assert check("--strict", "--decode", "0")[0] == 3
     assert report["train"]["images_per_class"] == {"min": 0, "median": 4, "max": 4}
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
         *("samples.png", "train_classes.png", "val_classes.png")
@@ -186,6 +190,49 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_read(check, 
     status, out, err = check("--out", tmp_path / "file")
     assert (status, out) == (1, "")
     one_line(err, f"--out {tmp_path / 'file'}: ", "is a file; name a folder")
+
+
+def test_without_warnings_nothing_is_wrong(check):
+    status, out, _ = check("--strict", "--decode", "0")
+    assert status == 0
+    assert out.endswith("nothing is wrong\n")
+
+
+def test_unsupported_files_are_in_the_last_lines_and_in_the_report(cli, tmp_path):
+    root = tmp_path / "photos"
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (root / split / name).mkdir(parents=True)
+            Image.new("RGB", (9, 9), (len(split), len(name), name == "cat")).save(
+                root / split / name / "1.png"
+            )
+    (root / "train" / "dog" / "2.heic").touch()
+    words = ["data=folders", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0"]
+    status, out, _ = cli("check_data", *words, "--json", str(tmp_path / "r.json"))
+    assert status == 0
+    assert "1 .heic (such as dog/2.heic)" in "".join(out.splitlines()[-2:])
+    [warning] = json.loads((tmp_path / "r.json").read_text())["warnings"]
+    assert "1 .heic (such as dog/2.heic)" in warning
+
+
+def test_the_settings_of_train_show_what_its_recipe_sees(cli, root, tmp_path, monkeypatch):
+    drawn = []
+    sheet = bar_chart(np.ones(1), ["a"], "sheet")
+    monkeypatch.setattr(examine, "sample_sheet", lambda batches, _: drawn.append(batches) or sheet)
+    words = ["data=coco", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0"]
+    words += ["+experiment=finetune_frozen", "train.epochs=3", "name=mine", "--decode", "0"]
+    for more in ([], ["train.cache_features=false", "mix.mixup=1"]):
+        out = cli.out("check_data", *words, *more, "--out", str(tmp_path / "charts"))
+        assert f"train: 12 (published: {PUBLISHED}) images" in out
+    plain, mixed = drawn
+
+    # The recipe has no augmentation.
+    assert torch.equal(plain["as in training"].images, plain[""].images)
+    assert not torch.equal(mixed["as in training"].images, plain[""].images)
+
+    err = cli.fault("check_data", "+experiment=finetune_frosen", f"data.root={root}")
+    one_line(err, "finetune_frozen")
+    one_line(cli.fault("check_data", *words, "optim.lr=x"), "optim.lr")
 
 
 def test_images_that_do_not_decode_are_named_and_counted(check, root, tmp_path):

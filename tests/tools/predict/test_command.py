@@ -93,6 +93,19 @@ def test_all_formats_at_once(cli, best, photos):
     one_line(err, "cannot write /dev/full: No space left on device")
 
 
+def test_files_of_unsupported_formats_are_named_at_the_end(cli, best, photos):
+    (photos / "3.png").unlink()
+    (photos / "IMG_1.HEIC").write_bytes(b"photo")
+    words = ["predict", best, photos, *SHARED, "--jsonl", "r.jsonl"]
+    for _ in range(2):
+        status, _, err = cli(*words)
+        assert status == 0
+        one_line(err, "1 .heic", str(photos / "IMG_1.HEIC"))
+    record = json.loads(Path("r.jsonl.run.json").read_text())
+    assert record["unsupported_files"][".heic"]["files"] == 1
+    assert record["images"] == 9
+
+
 def test_a_complete_result_stays_as_it_is(cli, best, photos):
     words = ["predict", best, photos, *SHARED, "--jsonl", "r.jsonl"]
     Path("r.jsonl").write_text("mine")

@@ -61,6 +61,24 @@ def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path):
         Inputs([str(folder / "nothing")])
 
 
+def test_files_of_unsupported_formats_are_counted(tmp_path):
+    for name in ("a.jpg", "b.HEIC", "in/c.heic", "in/d.nef"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    pack(tmp_path / "e.tar", {"1.heic": b"photo", "2.jpg": b"photo"})
+    inputs = Inputs([str(tmp_path)])
+    for _ in range(2):
+        assert len(names(inputs)) == 2
+        assert inputs.unsupported.to_dict() == {
+            ".heic": {"files": 3, "example": str(tmp_path / "b.HEIC")},
+            ".nef": {"files": 1, "example": str(tmp_path / "in" / "d.nef")},
+        }
+
+    (tmp_path / "in" / "d.nef").unlink()
+    with pytest.raises(DataError, match=r"the folder holds no image .*1 \.heic"):
+        Inputs([str(tmp_path / "in")])
+
+
 def test_images_of_tar_files_are_where_their_bytes_are(tmp_path):
     members = {"000.jpg": b"first", "000.txt": b"label", "in/001.PNG": b"second image"}
     path = pack(tmp_path / "shard.tar", members)
@@ -180,7 +198,9 @@ def test_tar_files_are_dealt_whole_if_there_are_as_many_as_shards(tmp_path, monk
     folder, _ = tree(tmp_path, 3)
     inputs = Inputs([str(folder)])
     opened, in_tar = [], inputs_module._in_tar
-    monkeypatch.setattr(inputs_module, "_in_tar", lambda path: opened.append(path) or in_tar(path))
+    monkeypatch.setattr(
+        inputs_module, "_in_tar", lambda path, *rest: opened.append(path) or in_tar(path, *rest)
+    )
     for shards, own in ((3, ["1.tar"]), (4, ["0.tar", "1.tar", "2.tar"])):
         opened.clear()
         assert list(inputs.of(1, shards))

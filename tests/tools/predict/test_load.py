@@ -1,6 +1,5 @@
 """`mldec.load`: the forms of photos it takes, and what it refuses."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -134,7 +134,7 @@ ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
             "Thresholds",
             "2 times the logit, plus -20. Calibration error on images outside the fit: 1.50 %.",
         ),
-        ({"calibration": CALIBRATION, "measured": THREE}, "Limitations", "F1 are too good"),
+        ({"calibration": CALIBRATION, "measured": THREE}, "Limitations", "F1 are optimistic"),
         ({"classes": ZERO_SHOT}, "Limitations", "It scores any classes that have word vectors"),
         ({"classes": MANY}, "Classes", "7 more classes"),
         ({"plugins": ["patches"]}, "Use", "mldec.load(\"hf:me/mine\", plugin=['patches'])"),

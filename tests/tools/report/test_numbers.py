@@ -56,10 +56,16 @@ def evaluator(kind):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("several", {"mAP", "CF1", "OF1"}), ("single", {"top1_real"}), ("partial", {"CF1", "OF1"})],
+    [
+        ("several", {"mAP", "mAP_skip_empty", "CF1", "OF1"}),
+        ("single", {"top1_real"}),
+        ("partial", {"CF1", "OF1"}),
+    ],
 )
 def test_whole_weights_give_the_metrics_of_repeated_images(kind, expected):
     answers = answers_of(kind)
+    if kind == "several":
+        answers.labels[:, 7] = 0
     weights = np.random.default_rng(0).integers(1, 4, (1, IMAGES, 3)).astype(np.float32)
     values = metrics(evaluator(kind), answers.logits, answers.labels)
     numbers = resample({**values, "CP": 12.0}, answers, weights)

@@ -65,6 +65,24 @@ def test_images_by_class_and_name(write, caplog):
     assert labels(build().val) == [0, 1, 1, 2]
 
 
+def test_files_of_unsupported_formats_are_counted(write, tmp_path, caplog):
+    build = write("folders")
+    for name in ("train/cat/a.HEIC", "train/dog/b.heic", "train/dog/._b.heic", "val/dog/c.dng"):
+        (build.root / name).write_bytes(b"photo")
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        build()
+        assert "2 .heic (such as cat/a.HEIC)" in caplog.text
+        assert "1 .dng (such as dog/c.dng)" in caplog.text
+
+    folder = tmp_path / "iphone"
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "1.heic").touch()
+    with pytest.raises(DataError, match=r"2 \.heic"):
+        _ = made(folders, root=str(folder), cache_dir=str(tmp_path)).val
+
+
 def test_without_two_folders_the_images_are_split_by_their_path(tmp_path):
     for name in ("a", "b"):
         for number in range(60):

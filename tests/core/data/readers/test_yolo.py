@@ -34,6 +34,15 @@ def found(split):
     return dict(zip(names(split), targets(split), strict=True))
 
 
+def test_files_of_unsupported_formats_are_counted(build, caplog):
+    (build.root / "train" / "images" / "c" / "x.HEIC").touch()
+    build()
+    assert "1 .heic (such as" in caplog.text
+
+    (build.root / "valid" / "images" / "f.jpg").rename(build.root / "valid" / "images" / "f.heic")
+    assert "f.heic" in build.fault()
+
+
 def test_an_export_of_roboflow(build, caplog):
     with caplog.at_level(logging.INFO, "mldec"):
         data = build()
