@@ -3,6 +3,7 @@
 Credentials and endpoints are the affair of the package of each scheme, such as s3fs.
 """
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 
-from mldec.errors import ConfigError, DataError, brief, visible
+from mldec.errors import ConfigError, DataError, brief, visible, writing
 from mldec.runtime.results import replacing, write_file
 from mldec.runtime.text import open_binary
 
@@ -136,21 +137,55 @@ def exists(path: str) -> bool:
     return bool(_patiently(path, lambda: files.exists(path)))
 
 
-@contextmanager
-def publishing(path: str, scratch: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name, or is uploaded from a folder `scratch`, once it is whole."""
+def fingerprint(path: str, *, hashed: bool = True) -> str | None:
+    """Return the size of a file, and of a local one its hash; None if there is no file."""
+    if is_address(path):
+        files = _files_of(path)
+        files.invalidate_cache()
+        return f"{_patiently(path, lambda: files.size(path))} bytes" if exists(path) else None
+    try:
+        with open_binary(path) as file:
+            size = f"{os.fstat(file.fileno()).st_size} bytes"
+            digest = hashlib.file_digest(file, "sha256").hexdigest() if hashed else ""
+    except FileNotFoundError:
+        return None
+    return f"{size}, sha256 {digest}" if hashed else size
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it exists."""
     if not is_address(path):
-        # What a link leads to is replaced, not the link.
-        with replacing(Path(os.path.realpath(path)), durable=True) as file:
+        Path(path).unlink(missing_ok=True)
+    elif exists(path):
+        files = _files_of(path)
+        _patiently(path, lambda: files.rm_file(path))
+
+
+@contextmanager
+def publishing(path: str, scratch: Path, ready: Callable[[Path], None]) -> Iterator[BinaryIO]:
+    """Open a file that gets its name, or is uploaded from a folder `scratch`, once it is whole.
+
+    `ready` gets the path of the whole file before that. After an error in it nothing is published.
+    """
+    if not is_address(path):
+        # The target of a link is replaced, not the link.
+        tag = hashlib.sha256(str(scratch.absolute()).encode()).hexdigest()[:12]
+        with replacing(Path(os.path.realpath(path)), durable=True, tag=tag) as file:
             yield file
+            file.flush()
+            ready(Path(file.name))
         return
 
     local = scratch / "upload"
-    with replacing(local) as file:
-        yield file
-    files = _files_of(path)
-    _patiently(path, lambda: files.put_file(str(local), path))
-    local.unlink()
+    scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        with writing(local), local.open("wb") as file:
+            yield file
+        ready(local)
+        files = _files_of(path)
+        _patiently(path, lambda: files.put_file(str(local), path))
+    finally:
+        local.unlink(missing_ok=True)
 
 
 def write(path: str, content: bytes) -> None:

@@ -108,9 +108,10 @@ def test_a_complete_result_stays_as_it_is(cli, best, photos):
     left = Path("r.jsonl" + results.JOURNAL, "0")
     left.mkdir(parents=True)
     (left / results.ROWS).touch()
+    (left / results.HOW).touch()
     status, out, err = cli(*words)
-    assert (status, err) == (0, "")
-    assert out == "r.jsonl is complete: 10 images; nothing to do\n"
+    assert (status, err) == (1, ""), "an image has no answer"
+    assert out == "r.jsonl is complete: 10 images, 1 without an answer; nothing to do\n"
     assert {path: path.stat().st_mtime_ns for path in Path().glob("r.*")} == before
 
     picture(64, 64).save(photos / "new.png")
@@ -126,7 +127,8 @@ def test_other_options_or_another_checkpoint_are_refused(cli, best, photos):
     content = Path("r.jsonl").read_bytes()
     # The same weights in another file are no other checkpoint; the other set of weights is.
     shutil.copy(best, "other.pt")
-    assert cli("predict", "other.pt", photos, *SHARED, "--jsonl", "r.jsonl").status == 0
+    out = cli("predict", "other.pt", photos, *SHARED, "--jsonl", "r.jsonl").out
+    assert out.endswith("nothing to do\n")
     state = torch.load(best, weights_only=True)
     for weights in (state["model"], state["ema"]):
         weights["head.pool_bias"] += 1

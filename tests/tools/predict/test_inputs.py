@@ -278,7 +278,7 @@ def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
         images = iter(batch.images)
         for index, item in enumerate(batch.items):
             if index in batch.faults:
-                assert batch.faults[index].startswith(f"{item.path}: not an image")
+                assert batch.faults[index].text.startswith(f"{item.path}: not an image")
             else:
                 with Image.open(item.path) as image:
                     assert torch.equal(next(images), TRANSFORM(image))

@@ -19,6 +19,7 @@ from mldec.predict import results
 from mldec.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.predict.results import (
     Journal,
+    Outputs,
     Record,
     cells_of,
     line_of,
@@ -205,6 +206,10 @@ def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def outputs(targets, folder):
+    return Outputs([*targets.values()], folder / "work")
+
+
 def begun(folder, count=9, batch=1, **options):
     """Return a journal, and the names of the images that are left."""
     journal = Journal(folder, "out", {**MADE, **options})
@@ -281,11 +286,12 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(results, "write", full)
         with pytest.raises(DataError, match=r"cannot write .*out\.jsonl: No space left"):
-            publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
+            publish(outputs(targets, tmp_path), targets, rule_of(), lambda: lines(0, 1), MADE)
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
 
     (tmp_path / "out.jsonl").symlink_to("real")
-    record = publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
+    given = outputs(targets, tmp_path)
+    record = publish(given, targets, rule_of(), lambda: lines(0, 1), MADE)
     assert (tmp_path / "out.jsonl").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
     assert Record.read(targets["jsonl"] + ".run.json") == record
@@ -315,10 +321,10 @@ def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, cou
     part = part_of(f"{tmp_path}/", "parquet", 1, 2)
     assert part == f"{tmp_path}/part-00001-of-00002.parquet"
     # The first one was written on the way.
-    written = [0] if count > 3 else []
-    for number in written:
-        write_chunk(part, rule, lambda: given, number, tmp_path)
-    publish({"parquet": part}, rule, lambda: given, MADE, tmp_path, written=written)
+    made = outputs({"parquet": part}, tmp_path)
+    if count > 3:
+        write_chunk(made, part, rule, lambda: given, 0)
+    publish(made, {"parquet": part}, rule, lambda: given, MADE)
     files = sorted(tmp_path.glob("*.parquet"))
     lengths = [parquet.read_metadata(file).num_rows for file in files]
     assert lengths == {0: [0], 3: [3], 6: [3, 3], 7: [3, 3, 1]}[count]
