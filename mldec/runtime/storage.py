@@ -24,7 +24,7 @@ SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohtt
 SCHEMES["https"] = SCHEMES["http"]
 
 ATTEMPTS = 3  # at a file, beside those that a library makes itself
-PATIENCE = 60.0  # seconds for an image
+PATIENCE = 60.0  # seconds for an attempt at an image; after them there is no further attempt
 PAUSE = 0.5  # seconds before the second attempt; twice as many before each further one
 BLOCK = 2**23  # bytes that a stream reads at a time
 
@@ -54,18 +54,20 @@ def _files_of(address: str) -> Any:
 
 def _patiently(address: str, job: Callable[[], T]) -> T:
     """Do a job that may fail for a moment, several times if need be."""
+    end = time.monotonic() + PATIENCE
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return job()
         except FileNotFoundError as error:
             raise DataError(f"{visible(address)}: there is no such object; check it") from error
         except Exception as error:
-            fault = f"it cannot be used ({brief(error)}), tried {attempt} times; try again later"
+            times = "once" if attempt == 1 else f"{attempt} times"
+            fault = f"it cannot be used ({brief(error)}), tried {times}; try again later"
             is_refused = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
             if is_refused:
                 package = SCHEMES[address.partition("://")[0]]
                 fault = f"no access ({brief(error)}); give the credentials that {package} looks for"
-            if is_refused or attempt == ATTEMPTS:
+            if is_refused or attempt == ATTEMPTS or time.monotonic() > end:
                 raise DataError(f"{visible(address)}: {fault}") from error
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError
@@ -82,6 +84,8 @@ def read(address: str) -> bytes:
 
         # Without a limit a connection that sends a byte now and then holds up everything.
         whole = sync(files.loop, files._cat_file, files._strip_protocol(address), timeout=PATIENCE)
+        if not whole:
+            raise ValueError("an empty answer, 0 bytes")
         return bytes(whole)
 
     return _patiently(address, content)
@@ -98,7 +102,7 @@ def opened(path: str) -> IO[bytes]:
 class Entry(NamedTuple):
     """What a folder holds."""
 
-    name: str
+    name: str  # empty for a folder of a store that cannot be listed
     path: str
     is_folder: bool
 
@@ -115,9 +119,13 @@ def entries(folder: str) -> list[Entry]:
     found = []
     for one in _patiently(folder, lambda: files.ls(own, detail=True)):
         # Some stores list the folder itself as an empty object.
-        if (path := one["name"].rstrip("/")) != own:
+        path = one["name"].rstrip("/")
+        if path != own:
             name = path.rpartition("/")[2]
             found.append(Entry(name, f"{scheme}://{path}", one["type"] == "directory"))
+        elif one.get("StorageClass") == "DIRECTORY":
+            # A prefix of other keys with an empty name between two slashes, see s3fs.
+            found.append(Entry("", f"{scheme}://{own}//", False))
     return sorted(found)
 
 

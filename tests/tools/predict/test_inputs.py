@@ -129,6 +129,10 @@ def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     for item in [*Inputs([], str(listing))][1:]:
         assert "cannot be read" in str(Decoder(to_tensor)[item])
 
+    listing.write_text("a.png\nb.png\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"list\.txt.*UTF-16"):
+        list(Inputs([], str(listing)))
+
     given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
     monkeypatch.setattr(sys, "stdin", given)
     assert list(Inputs([], "-")) == [Item("a.png", "a.png"), Item("b.png", "b.png")]

@@ -250,10 +250,28 @@ def test_a_journal_goes_on_after_its_last_whole_row(tmp_path):
     journal.rows.write_bytes(b"\n".join(lines(0, 5)) + b"\n")
     with pytest.raises(DataError, match=r"\(number 2 is another one\); pass --overwrite"):
         begun(tmp_path)
-    for content in ("", "[]", '{"made_with": {}, "format": 2}'):
+    damaged = ("made_with", '"x"'), ("images", '"x"'), ("files", "[]"), ("format", "2")
+    records = [f'{{"made_with": {{}}, "{key}": {value}}}' for key, value in damaged]
+    for content in ("", "[]", "[" * 10**5, *records):
         (tmp_path / "record.json").write_text(content)
         with pytest.raises(DataError, match=r"record\.json .*pass --overwrite to begin anew"):
             begun(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"{}\n", b'{"image": 5}\n', b'["image"]\n', b'{"image": "1.png"}\tAA{"\n', b"\xff{\n"],
+)
+def test_a_damaged_row_is_answered_again(tmp_path, damage):
+    journal, _ = begun(tmp_path)
+    for line in lines(0, 1, 2):
+        journal.add(line)
+    journal.flush()
+    journal.finish()
+    first, _, last = journal.rows.read_bytes().splitlines(keepends=True)
+    journal.rows.write_bytes(first + damage + last)
+    journal, left = begun(tmp_path)
+    assert (journal.images, left) == (1, [f"{number}.png" for number in range(1, 9)])
 
 
 def test_rows_are_flushed_by_their_number_or_after_a_while(tmp_path, monkeypatch):

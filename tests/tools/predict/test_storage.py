@@ -167,7 +167,7 @@ def test_a_fault_of_an_object_is_a_row(s3, images, cli, best, monkeypatch):
     rows = [json.loads(line) for line in Path("r.jsonl").read_text().splitlines()]
     faults = [row.get("error", "") for row in rows]
     assert [bool(fault) for fault in faults] == [False, True, True, False, True]
-    assert faults[1].endswith("tried 3 times; try again later")
+    assert faults[1].endswith("tried once; try again later")
     assert faults[2] == f"{images}/lost.png: there is no such object; check it"
     assert faults[4].endswith("tried 3 times; try again later")
     assert rows[3]["predictions"] == [*rows[0]["predictions"]]

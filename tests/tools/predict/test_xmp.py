@@ -116,7 +116,8 @@ def test_an_image_without_a_file_is_refused(tmp_path):
         write_sidecar(row(Path(tmp_path, "photos.tar", "a.jpg"), "dog"))
 
 
-HIERARCHY = """<?xpacket begin="" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="{RDF}">
+HIERARCHY = """<?xpacket begin="" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="{RDF}">
  <rdf:Description rdf:about="" xmlns:d="http://www.digikam.org/ns/1.0/"
    xmlns:lr="http://ns.adobe.com/lightroom/1.0/">
   {properties}
