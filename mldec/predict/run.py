@@ -303,9 +303,8 @@ def publish(job: Job, rows: list[str], outputs: Outputs) -> Record:
     """Write result files of rows, print what they hold, and return their record."""
     lines = partial(results.joined, rows, job.inputs)
     record = results.publish(outputs, job.targets, job.rule, lines, job.made_with)
-    say(f"{job.name}: {contents(record)}")
-    if record.retry:
-        say(f"the same command tries {counted(record.retry)} again")
+    again = f"; run the same command to retry {record.retry:,}" if record.retry else ""
+    say(f"{job.name}: {contents(record)}{again}")
     return record
 
 
@@ -383,7 +382,7 @@ def answer(job: Job, journal: Journal, outputs: Outputs) -> None:
         items = job.inputs.of(*job.shard)
         items = journal.begin(items, job.predictor.batch_size, overwrite=job.args.overwrite)
         if journal.failed:
-            log.info(f"{journal.target}: {counted(len(journal.failed))} failed, trying them again")
+            log.info(f"{journal.target}: retrying {counted(len(journal.failed))}")
             items = iter(journal.failed)
         elif journal.images:
             log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
