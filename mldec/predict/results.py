@@ -203,7 +203,8 @@ class Record:
     errors: int = 0  # images without an answer
     retry: int = 0  # images without an answer that another try may give
     names: str = ""  # hash of the names of the images
-    files: dict[str, str] = field(default_factory=dict)  # result files and their fingerprints
+    # Result files, and the fingerprints that they may have: one for a complete result.
+    files: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, path: str) -> None:
         """Write the record to a file of its own."""
@@ -258,26 +259,27 @@ class Outputs:
         self.work = work
         self.path = beside(targets[0], RECORD)
         self.record: Record | None = None  # of a complete result
-        self.written: dict[str, str] = {}  # by this process
+        self.written: dict[str, list[str]] = {}  # by this process
         self._targets = targets
         self._notes = str(work / NOTES)
-        self._ours: dict[str, str] = {}
+        self._ours: dict[str, list[str]] = {}
 
         if overwrite:
             # The files that exist now may be replaced, also by a command that goes on.
             for path in existing(targets):
-                self._ours[_key(path)] = storage.fingerprint(path) or ""
+                self._ours[_key(path)] = [storage.fingerprint(path) or ""]
             self._note()
             storage.remove(self.path)
             return
         self.record = Record.read(self.path)
         for record in (self.record, Record.read(self._notes)):
-            self._ours |= record.files if record else {}
+            for key, fingerprints in record.files.items() if record else ():
+                self._ours.setdefault(key, []).extend(fingerprints)
 
     def check(self, path: str) -> None:
         """Raise a `ConfigError` if a file exists that this command did not write."""
-        known = self._ours.get(_key(path))
-        if storage.exists(path) and (known is None or storage.fingerprint(path) != known):
+        known = self._ours.get(_key(path), [])
+        if storage.exists(path) and (not known or storage.fingerprint(path) not in known):
             raise ConfigError(
                 f"{path} exists, and nothing says how it was made: move it, name another file, or "
                 f"pass --overwrite"
@@ -295,8 +297,10 @@ class Outputs:
 
         def ready(whole: Path) -> None:
             self.check(path)
-            own = storage.fingerprint(str(whole), hashed=not storage.is_address(path))
-            self._ours[_key(path)] = self.written[_key(path)] = own or ""
+            # After a kill, the earlier file or this one has the name.
+            own = storage.fingerprint(str(whole), hashed=not storage.is_address(path)) or ""
+            self._ours.setdefault(_key(path), []).append(own)
+            self.written[_key(path)] = [own]
             self._note()
 
         with storage.publishing(path, self.work, ready) as file:
@@ -520,7 +524,7 @@ def check_part(part: str, shard: str) -> Record:
             fault = f"{name} is missing; run --shard {shard} again"
         elif name not in record.files:
             fault = f"{path} is not a file of this result; move it"
-        elif storage.fingerprint(path) != record.files[name]:
+        elif storage.fingerprint(path) not in record.files[name]:
             fault = f"{path} has changed since it was written; {REMEDY}"
         if fault is not None:
             raise DataError(fault)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -327,6 +328,30 @@ def test_two_commands_share_no_journal(tmp_path):
             pass
         assert (tmp_path / "r").exists()
     assert not (tmp_path / "r").exists()
+
+
+def test_a_kill_before_a_file_has_its_name_is_no_foreign_file(tmp_path, monkeypatch):
+    targets = {"jsonl": str(tmp_path / "out.jsonl")}
+
+    def written(*numbers):
+        made = outputs(targets, tmp_path)
+        publish(made, targets, rule_of(), lambda: lines(*numbers), MADE)
+
+    written(0, 1)
+    rename = Path.replace
+    for name in ("out.jsonl", "out.jsonl.run.json"):
+
+        def killed(source, target, name=name):
+            if target.name == name:
+                raise KeyboardInterrupt
+            rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", killed)
+            with pytest.raises(KeyboardInterrupt):
+                written(0, 2)
+        written(0, 3)
+        assert (tmp_path / "out.jsonl").read_bytes() == b"\n".join(lines(0, 3)) + b"\n"
 
 
 @pytest.mark.parametrize("count", [0, 3, 6, 7])
