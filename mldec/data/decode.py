@@ -5,10 +5,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,7 +18,7 @@ from mldec.data.loader import START, share, start_worker, unwrap
 from mldec.data.transforms import Picture
 from mldec.errors import DataError, refusing, visible
 from mldec.runtime import storage
-from mldec.runtime.text import open_binary
+from mldec.runtime.text import open_binary, read_bytes
 
 # Worker processes are worth their start from this many images on.
 FEW = 64
@@ -37,17 +38,31 @@ class Item:
     fault: str | None = None  # why it cannot be read, if that is known already
     content: bytes | Image.Image | None = None  # what is in memory: its bytes, or the image
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the image is a local file of its own."""
+        is_part = self.content is not None or self.size is not None
+        return not is_part and not storage.is_address(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why an image cannot be read."""
+
+    text: str
+    may_pass: bool  # True for missing files, permissions and network errors
+
 
 @dataclass(frozen=True)
-class Decoder(Dataset[Tensor | str]):
+class Decoder(Dataset[Tensor | Fault]):
     """Read an image and transform it; picklable, for worker processes."""
 
     transform: Callable[[Picture], Tensor]  # an RGB image -> uint8 [3, H, W]
     draft: int | None = None  # see `read_image`
     decoder: str = "pillow"  # see `load_image`
 
-    def __getitem__(self, item: Item) -> Tensor | str:
-        """Return the image, or the sentence that says why it cannot be read."""
+    def __getitem__(self, item: Item) -> Tensor | Fault:
+        """Return the image, or why it cannot be read."""
         if isinstance(item.content, Image.Image):
             try:
                 return self.transform(item.content)
@@ -55,9 +70,15 @@ class Decoder(Dataset[Tensor | str]):
                 return f"{visible(item.name)}: {error}; {FIX}"
         try:
             path, content = located(item)
+        except DataError as error:
+            return Fault(str(error), may_pass=item.fault is None)
+        try:
             return load_image(path, self.transform, content, draft=self.draft, decoder=self.decoder)
         except DataError as error:
-            return str(error)
+            # A store may have sent a part of the image.
+            is_cut = not isinstance(error.__cause__, UnidentifiedImageError)
+            is_remote = item.content is None and storage.is_address(item.path)
+            return Fault(str(error), may_pass=is_remote and is_cut)
 
 
 class Decoded(NamedTuple):
@@ -66,7 +87,7 @@ class Decoded(NamedTuple):
     items: list[Item]  # in the order of the input
     # Those that could be read, uint8 [3, H, W]; stacked if they have one size.
     images: Sequence[Tensor] | Tensor
-    faults: dict[int, str]  # why the others could not, by their index in the batch
+    faults: dict[int, Fault]  # why the others could not, by their index in the batch
 
 
 def decoded(
@@ -117,8 +138,8 @@ def read_item(item: Item) -> Image.Image:
     return read_image(*located(item))
 
 
-def located(item: Item) -> tuple[str, bytes | None]:
-    """Return the first arguments of `read_image`: a path, and bytes from inside a file."""
+def located(item: Item) -> tuple[str, bytes]:
+    """Return the first arguments of `read_image`: a path, and the bytes of the image."""
     if item.fault is not None:
         raise DataError(item.fault)
     if isinstance(item.content, bytes):
@@ -126,7 +147,7 @@ def located(item: Item) -> tuple[str, bytes | None]:
     if storage.is_address(item.path):
         return item.name, storage.read(item.path)
     if item.size is None:
-        return item.path, None
+        return item.path, read_bytes(Path(item.path), FIX)
 
     unread = refusing(visible(item.name), DataError, remedy="restore it")
     with unread, open_binary(item.path) as file:
@@ -140,11 +161,11 @@ def located(item: Item) -> tuple[str, bytes | None]:
 
 
 def _collate(
-    answers: list[Tensor | str],
-) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]] | DataError:
-    """Separate the images of a batch from the sentences about those that cannot be read."""
+    answers: list[Tensor | Fault],
+) -> tuple[Sequence[Tensor] | Tensor, dict[int, Fault]] | DataError:
+    """Separate the images of a batch from the faults of those that cannot be read."""
     images = [answer for answer in answers if isinstance(answer, Tensor)]
-    faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)}
+    faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Fault)}
 
     # One tensor travels between processes faster than many.
     batch: Sequence[Tensor] | Tensor = images

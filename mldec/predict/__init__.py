@@ -1,8 +1,9 @@
 """Name what images show: `python -m mldec.predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-After Ctrl-C, a crash or a full disk the same command goes on, and over a complete result it does
-nothing; with --shard each of many machines answers its share. docs/predicting.md says what a row
-holds, docs/scale.md how a hundred million images are answered.
+After Ctrl-C, a crash or a full disk the same command goes on. Over a complete result it retries the
+images that could not be read, or does nothing. With --shard each of many machines answers its
+share. docs/predicting.md says what a row holds, docs/scale.md how a hundred million images are
+answered.
 """
 
 import argparse

@@ -56,6 +56,8 @@ class Row:
     features: Tensor | None = field(default=None, repr=False)
     error: str | None = None  # why there is no answer, in one line
     picture: str | None = None  # path of the picture with heat maps, if it is wanted
+    path: str | None = None  # of the file of the image; None if it is part of another file
+    may_pass: bool = False  # whether another try may succeed after the error
 
     def __len__(self) -> int:
         return len(self.predictions)
@@ -251,12 +253,13 @@ class Predictor:
         answers = iter(zip(*copies.wait(), strict=True) if copies else ())
         for index, item in enumerate(batch.items):
             if index in batch.faults:
-                yield Row(item.name, error=batch.faults[index])
+                fault = batch.faults[index]
+                yield Row(item.name, error=fault.text, may_pass=fault.may_pass)
                 continue
             scores, marked, is_finite, features = next(answers)
             if not is_finite:
-                fault = "its scores are not finite; look at the weights of the checkpoint"
-                yield Row(item.name, error=f"{visible(item.name)}: {fault}")
+                why = "its scores are not finite; look at the weights of the checkpoint"
+                yield Row(item.name, error=f"{visible(item.name)}: {why}")
                 continue
 
             # Objects for all classes cost more than everything else: only where they are seen.
@@ -267,7 +270,8 @@ class Predictor:
             if self._pictures is not None:
                 picture = str(self._pictures.add(item, predictions))
             own = features if self._features else None
-            yield Row(item.name, predictions, scores, own, picture=picture)
+            path = item.path if item.is_file else None
+            yield Row(item.name, predictions, scores, own, picture=picture, path=path)
 
 
 def counted(images: int) -> str:

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import tarfile
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import blake2b
@@ -23,6 +24,8 @@ STANDARD_INPUT = STANDARD_OUTPUT  # the same sign
 TAR = ".tar"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
 COLUMNS = ("image", "path", "url", "bytes")  # of a table, if --column does not say
+# Byte order marks of UTF-16, as they are read from a list.
+UTF_16 = tuple(mark.decode("utf-8", "surrogateescape") for mark in (BOM_UTF16_LE, BOM_UTF16_BE))
 ROWS = 256  # of a Parquet list in memory at a time: they may hold images
 
 
@@ -150,6 +153,8 @@ class Inputs:
                 column = self._column_of(reader.fieldnames or [])
                 paths = (fields[column] for fields in reader)
             for row, path in enumerate(paths):
+                if row == 0 and path.startswith(UTF_16):
+                    raise ValueError("it is UTF-16 text: save it as UTF-8")
                 yield row % shards, self._rooted(path)
 
     def _of_parquet(
@@ -212,7 +217,10 @@ def _in_folder(folder: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
     """
     for entry in storage.entries(folder):
         item = Item(entry.path, entry.path)
-        if entry.is_folder:
+        if not entry.name:
+            fault = f"{visible(entry.path)}: keys with // cannot be listed; rename the objects"
+            yield Item(entry.path, entry.path, fault=fault)
+        elif entry.is_folder:
             yield from _in_folder(entry.path, unsupported)
         elif _is_image(entry.name) or _is_tar(item):
             yield item

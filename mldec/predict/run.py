@@ -3,9 +3,9 @@
 import argparse
 import json
 import logging
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +28,7 @@ from mldec.predict.answers import (
 from mldec.predict.engine import Engine, TorchEngine, open_engine
 from mldec.predict.heat_maps import fonts
 from mldec.predict.inputs import STANDARD_INPUT, Inputs
-from mldec.predict.results import Journal, Record
+from mldec.predict.results import Journal, Outputs, Record
 from mldec.predict.xmp import write_sidecar
 from mldec.runtime import storage
 from mldec.runtime.cli import keep_output_clean, on_terminal, require
@@ -79,13 +79,20 @@ class Job:
         name = f"{self.name.rpartition('/')[2]}-{sha256(self.name.encode()).hexdigest()[:12]}"
         return Path(folder or cache_folder(None) / "predict", name + results.JOURNAL)
 
+    def outputs(self) -> Outputs:
+        """Return the result files of this process."""
+        return Outputs([*self.targets.values()], self.work, overwrite=self.args.overwrite)
+
     def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
-        """Yield the row of each item, after a message if there is no answer, and its sidecar."""
+        """Yield the row of each item, after its sidecar, and a message if there is no answer."""
         for row in self.predictor.rows(items, stop, then=then):
+            if self.args.xmp:
+                try:
+                    write_sidecar(row)
+                except DataError as error:
+                    row = Row(row.image, error=str(error), may_pass=True)
             if row.error is not None:
                 complain(row.error)
-            if self.args.xmp:
-                write_sidecar(row)
             yield row
 
 
@@ -179,7 +186,11 @@ def check_options(
         if is_refused:
             raise ConfigError(fault)
     if not is_part:
-        check_targets(*(path for path in targets.values() if not storage.is_address(path)))
+        # The record of the result belongs to the files that are written.
+        names = [*targets.values()]
+        if names and not is_streamed:
+            names.append(results.beside(names[0], results.RECORD))
+        check_targets(*(path for path in names if not storage.is_address(path)))
 
 
 def facts(
@@ -250,17 +261,19 @@ def to_files(job: Job) -> int:
     Several processes with one result leave their rows to the one that ends last: none waits for
     another one, so that any of them may end and begin again at any time.
     """
-    if is_finished(job):
-        # Rows of a process that was killed after it had written the result.
-        shutil.rmtree(job.work, ignore_errors=True)
-        return 0
-
     share = job.shard if job.args.shard is None else Shard(0, 1)
     folders = [job.work / str(number) for number in range(share.of)]
+    outputs = job.outputs()
+    status = finished_status(job, outputs)
+    if status is not None:
+        # Rows of a process that was killed after it had written the result.
+        clean(job, folders)
+        return status
+
     made_with = {**job.made_with, "the number of processes": share.of}
     journal = Journal(folders[share.number], job.name, made_with)
     with locked(journal.folder):
-        answer(job, journal)
+        answer(job, journal, outputs)
 
     try:
         with locked(job.work):
@@ -269,53 +282,58 @@ def to_files(job: Job) -> int:
             if not all(record and record.images is not None for record in records):
                 return 0
             rows = [str(folder / results.ROWS) for folder in folders]
-            status = publish(job, rows, journal.written)
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+            record = publish(job, rows, outputs)
+            if not record.retry:
+                clean(job, folders)
     except RunInUseError:
         if share.of == 1:
             raise
         return 0  # another process has ended too, and writes the result
-    return status
-
-
-def publish(job: Job, rows: list[str], written: Sequence[int] = ()) -> int:
-    """Write result files of rows, say what they hold, and return the exit status."""
-    lines = partial(results.joined, rows, job.inputs)
-    record = results.publish(
-        job.targets, job.rule, lines, job.made_with, job.work, job.inputs, written=written
-    )
-    errors = f", {record.errors:,} without an answer" if record.errors else ""
-    say(f"{job.name}: {counted(record.images or 0)}{errors}")
     return 1 if record.errors else 0
 
 
-def is_finished(job: Job) -> bool:
-    """Tell whether the result files are complete, and say so.
+def clean(job: Job, folders: list[Path]) -> None:
+    """Remove the journals of a complete result."""
+    for folder in folders:
+        results.remove_journal(folder)
+    (job.work / results.NOTES).unlink(missing_ok=True)
+    with suppress(OSError):
+        job.work.rmdir()
 
-    What was made otherwise or of other images is refused, and so is what has no record.
+
+def publish(job: Job, rows: list[str], outputs: Outputs) -> Record:
+    """Write result files of rows, print what they hold, and return their record."""
+    lines = partial(results.joined, rows, job.inputs)
+    record = results.publish(outputs, job.targets, job.rule, lines, job.made_with, job.inputs)
+    again = f"; run the same command to retry {record.retry:,}" if record.retry else ""
+    say(f"{job.name}: {contents(record)}{again}")
+    return record
+
+
+def contents(record: Record) -> str:
+    """Return the number of images of a result, and of those without an answer."""
+    errors = f", {record.errors:,} without an answer" if record.errors else ""
+    return f"{counted(record.images or 0)}{errors}"
+
+
+def finished_status(job: Job, outputs: Outputs) -> int | None:
+    """Return the exit status if the result files are complete, and print it; None otherwise.
+
+    Raises a ConfigError for files with other settings, or files that the command did not write.
     """
-    if job.args.overwrite:
-        return False
-    record = Record.read(results.beside(job.name, results.RECORD))
-    if record is None:
-        for target in job.targets.values():
-            if not job.work.exists() and not results.is_part(target) and storage.exists(target):
-                raise ConfigError(
-                    f"{target} exists, and nothing says how it was made: name another file, or "
-                    f"pass --overwrite"
-                )
-        return False
+    record = outputs.record
+    if record is not None:
+        record.compare(job.name, job.made_with)
+    # Images that failed are tried again.
+    if not outputs.are_whole() or record is None or record.retry:
+        return None
 
-    record.compare(job.name, job.made_with)
-    if not all(map(storage.exists, job.targets.values())):
-        return False
     items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
     images, names = results.summed(named(item.name)["image"] for item in items)
     if names != record.names:
         raise results.changed(job.name, f"{record.images:,} images then, {images:,} now")
-    say(f"{job.name} is complete: {counted(images)}; nothing to do")
-    return True
+    say(f"{job.name} is complete: {contents(record)}; nothing to do")
+    return 1 if record.errors else 0
 
 
 def part_of(targets: dict[str, str], shard: Shard) -> dict[str, str]:
@@ -340,22 +358,24 @@ def merge(job: Job) -> int:
 
     # The parts are made alike, but for the names of files.
     own = dict.fromkeys(("the result files", "--shard of"))
+    files = []
     for number, part in enumerate(parts):
-        record = Record.read(results.beside(part, results.RECORD))
-        if record is None:
-            raise DataError(
-                f"--merge {folder}: {part} is not complete; run --shard {number}/{len(parts)} first"
-            )
+        record = results.check_part(part, f"{number}/{len(parts)}")
         Record(made_with={**record.made_with, **own}).compare(part, {**job.made_with, **own})
+        files.append(record.files)
 
-    if is_finished(job):
-        return 0
+    digest = sha256(to_json(files).encode()).hexdigest()
+    job = replace(job, made_with={**job.made_with, "the parts": digest})
     with locked(job.work):
-        return publish(job, parts)
+        outputs = job.outputs()
+        status = finished_status(job, outputs)
+        if status is not None:
+            return status
+        return 1 if publish(job, parts, outputs).errors else 0
 
 
-def answer(job: Job, journal: Journal) -> None:
-    """Answer the images of this process, or what is left of them."""
+def answer(job: Job, journal: Journal, outputs: Outputs) -> None:
+    """Answer the images of this process, what is left of them, or those that failed."""
     lines = partial(results.lines_in, str(journal.rows))
     is_parquet = journal.target.endswith(".parquet") and results.is_part(journal.target)
     # In a log, a line a minute; on a terminal, a bar.
@@ -363,17 +383,24 @@ def answer(job: Job, journal: Journal) -> None:
     with listening() as stop:
         items = job.inputs.of(*job.shard)
         items = journal.begin(items, job.predictor.batch_size, overwrite=job.args.overwrite)
-        if journal.images:
+        if journal.failed:
+            log.info(f"{journal.target}: retrying {counted(len(journal.failed))}")
+            items = iter(journal.failed)
+        elif journal.images:
             log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
         rows = job.rows(items, stop, then="; the same command goes on")
+        rows = iter(tqdm(rows, journal.target, unit=" images", leave=False, **every))
+        if journal.failed:
+            journal.retry(results.line_of(job.rule, row) for row in rows)
+            return
+
         try:
-            for row in tqdm(rows, journal.target, unit=" images", leave=False, **every):
+            for row in rows:
                 journal.add(results.line_of(job.rule, row))
                 if is_parquet and journal.images % results.CHUNK == 0:
                     journal.flush()
                     number = journal.images // results.CHUNK - 1
-                    results.write_chunk(journal.target, job.rule, lines, number, journal.folder)
-                    journal.written.append(number)
+                    results.write_chunk(outputs, journal.target, job.rule, lines, number)
         finally:
             journal.flush()
     journal.finish()

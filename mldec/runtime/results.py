@@ -111,16 +111,27 @@ def named(name: str) -> dict[str, str]:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = False, of_run: bool = False) -> Iterator[BinaryIO]:
+def replacing(
+    path: Path,
+    *,
+    durable: bool = False,
+    of_run: bool = False,
+    of_user: bool = False,
+    tag: str | None = None,
+) -> Iterator[BinaryIO]:
     """Open a file to write bytes, which gets its name if the block ends without an error.
 
     Otherwise an existing file stays as it is. The folder of the file is made. With `durable` the
     content is on the disk before the name. `of_run` says that it is of a training run. With either,
     one process at a time writes it, see `RunLock`: its temporary file has a fixed name, so that
-    killed runs leave one at most.
+    killed runs leave one at most. With `of_user` the file belongs to the user and is only updated:
+    its mode and owner are kept, and the content is on the disk before the name. A `tag` names the
+    temporary file of one of several commands that may write the same file.
     """
     name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
-    if of_run or durable:
+    if tag is not None:
+        name = f".{path.name[:40]}.{tag}.tmp"
+    elif of_run or durable:
         name = f"{path.name}.tmp"
     temporary = path.with_name(name)
     with writing(path, of_run=of_run):
@@ -128,12 +139,23 @@ def replacing(path: Path, *, durable: bool = False, of_run: bool = False) -> Ite
         try:
             with temporary.open("wb") as file:
                 yield file
-                if durable:
+                if of_user and path.exists():
+                    _copy_owner(path, temporary)
+                if durable or of_user:
                     file.flush()
                     os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _copy_owner(source: Path, target: Path) -> None:
+    """Give a file the owner and the mode of another one."""
+    known = source.stat()
+    made = target.stat()
+    if (known.st_uid, known.st_gid) != (made.st_uid, made.st_gid):
+        os.chown(target, known.st_uid, known.st_gid)
+    target.chmod(known.st_mode & 0o7777)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
 Credentials and endpoints are the affair of the package of each scheme, such as s3fs.
 """
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 
-from mldec.errors import ConfigError, DataError, brief, visible
+from mldec.errors import ConfigError, DataError, brief, visible, writing
 from mldec.runtime.results import replacing, write_file
 from mldec.runtime.text import open_binary
 
@@ -23,7 +24,7 @@ SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohtt
 SCHEMES["https"] = SCHEMES["http"]
 
 ATTEMPTS = 3  # at a file, beside those that a library makes itself
-PATIENCE = 60.0  # seconds for an image
+PATIENCE = 60.0  # seconds for an attempt at an image; after them there is no further attempt
 PAUSE = 0.5  # seconds before the second attempt; twice as many before each further one
 BLOCK = 2**23  # bytes that a stream reads at a time
 
@@ -53,18 +54,20 @@ def _files_of(address: str) -> Any:
 
 def _patiently(address: str, job: Callable[[], T]) -> T:
     """Do a job that may fail for a moment, several times if need be."""
+    end = time.monotonic() + PATIENCE
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return job()
         except FileNotFoundError as error:
             raise DataError(f"{visible(address)}: there is no such object; check it") from error
         except Exception as error:
-            fault = f"it cannot be used ({brief(error)}), tried {attempt} times; try again later"
+            times = "once" if attempt == 1 else f"{attempt} times"
+            fault = f"it cannot be used ({brief(error)}), tried {times}; try again later"
             is_refused = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
             if is_refused:
                 package = SCHEMES[address.partition("://")[0]]
                 fault = f"no access ({brief(error)}); give the credentials that {package} looks for"
-            if is_refused or attempt == ATTEMPTS:
+            if is_refused or attempt == ATTEMPTS or time.monotonic() > end:
                 raise DataError(f"{visible(address)}: {fault}") from error
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError
@@ -81,6 +84,8 @@ def read(address: str) -> bytes:
 
         # Without a limit a connection that sends a byte now and then holds up everything.
         whole = sync(files.loop, files._cat_file, files._strip_protocol(address), timeout=PATIENCE)
+        if not whole:
+            raise ValueError("an empty answer, 0 bytes")
         return bytes(whole)
 
     return _patiently(address, content)
@@ -97,7 +102,7 @@ def opened(path: str) -> IO[bytes]:
 class Entry(NamedTuple):
     """What a folder holds."""
 
-    name: str
+    name: str  # empty for a folder of a store that cannot be listed
     path: str
     is_folder: bool
 
@@ -114,9 +119,13 @@ def entries(folder: str) -> list[Entry]:
     found = []
     for one in _patiently(folder, lambda: files.ls(own, detail=True)):
         # Some stores list the folder itself as an empty object.
-        if (path := one["name"].rstrip("/")) != own:
+        path = one["name"].rstrip("/")
+        if path != own:
             name = path.rpartition("/")[2]
             found.append(Entry(name, f"{scheme}://{path}", one["type"] == "directory"))
+        elif one.get("StorageClass") == "DIRECTORY":
+            # A prefix of other keys with an empty name between two slashes, see s3fs.
+            found.append(Entry("", f"{scheme}://{own}//", False))
     return sorted(found)
 
 
@@ -136,21 +145,55 @@ def exists(path: str) -> bool:
     return bool(_patiently(path, lambda: files.exists(path)))
 
 
-@contextmanager
-def publishing(path: str, scratch: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name, or is uploaded from a folder `scratch`, once it is whole."""
+def fingerprint(path: str, *, hashed: bool = True) -> str | None:
+    """Return the size of a file, and of a local one its hash; None if there is no file."""
+    if is_address(path):
+        files = _files_of(path)
+        files.invalidate_cache()
+        return f"{_patiently(path, lambda: files.size(path))} bytes" if exists(path) else None
+    try:
+        with open_binary(path) as file:
+            size = f"{os.fstat(file.fileno()).st_size} bytes"
+            digest = hashlib.file_digest(file, "sha256").hexdigest() if hashed else ""
+    except FileNotFoundError:
+        return None
+    return f"{size}, sha256 {digest}" if hashed else size
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it exists."""
     if not is_address(path):
-        # What a link leads to is replaced, not the link.
-        with replacing(Path(os.path.realpath(path)), durable=True) as file:
+        Path(path).unlink(missing_ok=True)
+    elif exists(path):
+        files = _files_of(path)
+        _patiently(path, lambda: files.rm_file(path))
+
+
+@contextmanager
+def publishing(path: str, scratch: Path, ready: Callable[[Path], None]) -> Iterator[BinaryIO]:
+    """Open a file that gets its name, or is uploaded from a folder `scratch`, once it is whole.
+
+    `ready` gets the path of the whole file before that. After an error in it nothing is published.
+    """
+    if not is_address(path):
+        # The target of a link is replaced, not the link.
+        tag = hashlib.sha256(str(scratch.absolute()).encode()).hexdigest()[:12]
+        with replacing(Path(os.path.realpath(path)), durable=True, tag=tag) as file:
             yield file
+            file.flush()
+            ready(Path(file.name))
         return
 
     local = scratch / "upload"
-    with replacing(local) as file:
-        yield file
-    files = _files_of(path)
-    _patiently(path, lambda: files.put_file(str(local), path))
-    local.unlink()
+    scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        with writing(local), local.open("wb") as file:
+            yield file
+        ready(local)
+        files = _files_of(path)
+        _patiently(path, lambda: files.put_file(str(local), path))
+    finally:
+        local.unlink(missing_ok=True)
 
 
 def write(path: str, content: bytes) -> None:

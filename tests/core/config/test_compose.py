@@ -127,7 +127,7 @@ def test_arguments_of_the_optimizer_need_no_plus(word, options):
 
 
 def test_options_of_the_optimizer_are_a_mapping():
-    with pytest.raises(ConfigError, match="optim.options"):
+    with pytest.raises(ConfigError, match=r"optim\.options"):
         compose(["+experiment=digits", "optim.options=3"])
 
 

@@ -121,9 +121,10 @@ def test_a_complete_result_stays_as_it_is(cli, best, photos):
     left = Path("r.jsonl" + results.JOURNAL, "0")
     left.mkdir(parents=True)
     (left / results.ROWS).touch()
+    (left / results.HOW).touch()
     status, out, err = cli(*words)
-    assert (status, err) == (0, "")
-    assert out == "r.jsonl is complete: 10 images; nothing to do\n"
+    assert (status, err) == (1, ""), "an image has no answer"
+    assert out == "r.jsonl is complete: 10 images, 1 without an answer; nothing to do\n"
     assert {path: path.stat().st_mtime_ns for path in Path().glob("r.*")} == before
 
     picture(64, 64).save(photos / "new.png")
@@ -134,12 +135,148 @@ def test_a_complete_result_stays_as_it_is(cli, best, photos):
     assert len(rows_of(Path("r.jsonl").read_text())) == 11
 
 
+@pytest.mark.parametrize("journal", ["kept", "lost"])
+def test_a_rerun_tries_failed_images_again(cli, best, photos, monkeypatch, journal):
+    names = [f"{number}.png" for number in range(10)]
+    Path("list.txt").write_text("\n".join(names))
+    words = ["predict", best, "--list", "list.txt", "--root", photos, *SHARED]
+    words += ["--batch-size", "1"]
+    cli(*words, *options(all_files()))
+    whole = {option: path.read_bytes() for option, path in all_files().items()}
+
+    Path("again").mkdir()
+    words += options(all_files("again"))
+    contents = {name: (photos / name).read_bytes() for name in ("1.png", "5.png", "6.png")}
+    for name in contents:
+        (photos / name).unlink()
+    status, out, _ = cli(*words)
+    assert status == 1
+    assert "10 images, 4 without an answer" in out
+    first = rows_of(all_files("again")["jsonl"].read_text())
+    assert [row["image"] for row in first if "error" in row] == ["1.png", "3.png", "5.png", "6.png"]
+
+    # Two of three images are there again. A stop between them keeps the first answer.
+    for name in ("1.png", "5.png"):
+        (photos / name).write_bytes(contents[name])
+    if journal == "lost":
+        shutil.rmtree("again/r.jsonl.progress")
+        assert cli(*words).status == 1
+    else:
+        monkeypatch.setattr(patches, "forwards", 0)
+        monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:1")
+        assert cli(*words).status == 143
+        monkeypatch.delenv("PATCHES_SIGNAL")
+        assert cli(*words).status == 1
+        assert patches.forwards == 2, "only the images that failed are answered"
+
+    (photos / "6.png").write_bytes(contents["6.png"])
+    assert cli(*words).status == 1, "an image cannot be decoded"
+    assert {option: path.read_bytes() for option, path in all_files("again").items()} == whole
+    assert not Path("again/r.jsonl.progress").exists()
+    status, out, _ = cli(*words)
+    assert (status, out.splitlines()[-1]) == (
+        1,
+        "again/r.jsonl is complete: 10 images, 1 without an answer; nothing to do",
+    )
+
+
+def test_a_file_of_somebody_else_is_never_replaced(cli, best, photos, monkeypatch):
+    words = ["predict", best, photos, *SHARED, "--batch-size", "1"]
+    # A file that appears while the command is stopped.
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:6")
+    assert cli(*words, "--jsonl", "r.jsonl").status == 143
+    monkeypatch.delenv("PATCHES_SIGNAL")
+    Path("r.jsonl").write_text("mine")
+    one_line(cli.fault(*words, "--jsonl", "r.jsonl"), "r.jsonl exists, and nothing says")
+    assert Path("r.jsonl").read_text() == "mine"
+    Path("r.jsonl").unlink()
+    assert "images are done, going on" in cli(*words, "--jsonl", "r.jsonl").out
+
+    # A second result file that another command writes meanwhile.
+    write = results.write
+
+    def slow(kind, rule, lines, file):
+        if kind == "jsonl":
+            Path("s.csv").write_text("of another command")
+        write(kind, rule, lines, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "write", slow)
+        err = cli.fault(*words, "--jsonl", "a.jsonl", "--csv", "s.csv")
+    assert "s.csv exists" in err.splitlines()[-1]
+    assert Path("s.csv").read_text() == "of another command"
+    Path("s.csv").unlink()
+    out = cli(*words, "--jsonl", "a.jsonl", "--csv", "s.csv").out
+    assert "10 images are done, going on" in out
+    Path("s.csv").write_text("changed")
+    one_line(cli.fault(*words, "--jsonl", "a.jsonl", "--csv", "s.csv"), "s.csv exists")
+
+    # An earlier file is replaced only by --overwrite, also if that is stopped.
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setenv("PATCHES_SIGNAL", "SIGTERM:6")
+    assert cli(*words, "--jsonl", "a.jsonl", "--csv", "s.csv", "--overwrite").status == 143
+    monkeypatch.delenv("PATCHES_SIGNAL")
+    assert "are done, going on" in cli(*words, "--jsonl", "a.jsonl", "--csv", "s.csv").out
+    assert Path("s.csv").read_text() != "changed"
+    assert sorted(path.name for path in Path().iterdir()) == [
+        "a.jsonl",
+        "a.jsonl.run.json",
+        "photos",
+        "r.jsonl",
+        "r.jsonl.run.json",
+        "s.csv",
+    ]
+    err = cli.fault(*words, "--jsonl", "b.jsonl", "--csv", "b.jsonl.run.json")
+    one_line(err, "cannot write two results")
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_folders_of_the_user_beside_a_result_stay(cli, best, photos, is_link):
+    folder = Path("album" if is_link else "r.jsonl.progress")
+    (folder / "0").mkdir(parents=True)
+    (folder / "0" / "a.txt").write_text("precious")
+    if is_link:
+        Path("r.jsonl.progress").symlink_to("album")
+    words = ["predict", best, photos, *SHARED, "--jsonl"]
+    for _ in range(2):
+        assert cli(*words, "r.jsonl").status == 1
+    assert [path.name for path in folder.rglob("*")] == ["0", "a.txt"]
+    Path("s.jsonl.progress/0").mkdir(parents=True)
+    Path("s.jsonl.progress/0/rows.jsonl").write_text("precious")
+    one_line(cli.fault(*words, "s.jsonl"), "rows.jsonl exists, and nothing says how it was made")
+    assert Path("s.jsonl.progress/0/rows.jsonl").read_text() == "precious"
+
+
+def test_a_sidecar_that_cannot_be_used_is_an_error_of_its_photo(cli, best, photos):
+    """The list names photos below --root; others of the same name lie in the current folder."""
+    (photos / "3.png").unlink()
+    shutil.copy(photos / "0.png", "0.png")
+    Path("list.txt").write_text("0.png\n1.png\n2.png")
+    (photos / "1.png.xmp").write_text("broken")
+    words = ["predict", best, "--list", "list.txt", "--root", photos, *SHARED, "--xmp"]
+    words += ["--jsonl", "r.jsonl"]
+    status, _, err = cli(*words)
+    assert status == 1
+    one_line(err, "1.png.xmp cannot be used")
+    assert (photos / "1.png.xmp").read_text() == "broken"
+    rows = rows_of(Path("r.jsonl").read_text())
+    assert ["error" in row for row in rows] == [False, True, False]
+    assert (photos / "0.png.xmp").exists()
+    assert not Path("0.png.xmp").exists()
+
+    (photos / "1.png.xmp").unlink()
+    assert cli(*words).status == 0
+    assert (photos / "1.png.xmp").exists()
+
+
 def test_other_options_or_another_checkpoint_are_refused(cli, best, photos):
     cli("predict", best, photos, *SHARED, "--jsonl", "r.jsonl")
     content = Path("r.jsonl").read_bytes()
     # The same weights in another file are no other checkpoint; the other set of weights is.
     shutil.copy(best, "other.pt")
-    assert cli("predict", "other.pt", photos, *SHARED, "--jsonl", "r.jsonl").status == 0
+    out = cli("predict", "other.pt", photos, *SHARED, "--jsonl", "r.jsonl").out
+    assert out.endswith("nothing to do\n")
     state = torch.load(best, weights_only=True)
     for weights in (state["model"], state["ema"]):
         weights["head.pool_bias"] += 1
@@ -354,6 +491,60 @@ def test_the_parts_of_shards_are_the_result(cli, best, photos, kind, shards):
         parquet = pytest.importorskip("pyarrow.parquet")
         assert parquet.read_table("parts").num_rows == 10
     assert cli(*words, "--merge", "parts", f"--{kind}", f"joined.{kind}").out.endswith("to do\n")
+
+
+def test_chunks_of_a_part_are_those_of_its_record(cli, best, photos):
+    pytest.importorskip("pyarrow")
+    (photos / "3.png").unlink()
+    words = ["predict", best, photos, *SHARED, "--parquet"]
+    part = [*words, "parts", "--shard", "0/1"]
+    assert cli(*part).status == 0
+    chunks = sorted(Path("parts").glob("*.parquet"))
+    assert len(chunks) == 3
+    merge = [*words, "joined.parquet", "--merge", "parts"]
+    contents = [chunk.read_bytes() for chunk in chunks]
+
+    for content, message in ((None, "is missing"), (b"", "has changed"), (b"x", "has changed")):
+        chunks[1].unlink(missing_ok=True)
+        if content is not None:
+            chunks[1].write_bytes(contents[1][:-9] if content else b"")
+        one_line(cli.fault(*merge), chunks[1].name, message, "shard")
+    one_line(cli.fault(*part), chunks[1].name, "exists, and nothing says how it was made")
+    chunks[1].unlink()
+    assert cli(*part).status == 0
+    assert [chunk.read_bytes() for chunk in chunks] == contents
+    assert cli(*merge).status == 0
+
+    # Fewer images: a chunk that is not replaced is removed if it is ours, and refused if not.
+    chunks[0].unlink()
+    for number in (7, 8, 9):
+        (photos / f"{number}.png").unlink()
+    assert cli(*part).status == 0
+    assert sorted(Path("parts").glob("*.parquet")) == chunks[:2]
+    one_line(cli.fault(*merge), "joined.parquet was begun with the parts")
+    assert cli(*merge, "--overwrite").status == 0
+    shutil.rmtree("parts/_mldec")
+    one_line(cli.fault(*part), chunks[0].name, "exists, and nothing says how it was made")
+    chunks[0].unlink()
+    one_line(cli.fault(*part), chunks[1].name, "exists, and nothing says how it was made")
+    assert chunks[1].exists()
+
+
+def test_parts_with_failed_images_are_completed(cli, best, photos):
+    (photos / "3.png").unlink()
+    (photos / "4.png").unlink()
+    (photos / "4.png").symlink_to("later.png")
+    words = ["predict", best, photos, *SHARED, "--jsonl"]
+    shards = [[*words, "parts", "--shard", f"{number}/2"] for number in range(2)]
+    assert sorted(cli(*shard).status for shard in shards) == [0, 1]
+    assert sorted(cli(*shard).status for shard in shards) == [0, 1]
+    picture(64, 64).save(photos / "later.jpg", "PNG")
+    (photos / "later.jpg").rename(photos / "later.png.d")
+    (photos / "4.png").unlink()
+    (photos / "4.png").symlink_to("later.png.d")
+    assert [cli(*shard).status for shard in shards] == [0, 0]
+    assert cli(*words, "joined.jsonl", "--merge", "parts").status == 0
+    assert len(rows_of(Path("joined.jsonl").read_text())) == 9
 
 
 def test_the_last_process_of_torchrun_joins_the_rows(cli, best, photos, monkeypatch):

@@ -147,6 +147,10 @@ def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     for item in [*Inputs([], str(listing))][1:]:
         assert "cannot be read" in str(Decoder(to_tensor)[item])
 
+    listing.write_text("a.png\nb.png\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"list\.txt.*UTF-16"):
+        list(Inputs([], str(listing)))
+
     given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
     monkeypatch.setattr(sys, "stdin", given)
     assert list(Inputs([], "-")) == [Item("a.png", "a.png"), Item("b.png", "b.png")]
@@ -298,7 +302,7 @@ def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
         images = iter(batch.images)
         for index, item in enumerate(batch.items):
             if index in batch.faults:
-                assert batch.faults[index].startswith(f"{item.path}: not an image")
+                assert batch.faults[index].text.startswith(f"{item.path}: not an image")
             else:
                 with Image.open(item.path) as image:
                     assert torch.equal(next(images), TRANSFORM(image))

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 import torch
 
 from mldec.data.decode import Item
+from mldec.data.images import UnsupportedFiles
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, RunInUseError
 from mldec.predict import results
 from mldec.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.predict.results import (
     Journal,
+    Outputs,
     Record,
     cells_of,
     line_of,
@@ -190,6 +193,7 @@ def test_features_are_an_array_with_nan_for_errors(first):
 
 # ------------------------------------------------------------------------------------------ journal
 
+NO_INPUTS = SimpleNamespace(unsupported=UnsupportedFiles())
 MADE = {"the checkpoint": "abc", "--top": 10, "the images": ["a", "b"]}
 
 
@@ -203,6 +207,10 @@ def lines(*numbers):
 
 def full(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def outputs(targets, folder):
+    return Outputs([*targets.values()], folder / "work")
 
 
 def begun(folder, count=9, batch=1, **options):
@@ -245,10 +253,28 @@ def test_a_journal_goes_on_after_its_last_whole_row(tmp_path):
     journal.rows.write_bytes(b"\n".join(lines(0, 5)) + b"\n")
     with pytest.raises(DataError, match=r"\(number 2 is another one\); pass --overwrite"):
         begun(tmp_path)
-    for content in ("", "[]", '{"made_with": {}, "format": 2}'):
+    damaged = ("made_with", '"x"'), ("images", '"x"'), ("files", "[]"), ("format", "2")
+    records = [f'{{"made_with": {{}}, "{key}": {value}}}' for key, value in damaged]
+    for content in ("", "[]", "[" * 10**5, *records):
         (tmp_path / "record.json").write_text(content)
         with pytest.raises(DataError, match=r"record\.json .*pass --overwrite to begin anew"):
             begun(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"{}\n", b'{"image": 5}\n', b'["image"]\n', b'{"image": "1.png"}\tAA{"\n', b"\xff{\n"],
+)
+def test_a_damaged_row_is_answered_again(tmp_path, damage):
+    journal, _ = begun(tmp_path)
+    for line in lines(0, 1, 2):
+        journal.add(line)
+    journal.flush()
+    journal.finish()
+    first, _, last = journal.rows.read_bytes().splitlines(keepends=True)
+    journal.rows.write_bytes(first + damage + last)
+    journal, left = begun(tmp_path)
+    assert (journal.images, left) == (1, [f"{number}.png" for number in range(1, 9)])
 
 
 def test_rows_are_flushed_by_their_number_or_after_a_while(tmp_path, monkeypatch):
@@ -281,11 +307,19 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(results, "write", full)
         with pytest.raises(DataError, match=r"cannot write .*out\.jsonl: No space left"):
-            publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
+            publish(
+                outputs(targets, tmp_path),
+                targets,
+                rule_of(),
+                lambda: lines(0, 1),
+                MADE,
+                NO_INPUTS,
+            )
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
 
     (tmp_path / "out.jsonl").symlink_to("real")
-    record = publish(targets, rule_of(), lambda: lines(0, 1), MADE, tmp_path)
+    given = outputs(targets, tmp_path)
+    record = publish(given, targets, rule_of(), lambda: lines(0, 1), MADE, NO_INPUTS)
     assert (tmp_path / "out.jsonl").is_symlink()
     assert (tmp_path / "real").read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
     assert Record.read(targets["jsonl"] + ".run.json") == record
@@ -305,6 +339,30 @@ def test_two_commands_share_no_journal(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
+def test_a_kill_before_a_file_has_its_name_is_no_foreign_file(tmp_path, monkeypatch):
+    targets = {"jsonl": str(tmp_path / "out.jsonl")}
+
+    def written(*numbers):
+        made = outputs(targets, tmp_path)
+        publish(made, targets, rule_of(), lambda: lines(*numbers), MADE, NO_INPUTS)
+
+    written(0, 1)
+    rename = Path.replace
+    for name in ("out.jsonl", "out.jsonl.run.json"):
+
+        def killed(source, target, name=name):
+            if target.name == name:
+                raise KeyboardInterrupt
+            rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", killed)
+            with pytest.raises(KeyboardInterrupt):
+                written(0, 2)
+        written(0, 3)
+        assert (tmp_path / "out.jsonl").read_bytes() == b"\n".join(lines(0, 3)) + b"\n"
+
+
 @pytest.mark.parametrize("count", [0, 3, 6, 7])
 def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, count):
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -315,10 +373,10 @@ def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, cou
     part = part_of(f"{tmp_path}/", "parquet", 1, 2)
     assert part == f"{tmp_path}/part-00001-of-00002.parquet"
     # The first one was written on the way.
-    written = [0] if count > 3 else []
-    for number in written:
-        write_chunk(part, rule, lambda: given, number, tmp_path)
-    publish({"parquet": part}, rule, lambda: given, MADE, tmp_path, written=written)
+    made = outputs({"parquet": part}, tmp_path)
+    if count > 3:
+        write_chunk(made, part, rule, lambda: given, 0)
+    publish(made, {"parquet": part}, rule, lambda: given, MADE, NO_INPUTS)
     files = sorted(tmp_path.glob("*.parquet"))
     lengths = [parquet.read_metadata(file).num_rows for file in files]
     assert lengths == {0: [0], 3: [3], 6: [3, 3], 7: [3, 3, 1]}[count]

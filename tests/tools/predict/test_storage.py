@@ -167,7 +167,7 @@ def test_a_fault_of_an_object_is_a_row(s3, images, cli, best, monkeypatch):
     rows = [json.loads(line) for line in Path("r.jsonl").read_text().splitlines()]
     faults = [row.get("error", "") for row in rows]
     assert [bool(fault) for fault in faults] == [False, True, True, False, True]
-    assert faults[1].endswith("tried 3 times; try again later")
+    assert faults[1].endswith("tried once; try again later")
     assert faults[2] == f"{images}/lost.png: there is no such object; check it"
     assert faults[4].endswith("tried 3 times; try again later")
     assert rows[3]["predictions"] == [*rows[0]["predictions"]]
@@ -178,6 +178,60 @@ def test_a_fault_of_an_object_is_a_row(s3, images, cli, best, monkeypatch):
     s3.unavailable["more.tar.gz"] = 10**6
     [item] = Inputs([f"{images}/more.tar.gz"])
     assert "more.tar.gz: it cannot be read as a tar file" in str(item.fault)
+
+
+def test_objects_that_fail_once_are_answered_by_a_rerun(s3, cli, best, monkeypatch):
+    """Answers of 503, cut and empty answers, and access that is denied for a while."""
+    app = s3.app
+    for number in range(12):
+        s3.files.pipe_file(f"photos/all/{number:02}.png", png(number))
+    s3.files.pipe_file("photos/all/text.png", b"no image")
+    monkeypatch.setattr(storage, "ATTEMPTS", 1)
+    words = ["predict", best, "s3://photos/all", *SHARED, "--batch-size", "1", "--jsonl"]
+    assert cli(*words, "whole.jsonl").status == 1
+
+    def faulty(environ, start_response):
+        name = environ["PATH_INFO"].rpartition("/")[2]
+        status = {"01": "503 Slow Down", "02": "403 Forbidden", "03": "404 Not Found"}.get(name[:2])
+        content = {"04": b"", "05": png(5)[:-40]}.get(name[:2])
+        is_object = environ["REQUEST_METHOD"] == "GET" and name.endswith("png")
+        if not is_object or (status is None and content is None):
+            return app(environ, start_response)
+        content = content or b""
+        start_response(status or "200 OK", [("Content-Length", str(len(content)))])
+        return [content]
+
+    s3.app = faulty
+    assert cli(*words, "r.jsonl").status == 1
+    rows = [json.loads(line) for line in Path("r.jsonl").read_text().splitlines()]
+    failed = [row["image"][-6:-4] for row in rows if "error" in row]
+    assert failed == ["01", "02", "03", "04", "05", "xt"]
+    s3.app = app
+    s3.asked.clear()
+    assert cli(*words, "r.jsonl").status == 1, "one object is not an image"
+    assert Path("r.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    asked = sorted(name for name in s3.asked if name.endswith("png"))
+    assert asked == [f"{number:02}.png" for number in range(1, 6)]
+
+
+def test_keys_with_double_slashes_are_named(s3):
+    for key in ("all/a?b.png", "all/c#d.png", "all//e.png", "all/f//g.png"):
+        s3.files.call_s3("put_object", Bucket="photos", Key=key, Body=png())
+    items = list(Inputs(["s3://photos/all"]))
+    found = {item.name.removeprefix("s3://photos/all/"): item.fault for item in items}
+    assert found.keys() == {"/", "a?b.png", "c#d.png", "f//"}
+    assert "//" in str(found["/"])
+    assert "//" in str(found["f//"])
+    for item in items:
+        if item.fault is None:
+            assert read_item(item).size == (64, 64)
+
+
+def test_a_part_of_somebody_else_in_a_store_stays(s3, images, cli, best):
+    words = ["predict", best, images, *SHARED, "--jsonl", "s3://photos/parts", "--shard", "0/2"]
+    s3.files.pipe_file("photos/parts/part-00000-of-00002.jsonl", b"mine")
+    one_line(cli.fault(*words), "part-00000-of-00002.jsonl exists, and nothing says how it was")
+    assert s3.files.cat_file("photos/parts/part-00000-of-00002.jsonl") == b"mine"
 
 
 def test_what_cannot_be_used_is_one_line(s3, images, cli, best, monkeypatch):

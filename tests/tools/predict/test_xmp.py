@@ -1,12 +1,13 @@
 """Sidecars of photos, read back by Exiv2, which photo managers use."""
 
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
 
-from mldec.errors import DataError
+from mldec.errors import ConfigError, DataError
 from mldec.predict import xmp
 from mldec.predict.answers import Prediction, Row
 from mldec.predict.xmp import write_sidecar
@@ -36,7 +37,8 @@ def photo(tmp_path):
 
 
 def row(photo, *names):
-    return Row(str(photo), [Prediction(i, name, 0.9) for i, name in enumerate(names)])
+    predictions = [Prediction(i, name, 0.9) for i, name in enumerate(names)]
+    return Row(photo.name, predictions, path=str(photo))
 
 
 def read(path):
@@ -110,5 +112,98 @@ def test_a_sidecar_that_cannot_be_read_is_one_line_and_stays(photo, content):
 
 
 def test_an_image_without_a_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match="is no file of its own"):
+    with pytest.raises(ConfigError, match=r"a\.jpg is not a file of its own"):
         write_sidecar(row(Path(tmp_path, "photos.tar", "a.jpg"), "dog"))
+
+
+HIERARCHY = """<?xpacket begin="" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="{RDF}">
+ <rdf:Description rdf:about="" xmlns:d="http://www.digikam.org/ns/1.0/"
+   xmlns:lr="http://ns.adobe.com/lightroom/1.0/">
+  {properties}
+ </rdf:Description></rdf:RDF></x:xmpmeta><?xpacket end="w"?>"""
+TAGS_LIST = "<d:TagsList><rdf:Seq><rdf:li>{}</rdf:li></rdf:Seq></d:TagsList>"
+PATHS = "<lr:hierarchicalSubject><rdf:Bag><rdf:li>{}</rdf:li></rdf:Bag></lr:hierarchicalSubject>"
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        TAGS_LIST.format("six"),
+        TAGS_LIST.format("Digits/six"),
+        PATHS.format("Digits|six"),
+        TAGS_LIST.format("Digits/six") + PATHS.format("Digits|six"),
+    ],
+)
+def test_a_keyword_of_the_user_in_any_list_is_not_ours(photo, properties):
+    path = photo.with_name("photo.jpg.xmp")
+    content = HIERARCHY.format(RDF=xmp.RDF, properties=properties)
+    path.write_text(content)
+    write_sidecar(row(photo, "six"))
+    assert path.read_text() == content
+
+    write_sidecar(row(photo, "six", "two"))
+    read_back = read(path)
+    assert read_back[SUBJECT] == read_back[OWN] == ["two"]
+    write_sidecar(row(photo, "two"))
+    write_sidecar(row(photo))
+    kept = path.read_text()
+    assert kept.count("six") == content.count("six")
+    assert "two" not in kept
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_all_other_bytes_stay(photo, encoding):
+    path = photo.with_name("photo.jpg.xmp")
+    text = OF_OTHERS.replace("\ufeff", "").replace("\n", "\r\n")
+    text = text.replace('xmp:Rating="4"', 'xmp:Rating="4" dc:source="a&#10;b &#x9; > c"')
+    text = text.replace("<!-- mine -->", "<!-- mine --><?x y?>")
+    if encoding == "latin-1":
+        text = "<?xml version='1.0' encoding='latin-1'?>" + text.replace("Paris", "Orl\xe9ans")
+    content = text.encode(encoding)
+    path.write_bytes(content)
+    write_sidecar(row(photo, "tree & \u5ba2", "dog"))
+    added = path.read_bytes()
+    assert added != content
+    for line in content.splitlines(keepends=True)[:4]:
+        assert line in added
+    subjects = ElementTree.parse(path).getroot().findall(f".//{{{xmp.SUBJECT[1]}}}subject//")
+    assert [item.text for item in subjects if item.text][-1] == "tree & \u5ba2"
+
+    # Only the list of our own keywords, which is empty now, is left.
+    write_sidecar(row(photo))
+    left = path.read_bytes().decode(encoding)
+    start, end = left.index("<rdf:Description xmlns:rdf="), left.rindex("</rdf:Description>")
+    assert left[:start] + left[end + len("</rdf:Description>") :] == text
+
+
+@pytest.mark.parametrize("tag", ["<rdf:Bag/>", "<rdf:Bag></rdf:Bag>", "<rdf:Bag>\n  </rdf:Bag>"])
+def test_an_empty_list_takes_keywords(photo, tag):
+    path = photo.with_name("photo.jpg.xmp")
+    subject = f'<s:subject xmlns:s="{xmp.SUBJECT[1]}">{tag}</s:subject>'
+    path.write_text(HIERARCHY.format(RDF=xmp.RDF, properties=subject))
+    write_sidecar(row(photo, "one", "two"))
+    assert read(path)[SUBJECT] == ["one", "two"]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs owners of files")
+def test_a_link_the_mode_and_the_owner_stay(photo, tmp_path):
+    target = tmp_path / "kept" / "real.xmp"
+    target.parent.mkdir()
+    target.write_text(OF_OTHERS)
+    target.chmod(0o640)
+    if os.getuid() == 0:
+        os.chown(target, 1234, 5678)
+    before = target.stat()
+    path = photo.with_name("photo.jpg.xmp")
+    path.symlink_to(target)
+    write_sidecar(row(photo, "tree"))
+    assert path.is_symlink()
+    assert "tree" in target.read_text()
+    after = target.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_gid,
+    )
+    assert [item.name for item in target.parent.iterdir()] == ["real.xmp"]
