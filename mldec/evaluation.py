@@ -186,7 +186,7 @@ def with_same_classes(
 ) -> tuple[Loaded, DataModule]:
     """Give model and data the same classes; an encoder makes word vectors that the data lacks."""
     trained, classes = loaded.classes, data.val.classes
-    if trained.origin is None or not trained.origin.is_encoder:
+    if trained.origin is None or not trained.origin.makes_others:
         return loaded, data
 
     if classes.queries is None:

@@ -327,7 +327,7 @@ def paired(values: Sequence[float], others: Sequence[float], *, margin: float) -
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
-    """Return the groups of runs whose settings differ in the seed only, in the order of the runs."""
+    """Return the groups of runs whose settings differ in the seed only, in order of the runs."""
     of_settings: dict[str, dict[int, Run]] = {}
     for run in runs:
         same = {key: run.settings[key] for key in run.settings.keys() - NO_DIFFERENCE}
