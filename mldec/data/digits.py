@@ -456,9 +456,7 @@ def class_queries(colours: int, vectors: str) -> Tensor:
     return (word_vectors[digit] + word_vectors[10 + colour]) / 2**0.5
 
 
-def named_vectors(
-    source: str, names: Sequence[str], optional: Sequence[str] = ()
-) -> WordVectors:
+def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = ()) -> WordVectors:
     """Return the vectors of classes by names such as "red six"; see `class_queries`.
 
     Args:

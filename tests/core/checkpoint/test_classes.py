@@ -246,7 +246,7 @@ def test_vectors_of_colored_digits_are_made_by_name(kind):
     other = asked(trained, f"{unseen},red six", None)
     vector_of = dict(zip(class_names(4), class_queries(4, kind), strict=True))
     assert other.queries.equal(torch.stack([vector_of[unseen], vector_of["red six"]]))
-    with pytest.raises(DataError, match="'zebra'.*'red six'"):
+    with pytest.raises(DataError, match=r"'zebra'.*'red six'"):
         asked(trained, "zebra", None)
     # A checkpoint of an earlier version does not name its vectors.
     if kind == "words":

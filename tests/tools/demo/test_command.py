@@ -39,7 +39,7 @@ def test_port_above_range_is_an_error(port):
 
 @pytest.mark.parametrize("host", ["", ".", "http://localhost", "[::1]", "a" * 300, "a\0b"])
 def test_host_that_is_no_address_is_an_error(host):
-    with pytest.raises(ConfigError, match="^--host "):
+    with pytest.raises(ConfigError, match=r"^--host "):
         listener(host, 0)
 
 
