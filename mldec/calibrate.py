@@ -1,8 +1,9 @@
-"""Fit thresholds: `python -m mldec.calibrate best.pt [data.root=...] [--objective f1]`.
+"""Fit thresholds: `python -m mldec.calibrate outputs/NAME [data.root=...] [--objective f1]`.
 
 Thresholds and probabilities, a slope and an offset of the logits per class, are fitted to the
-validation images, and stored in a copy of the checkpoint; see docs/running.md. With --thresholds
-FILE nothing is fitted, and the copy has the thresholds of the file.
+validation images, and stored in a copy of the checkpoint, checkpoints/calibrated.pt in the folder
+of the run; see docs/running.md. With --thresholds FILE nothing is fitted, and the copy has the
+thresholds of the file.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from scipy.special import expit, logit, softmax
 
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import to_store
-from mldec.checkpoint.sources import HUB, ZOO
+from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, in_order
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.table import fold_numbers, listed
-from mldec.data.types import PREFIX, StoredImages
+from mldec.data.types import StoredImages
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation import (
     Results,
@@ -54,6 +55,7 @@ from mldec.runtime.cli import (
     whole,
 )
 from mldec.runtime.results import check_targets, write_json, write_result
+from mldec.runtime.run_folder import CALIBRATED, is_best_of_run
 
 log = logging.getLogger("mldec")
 
@@ -442,7 +444,9 @@ def parser() -> argparse.ArgumentParser:
         help=f"of the images, to judge the thresholds; default: {FOLDS}",
     )
     arguments.add_argument(
-        "--out", metavar="FILE", help="the calibrated copy; default: best.calibrated.pt for best.pt"
+        "--out",
+        metavar="FILE",
+        help="the calibrated copy; default: checkpoints/calibrated.pt in the folder of a run",
     )
     arguments.add_argument("--json", metavar="FILE", help="write all numbers and values per class")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
@@ -454,13 +458,24 @@ def calibrate(args: argparse.Namespace) -> None:
     objective = parse_objective(args.objective)
     check_targets(json=args.json, csv=args.csv, pt=args.out)
     args.settings += precision_setting(args)
+    path = Path(args.checkpoint)
+    if path.is_dir():
+        # An earlier calibrated.pt of the run does not stand for it here.
+        path = local(path)
+        args.checkpoint = str(path)
+    # If a run replaces the file meanwhile, the copy counts as made from the old one.
+    source = torch_files.recorded_hash(path) if path.is_file() else None
+
     loaded = load_model(**chosen_model(args))
-    out = target(args, loaded.path)
+    out = target(args.out, loaded.path)
     check_targets(pt=out)
     if args.thresholds is not None:
         if args.json or args.csv:
             raise ConfigError("--thresholds fits nothing: leave --json and --csv out")
-        torch_files.save(Path(out), to_store(loaded).to_state(), of_run=False)
+        given = loaded.calibration
+        assert given is not None
+        state = replace(to_store(loaded), calibration=replace(given, source=source)).to_state()
+        torch_files.save(Path(out), state, of_run=False)
         say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
         return
 
@@ -510,24 +525,25 @@ def calibrate(args: argparse.Namespace) -> None:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         error=outcome.cross_fitted["ECE"],
         constant=constant,
+        source=source,
     )
     state = replace(checkpoint, calibration=calibration).to_state()
     torch_files.save(Path(out), state, of_run=False)
     tell(outcome, calibration, scores, names, args, out)
 
 
-def target(args: argparse.Namespace, path: Path) -> str:
-    """Return the name of the calibrated copy of a file; a download has it in the current folder."""
-    # A published checkpoint and a model of open_clip get a copy of the other kind.
-    of_others = path.suffix == torch_files.SUFFIX or args.checkpoint.startswith(PREFIX)
-    suffix = ".pt" if of_others else path.suffix
-    folder = Path() if args.checkpoint.startswith((ZOO, HUB, PREFIX)) else path.parent
-    name = f"{path.stem.removesuffix('.calibrated')}.calibrated{suffix}"
-    out = folder / name if args.out is None else Path(args.out)
+def target(out: str | None, path: Path) -> str:
+    """Return the path of the calibrated copy : `out`, or calibrated.pt of the run."""
+    if out is None:
+        if not is_best_of_run(path):
+            raise ConfigError(
+                f"--out: {path} is not the best checkpoint in the folder of a run; pass --out FILE"
+            )
+        return str(path.with_name(CALIBRATED))
 
     if os.path.realpath(out) == os.path.realpath(path):
         raise ConfigError(f"--out: {out} is the checkpoint itself; pass another name")
-    return str(out)
+    return out
 
 
 def tell(

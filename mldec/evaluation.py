@@ -109,8 +109,9 @@ def open_for_evaluation(
         network, data = with_class_list(loaded, data, args)
     else:
         loaded, data = with_same_classes(loaded, data, path)
-        thresholds = chosen_thresholds(data, loaded, args) if calibrated else None
+        # This checks the classes, whose thresholds are looked up next.
         network = scorer(loaded, data, path, calibrated=calibrated)
+        thresholds = chosen_thresholds(data, loaded, args) if calibrated else None
 
     setup = EvaluationSetup(path, loaded, config, data, network, device, thresholds, ranks_only)
     if thresholds is not None:
@@ -185,7 +186,7 @@ def with_same_classes(
 ) -> tuple[Loaded, DataModule]:
     """Give model and data the same classes; an encoder makes word vectors that the data lacks."""
     trained, classes = loaded.classes, data.val.classes
-    if trained.origin is None or not trained.origin.is_encoder:
+    if trained.origin is None or not trained.origin.makes_others:
         return loaded, data
 
     if classes.queries is None:

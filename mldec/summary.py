@@ -296,6 +296,9 @@ class Table(NamedTuple):
 
 
 LEVEL = 0.05  # of the tests
+# Settings that do not change what a run is about.
+NO_DIFFERENCE = {"seed", "name", "resume", "data.cache_dir"}
+ERRORS = {"ECE"}  # metrics that are better if they are lower
 USUAL = ("CF1", "OF1", "CF1@3", "OF1@3")  # metrics that papers show beside the first one
 
 
@@ -325,14 +328,10 @@ def paired(values: Sequence[float], others: Sequence[float], *, margin: float) -
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
-    """Return the groups of runs whose settings differ in the seed only, in the order of the runs.
-
-    A group has the name of its runs without their seeds, such as `asl` of `asl_seed0` and
-    `asl_seed1`, or else that of its first run.
-    """
+    """Return the groups of runs whose settings differ in the seed only, in order of the runs."""
     of_settings: dict[str, dict[int, Run]] = {}
     for run in runs:
-        same = {key: run.settings[key] for key in run.settings.keys() - {"seed", "name", "resume"}}
+        same = {key: run.settings[key] for key in run.settings.keys() - NO_DIFFERENCE}
         seeds = of_settings.setdefault(json.dumps(same, sort_keys=True, default=str), {})
         seed = run.settings.get("seed", 0)
         if seed in seeds:
@@ -342,14 +341,68 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         seeds[seed] = run
 
     groups: list[Group] = []
-    for seeds in of_settings.values():
-        names = {
-            re.sub(rf"[-_. ]?(seed|s)?[-_. =]?{seed}$", "", run.run) for seed, run in seeds.items()
-        }
-        taken = {"", *(group.name for group in groups)}
-        is_usable = len(seeds) > 1 and len(names) == 1 and not names & taken
-        groups.append(Group(names.pop() if is_usable else next(iter(seeds.values())).run, seeds))
+    names = group_names(list(of_settings.values()))
+    for name, seeds in zip(names, of_settings.values(), strict=True):
+        if name in {"", *(group.name for group in groups)}:
+            name = next(iter(seeds.values())).run
+        groups.append(Group(name, seeds))
     return groups
+
+
+def group_names(groups: Sequence[dict[int, Run]]) -> list[str]:
+    """Name groups, which are runs by seed, by their runs, or by the settings in which they differ.
+
+    `asl_seed0` and `asl_seed1` are the group `asl`. Groups whose runs have the same name or none in
+    common, such as those of a sweep, also get the settings that differ between them.
+    """
+    shared = [shared_name(seeds) for seeds in groups]
+    settings = [next(iter(seeds.values())).settings for seeds in groups]
+    names = []
+    for name, own in zip(shared, settings, strict=True):
+        rivals = [other for other, its in zip(settings, shared, strict=True) if its == name]
+        words = [name] if len(set(shared)) > 1 and name else []
+        if len(rivals) > 1:
+            words += differences(own, rivals)
+        names.append(", ".join(words) or name)
+    return names
+
+
+def shared_name(seeds: dict[int, Run]) -> str:
+    """Return the name that runs, by seed, have without their seeds; an empty one if they differ."""
+    names = set()
+    for seed, run in seeds.items():
+        # A sweep of Hydra appends the number of the job, which is no seed.
+        own_name = str(run.settings.get("name", run.name))
+        is_job = re.fullmatch(re.escape(own_name) + r"_\d+", Path(run.run).name)
+        name = own_name if is_job else run.run
+        if len(seeds) > 1:
+            name = re.sub(rf"([-_. ](seed|s)?[-_. =]?|seed[-_. =]?|(?<!\d)){seed}$", "", name)
+        names.add(name)
+    return names.pop() if len(names) == 1 else ""
+
+
+def differences(own: dict[str, Any], rivals: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the settings of a group, as key=value, in which it differs from other groups.
+
+    The arguments of a part, such as the loss, are compared between groups with the same part.
+    """
+    words = []
+    for key in sorted(set().union(*rivals)):
+        part = key.partition(".")[0]
+        target = f"{part}._target_"
+        peers = rivals
+        if key != target:
+            peers = [other for other in rivals if other.get(target) == own.get(target)]
+        values = {json.dumps(other.get(key), default=str) for other in peers}
+        if key in NO_DIFFERENCE or len(values) < 2:
+            continue
+
+        value = own.get(key)
+        if key == target:
+            words.append(f"{part}={str(value).rpartition('.')[2]}")
+        else:
+            words.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    return words
 
 
 def value_at(run: Run, metric: str, at: str) -> float | None:
@@ -393,7 +446,7 @@ def as_csv(made: Table) -> str:
     """Return the table as CSV, with numbers in columns of their own."""
     heading = ["group", "seeds"]
     for metric in made.metrics:
-        heading += [metric, f"{metric} deviation"]
+        heading += [metric, f"{metric} deviation", f"{metric} seeds"]
     if made.is_compared:
         heading += ["difference", "low", "high", "p", "verdict"]
 
@@ -403,6 +456,7 @@ def as_csv(made: Table) -> str:
         for values in group.values:
             cells.append(statistics.fmean(values) if values else None)
             cells.append(statistics.stdev(values) if len(values) > 1 else None)
+            cells.append(len(values))
         if found := group.difference:
             cells += [found.mean, *(found.interval or (None, None)), found.p, found.verdict]
         rows.append(cells + [None] * (len(heading) - len(cells)))
@@ -418,7 +472,10 @@ def _text_rows(made: Table, *, bold: str, sign: str, special: str) -> list[list[
     if made.is_compared:
         heading += [f"difference in {made.metrics[0]}", "95 % interval", "p", "verdict"]
     means = [[statistics.fmean(values or [math.nan]) for values in g.values] for g in made.groups]
-    best = np.nanmax(means, axis=0)
+    columns = zip(made.metrics, np.transpose(means), strict=True)
+    best = [
+        np.nanmin(column) if metric in ERRORS else np.nanmax(column) for metric, column in columns
+    ]
 
     rows = [[re.sub(special, r"\\\g<0>", cell) for cell in heading]]
     for group in made.groups:
@@ -430,6 +487,8 @@ def _text_rows(made: Table, *, bold: str, sign: str, special: str) -> list[list[
                 text = f"{mean:.2f}"
                 if len(values) > 1:
                     text += f" {sign} {statistics.stdev(values):.2f}"
+                if len(values) < len(group.runs):
+                    text += f" (n={len(values)})"
                 if mean == best[column]:
                     text = bold.format(text)
             cells.append(text)

@@ -48,8 +48,8 @@ def test_a_model_from_training_to_export(
     assert metrics["mAP"] == pytest.approx(read_torch(best)["best"]["value"], abs=1e-9)
 
     # Calibrated, it answers with the classes above their thresholds.
-    cli.out("calibrate", best, *PLUGIN, "--folds", "2")
-    calibrated = best.with_name("best.calibrated.pt")
+    cli.out("calibrate", run, *PLUGIN, "--folds", "2")
+    calibrated = best.with_name("calibrated.pt")
     picture = fixed_sample(made(digits, val_images=1).val.dataset, 0)[0]
     Image.fromarray(picture.permute(1, 2, 0).numpy()).save("scene.png")
     [answer] = json.loads(cli.out("predict", calibrated, "scene.png", *PLUGIN, "--json", "-"))

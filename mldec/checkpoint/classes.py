@@ -194,5 +194,5 @@ def _other_classes(trained: Classes, current: Classes, path: str | Path) -> Chec
 
 
 def can_make(trained: Classes) -> bool:
-    """Tell whether a checkpoint says which text encoder makes the word vectors of other classes."""
-    return trained.origin is not None and trained.origin.is_encoder
+    """Whether the word vectors of other classes can be made as those of the training were."""
+    return trained.origin is not None and trained.origin.makes_others

@@ -22,7 +22,8 @@ from mldec.data.types import PREFIX, Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.model import Classifier, Viewed
 from mldec.runtime import distributed, facts
-from mldec.runtime.torch_files import SUFFIX, read_torch, versions
+from mldec.runtime.run_folder import CALIBRATED, CHECKPOINTS
+from mldec.runtime.torch_files import SUFFIX, read_torch, recorded_hash, versions
 
 log = logging.getLogger("mldec")
 
@@ -65,10 +66,11 @@ def load_model(
     """Rebuild the model that a file describes and load its weights, in float32.
 
     Args:
-        path: a file written by `mldec.train` or the folder of its run (best.pt, else last.pt), a
-            `.pth` file of the authors, anything else that `local` takes, or "clip:MODEL[:WEIGHTS]",
-            a model of open_clip.
+        path: a file written by `mldec.train` or the folder of its run (see `_read_run`), a `.pth`
+            file of the authors, anything else that `local` takes, or "clip:MODEL[:WEIGHTS]", a
+            model of open_clip.
         weights: "ema", "raw", or None for the set that scored best; a file of others has one set.
+            With "ema" or "raw", the folder of a run means its best.pt.
         image_size: pixels per side, instead of what the file or the table of known files says.
         class_names: a text file with other names of the classes, one per line, in their order.
         thresholds: a file of thresholds of the classes, instead of calibrated ones; see
@@ -91,7 +93,8 @@ def load_model(
 
     # The defaults and random numbers of the caller stay as they are.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        file, checkpoint, of_run = _read_any(str(path), image_size, names)
+        calibrated = weights is None
+        file, checkpoint, of_run = _read_any(str(path), image_size, names, calibrated=calibrated)
         with refusing(file):
             if names is not None:
                 check_count(names, len(checkpoint.classes))
@@ -171,9 +174,12 @@ def _calibration(checkpoint: Checkpoint, chosen: str, file: Path) -> Calibration
 
 
 def _read_any(
-    path: str, image_size: int | None, names: Sequence[str] | None
+    path: str, image_size: int | None, names: Sequence[str] | None, *, calibrated: bool
 ) -> tuple[Path, Checkpoint, bool]:
-    """Return the file of weights, what it says as a checkpoint, and whether it is one of ours."""
+    """Return the file of weights, what it says as a checkpoint, and whether it is one of ours.
+
+    With `calibrated` the folder of a run may stand for its calibrated.pt, see `_read_run`.
+    """
     if path.startswith(PREFIX):
         from mldec.checkpoint import clip
 
@@ -182,6 +188,10 @@ def _read_any(
     from mldec.checkpoint.sources import local
 
     file = local(path)
+    if Path(path).is_dir() and file.name in CHECKPOINTS:
+        file, state = _read_run(path, file, calibrated=calibrated)
+        return file, Checkpoint.from_state(state, file), True
+
     with refusing(file):
         state = _read(file)
         if "format" in state:
@@ -190,6 +200,28 @@ def _read_any(
         from mldec.checkpoint import released
 
         return file, released.convert(state, file, image_size=image_size, names=names), False
+
+
+def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[str, Any]]:
+    """Read the checkpoint that a run's folder stands for; return its path and its content.
+
+    It is calibrated.pt if that was made from the current best.pt, else best.pt.
+    """
+    path = best.with_name(CALIBRATED)
+    if calibrated and path.is_file():
+        with refusing(path):
+            state = _read(path)
+            source = (state.get("calibration") or {}).get("source")
+        if source == recorded_hash(best):
+            log.info(f"{folder}: using {path}")
+            return path, state
+        log.warning(
+            f"{path} is ignored: it was not made from the current {best.name}; "
+            f"python -m mldec.calibrate {folder} replaces it"
+        )
+
+    log.info(f"{folder}: using {best}")
+    return best, _read(best)
 
 
 def load(path: Path) -> Checkpoint:
@@ -274,7 +306,7 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
 
 def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     """Start a model from weights, and its classes from those with the same names."""
-    path, checkpoint, _ = _read_any(str(start.path), None, None)
+    path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:
         from mldec.data.word_vectors import read_class_list

@@ -74,7 +74,7 @@ def _as_before(
     names: Sequence[str], origin: VectorOrigin | None, option: str, *, keep: bool
 ) -> WordVectors:
     """Make word vectors as those of the training were made."""
-    if origin is None or not origin.is_encoder:
+    if origin is None or not origin.makes_others:
         source = "the checkpoint does not say how its word vectors were made"
         if origin is not None:
             source = f"the checkpoint was trained with the word vectors of {origin.described()}"

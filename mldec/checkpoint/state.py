@@ -41,6 +41,7 @@ class Calibration:
     error: float | None = None  # of images outside the fit, in percent; None if not measured
     constant: tuple[str, ...] = ()  # classes whose logits were the same for nearly all images
     file: str | None = None  # name of the file that gave the thresholds, see `with_thresholds`
+    source: str | None = None  # SHA-256 hash of the checkpoint file that was calibrated
 
     @property
     def reason(self) -> str:

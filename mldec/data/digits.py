@@ -1,5 +1,6 @@
 """The data sets that come with the package: scenes of handwritten digits, drawn on demand."""
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,15 @@ from torch import Tensor
 
 from mldec.data.tasks import MultiLabel, SingleLabel
 from mldec.data.transforms import EvalTransform, to_tensor
-from mldec.data.types import Classes, DataModule, Split
+from mldec.data.types import (
+    DIGITS_PREFIX,
+    Classes,
+    DataModule,
+    Split,
+    VectorOrigin,
+    WordVectors,
+)
+from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 
@@ -396,16 +405,18 @@ def digits_zsl(
 
     # Seen classes keep the order of all classes.
     names = class_names(colours)
-    queries = class_queries(colours, vectors)
+    source = f"{DIGITS_PREFIX}{vectors}" + (f":{colours}" if vectors == "one_hot" else "")
+    _, queries, origin = named_vectors(source, names)
     hidden = choose_unseen(colours, unseen, scenes.seed)
     seen = sorted(set(range(len(names))) - set(hidden))
-    seen_classes = Classes(tuple(names[number] for number in seen), queries=queries[seen])
+    seen_names = tuple(names[number] for number in seen)
+    seen_classes = Classes(seen_names, queries=queries[seen], origin=origin)
 
     def evaluator(classes: Classes) -> Evaluator:
         return ZeroShotEvaluator(len(classes), unseen=hidden, threshold=threshold)
 
     # A wrong threshold fails now, not after an epoch.
-    all_classes = Classes(names, queries=queries)
+    all_classes = Classes(names, queries=queries, origin=origin)
     evaluator(all_classes)
 
     draw = partial(draw_coloured, max_digits=max_digits, full=True)
@@ -443,6 +454,36 @@ def class_queries(colours: int, vectors: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     word_vectors = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
     return (word_vectors[digit] + word_vectors[10 + colour]) / 2**0.5
+
+
+def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = ()) -> WordVectors:
+    """Return the vectors of classes by names such as "red six"; see `class_queries`.
+
+    Args:
+        source: "digits:words", or "digits:one_hot:N" for the first N colours.
+        names: the classes; another one is a `DataError`.
+        optional: names that are left out if they are none of these classes.
+    """
+    number_of_colours = {f"{DIGITS_PREFIX}words": len(COLOURS)}
+    for count in range(2, len(COLOURS) + 1):
+        number_of_colours[f"{DIGITS_PREFIX}one_hot:{count}"] = count
+    if source not in number_of_colours:
+        raise DataError(f"{source}: there are no such word vectors; pass {DIGITS_PREFIX}words")
+
+    colours = number_of_colours[source]
+    known = class_names(colours)
+    for name in names:
+        if name not in known:
+            raise DataError(
+                f"{source}: it has no vector of {name!r}; write a color and a digit, such as "
+                f"'red six' (colors: {', '.join(list(COLOURS)[:colours])})"
+            )
+
+    found = (*names, *(name for name in optional if name in known))
+    rows = [known.index(name) for name in found]
+    kind = source.split(":")[1]
+    origin = VectorOrigin(source, hashlib.sha256(source.encode()).hexdigest())
+    return WordVectors(found, class_queries(colours, kind)[rows], origin)
 
 
 def choose_unseen(colours: int, count: int, seed: int) -> list[int]:

@@ -23,6 +23,7 @@ from mldec.evaluators import Evaluator
 from mldec.runtime.text import read_bytes
 
 PREFIX = "clip:"  # of the sources that are text encoders
+DIGITS_PREFIX = "digits:"  # of the word vectors of colored digits, which are made here
 PROMPT = "a photo of a {}."  # the template that a text encoder is given by default
 
 
@@ -30,11 +31,11 @@ PROMPT = "a photo of a {}."  # the template that a text encoder is given by defa
 class VectorOrigin:
     """The source of word vectors."""
 
-    # A text encoder, such as "clip:ViT-B-32:openai", with absolute paths; or the name of a file of
-    # vectors, without its folder.
+    # A text encoder, such as "clip:ViT-B-32:openai", with absolute paths; "digits:words", see
+    # `data.digits.named_vectors`; or the name of a file of vectors, without its folder.
     source: str
 
-    sha256: str  # of the encoder's weights, or of the file, in hexadecimal
+    sha256: str  # of the encoder's weights, the file, or the text "digits:words", in hexadecimal
 
     # Sentences with {} for the name, whose vectors were averaged; none for a file.
     templates: tuple[str, ...] = ()
@@ -46,6 +47,11 @@ class VectorOrigin:
     def is_encoder(self) -> bool:
         """Whether a text encoder made the vectors, so that it can make others."""
         return self.source.startswith(PREFIX)
+
+    @property
+    def makes_others(self) -> bool:
+        """Whether the vectors of other names can be made without a file of vectors."""
+        return self.is_encoder or self.source.startswith(DIGITS_PREFIX)
 
     def described(self) -> str:
         """Name the source and its hash, for messages."""

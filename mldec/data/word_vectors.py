@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from mldec.data.table import as_name, listed, names_fault, unknown_class
 from mldec.data.text_encoder import PLACE, ClipSource, encode_names
-from mldec.data.types import PREFIX, PROMPT, VectorOrigin, WordVectors
+from mldec.data.types import DIGITS_PREFIX, PREFIX, PROMPT, VectorOrigin, WordVectors
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
 from mldec.runtime.text import open_binary, read_json, read_lines
 from mldec.runtime.torch_files import read_torch, sha256_of
@@ -186,7 +186,8 @@ def word_vectors(
     first counts.
 
     Args:
-        source: a text encoder, see `ClipSource.parse`; a `.pth` or `.npy` file of an array [N, D],
+        source: a text encoder, see `ClipSource.parse`; "digits:words", the vectors of
+            `data=digits_zsl`; a `.pth` or `.npy` file of an array [N, D],
             [D, N] or [1, D, N]; or a text file with "word number number ..." in each line.
         names: the K wanted names, each once.
         optional: names that need not have a vector in a file.
@@ -207,6 +208,10 @@ def word_vectors(
         queries, sha256 = encode_names(source, all_names, templates, cache_dir, keep=keep)
         origin = VectorOrigin(ClipSource.parse(source).anywhere, sha256, tuple(templates))
         return WordVectors(all_names, queries, origin)
+    if source.startswith(DIGITS_PREFIX):
+        from mldec.data.digits import named_vectors
+
+        return named_vectors(source, names, optional)
 
     path = Path(source)
     vectors = _look_up(path, names, optional, order)
@@ -251,7 +256,7 @@ def described(
 def made_alike(
     names: Sequence[str], origin: VectorOrigin, *, where: str, remedy: str, keep: bool = True
 ) -> WordVectors:
-    """Make the word vectors of other names as those of a checkpoint were made, by a text encoder.
+    """Make the word vectors of other names as those of a checkpoint were made, without a file.
 
     Messages begin with `where` and end with `remedy`: how to give the weights of the encoder.
     Raises a `ConfigError` if it cannot be had, and a `CheckpointError` if it has other weights now.

@@ -21,6 +21,7 @@ from mldec.runtime.cli import (
 )
 
 HOST, PORT = "127.0.0.1", 7860
+MAX_PORT = 65535
 MAX_CONNECTIONS = 64  # those that a browser keeps open count too
 GRACE = 3  # seconds for requests that are being answered after a signal
 
@@ -102,6 +103,9 @@ def serve(args: argparse.Namespace) -> None:
 
 def listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address, or a name of this machine; port 0 is free."""
+    # The system would listen on the remainder of a larger number.
+    if port > MAX_PORT:
+        raise ConfigError(f"--port {port}: there is no such port; pass one up to {MAX_PORT}")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)

@@ -153,6 +153,7 @@ class Limits(BaseModel):
     bytes_per_request: int = MAX_UPLOAD
     pixels_per_photo: int = MAX_PIXELS
     typed_classes: int = MAX_CLASSES
+    heat_maps_per_photo: int = HEAT_MAPS
 
 
 class Model(BaseModel):

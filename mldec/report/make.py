@@ -32,7 +32,7 @@ from mldec.report import comparison, examples, statistics
 from mldec.report.advice import Step, next_steps
 from mldec.report.page import Content, page
 from mldec.report.statistics import Answers, Numbers
-from mldec.report.training import of_run
+from mldec.report.training import of_run, run_folder
 from mldec.runtime.cli import chosen_model, precision_setting
 from mldec.runtime.results import check_targets, write_json, write_result
 
@@ -154,7 +154,7 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
     except ConfigError as error:
         notes.append(f"There are no heat maps: {error}.")
 
-    run_summary, curves, run_notes = of_run(setup.loaded.path)
+    run_summary, curves, run_notes = of_run(run_folder(setup.loaded))
     metrics = numbers.with_intervals()
     steps = [Step(f"Train anew: {line}.") for line in same_scores(constant)]
     steps += next_steps(
@@ -168,10 +168,9 @@ def gather(setup: EvaluationSetup, other: EvaluationSetup | None) -> Content:
         unreadable=len(unreadable),
     )
     root = setup.config.data.get("root")
-    name = setup.config.name if setup.loaded.of_run else Path(setup.path).name
     return Content(
-        title=f"{name}: {len(classes):,} classes, {len(labels):,} images",
-        summary=summary(setup, labels, len(unreadable)) | run_summary,
+        title=f"{names_of(setup, other)}: {len(classes):,} classes, {len(labels):,} images",
+        summary=summary(setup, other, labels, len(unreadable)) | run_summary,
         settings=to_yaml(setup.config),
         images=len(labels),
         curves=curves,
@@ -233,7 +232,27 @@ def to_dict(content: Content, path: str, weights: str) -> dict[str, Any]:
     return {**report_dict(results, weights, path, table.names), "intervals": intervals}
 
 
-def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict[str, str]:
+def names_of(setup: EvaluationSetup, other: EvaluationSetup | None) -> str:
+    """Return the name of the model of a report, and that of the model it is compared with."""
+    name = name_of(setup)
+    if other is None:
+        return name
+
+    other_name = name_of(other)
+    if other_name == name:
+        other_name = other.path
+    return f"{name} compared with {other_name}"
+
+
+def name_of(setup: EvaluationSetup) -> str:
+    """Return the name of a run, or that of a file of others."""
+    loaded = setup.loaded
+    return loaded.config.name if loaded.of_run else Path(setup.path).name
+
+
+def summary(
+    setup: EvaluationSetup, other: EvaluationSetup | None, labels: np.ndarray, unreadable: int
+) -> dict[str, str]:
     """Return headings and texts about the checkpoint and its images, with labels [N, K]."""
     loaded, node = setup.loaded, setup.config.data
     data = str(node.get("_target_", "")).removeprefix("mldec.data.")
@@ -247,8 +266,10 @@ def summary(setup: EvaluationSetup, labels: np.ndarray, unreadable: int) -> dict
     if unreadable:
         images += f", and {unreadable:,} that cannot be read"
     parameters = sum(tensor.numel() for tensor in loaded.model.parameters())
-    return {
-        "Checkpoint": f"{setup.path} ({loaded.weights} weights)",
+    checkpoints = {"Checkpoint": f"{setup.path} ({loaded.weights} weights)"}
+    if other is not None:
+        checkpoints["Compared with"] = f"{other.path} ({other.loaded.weights} weights)"
+    return checkpoints | {
         "Data": data,
         "Validation images": images,
         "Classes": f"{labels.shape[1]:,}",

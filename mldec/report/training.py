@@ -4,17 +4,33 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError
 from mldec.runtime.run_folder import LOG_FILE, RUN_FILE, folder_of_run, read_facts, read_log
+from mldec.runtime.torch_files import recorded_hash
 from mldec.training.log import clock, read_progress
 
 # The steps of a learning curve and their values.
 Points = list[tuple[int, float]]
 
 
-def of_run(checkpoint: Path) -> tuple[dict[str, str], dict[str, Points], list[str]]:
+def run_folder(loaded: Loaded) -> Path | None:
+    """Return the folder of the run that made a checkpoint, or None.
+
+    A calibrated copy may lie elsewhere: its run is outputs/NAME if that holds its original.
+    """
+    folder = folder_of_run(loaded.path)
+    source = loaded.calibration and loaded.calibration.source
+    if folder is not None or source is None:
+        return folder
+
+    folder = Path("outputs", loaded.config.name)
+    original = folder / "checkpoints" / "best.pt"
+    return folder if original.is_file() and recorded_hash(original) == source else None
+
+
+def of_run(folder: Path | None) -> tuple[dict[str, str], dict[str, Points], list[str]]:
     """Return the cost of a run by headings, its learning curves, and what is not known."""
-    folder = folder_of_run(checkpoint)
     if folder is None:
         unknown = f"Neither {LOG_FILE} nor {RUN_FILE} lies beside the checkpoint"
         return {}, {}, [f"{unknown}: its learning curves and its cost are not known."]

@@ -91,7 +91,8 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
         files = "; or an .onnx file of mldec.export (a .pt2 file is refused: it can run code)"
     arguments.add_argument(
         "checkpoint",
-        help="a run's folder, such as outputs/digits, a checkpoint in it, a released .pth file, "
+        help="a run's folder, such as outputs/digits (its calibrated.pt if that was made from the "
+        "current best.pt, else best.pt), a checkpoint in it, a released .pth file, "
         "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md), or clip:MODEL[:WEIGHTS], a model "
         f"of open_clip (see docs/zero_shot.md){files}",
     )
@@ -137,7 +138,10 @@ def add_threshold_option(arguments: argparse._ActionsContainer) -> None:
 def add_weights_options(arguments: argparse._ActionsContainer) -> None:
     """Add the options that choose the weights of a checkpoint, and allow packages of its parts."""
     arguments.add_argument(
-        "--weights", choices=("ema", "raw"), help="default: those that scored best in the run"
+        "--weights",
+        choices=("ema", "raw"),
+        help="default: those that scored best in the run; with this option a run's folder means "
+        "its best.pt",
     )
     arguments.add_argument(
         "--plugin", action="append", default=[], help="a package of yours that may hold its parts"

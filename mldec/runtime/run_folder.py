@@ -22,6 +22,7 @@ log = logging.getLogger("mldec")
 RUN_FILE = "run.json"
 LOG_FILE = "metrics.jsonl"
 CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluation
+CALIBRATED = "calibrated.pt"  # beside them; written by mldec.calibrate
 LOCK_FILE = "run.lock"
 PATIENCE = 210.0  # seconds that a process waits which torchrun has started anew
 PAUSE = 1.0  # seconds between two attempts
@@ -39,6 +40,15 @@ def find_checkpoint(folder: Path) -> Path:
     raise CheckpointError(
         f"{folder} is no folder of a run: there is neither {looked_for}; check the path"
     )
+
+
+def is_best_of_run(checkpoint: Path) -> bool:
+    """Whether this is the checkpoint that `find_checkpoint` returns for the folder of its run."""
+    folder = checkpoint.absolute().parent
+    try:
+        return folder.name == "checkpoints" and find_checkpoint(folder.parent).samefile(checkpoint)
+    except (OSError, CheckpointError):
+        return False
 
 
 def folder_of_run(checkpoint: Path) -> Path | None:

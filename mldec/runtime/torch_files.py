@@ -192,6 +192,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def recorded_hash(path: Path) -> str:
+    """Return the SHA-256 hash in the checksum file of a file; compute it if there is not just one.
+
+    A checksum file holds two hashes while its file is being replaced.
+    """
+    hashes = known_hashes(path)
+    return hashes[0] if len(hashes) == 1 else sha256_of(path)
+
+
 def _rename(source: Path, target: Path, hashes: list[str]) -> None:
     """Rename a complete file and update the checksum file of its new name, if its hash is known."""
     # Until the rename has reached the disk, the checksum file must match both files.

@@ -307,6 +307,9 @@ def check_train(words: list[str]) -> None:
     if "--config-dir=configs" in words:
         return
     words = [word for word in words if not word.startswith("hydra.")]
+    if "-m" in words:
+        # A sweep: the first of the values of each setting.
+        words = [word.partition(",")[0] for word in words if word != "-m"]
     if words == ["..."] or not words:
         return
     build.check(compose(words))

@@ -38,7 +38,7 @@ def test_the_whole_way_with_the_parts_of_the_imagenet_recipe(cli, here, head):
     assert content["uncalibrated"] == pytest.approx(
         {name: metrics[name] for name in ("top1", "ECE")}
     )
-    copy = best.replace("best.pt", "best.calibrated.pt")
+    copy = best.replace("best.pt", "calibrated.pt")
     cli.out("evaluate", copy, "--plugin", "patches", "--json", "results.json")
     after = json.loads(Path("results.json").read_text())["metrics"]
     assert after["top1"] == metrics["top1"]

@@ -83,8 +83,8 @@ def test_evaluate_and_calibrate_on_several_labels(folder, photos, tmp_path, cli)
     found = json.loads((tmp_path / "e.json").read_text())
     assert found["metrics"]["mAP"] == pytest.approx(100 * np.mean(expected), abs=1e-3)
 
-    assert cli("calibrate", source, *settings, "--folds", "2").status == 0
-    calibrated = "open_clip_model.calibrated.pt"
+    calibrated = "tagger.pt"
+    assert cli("calibrate", source, *settings, "--folds", "2", "--out", calibrated).status == 0
 
     # A checkpoint like any other, which still takes any classes.
     photo = photos / rows[0][0]

@@ -6,6 +6,7 @@ import math
 import shutil
 import statistics
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from support import one_line
 from mldec.checkpoint import loading
 from mldec.errors import CheckpointError
 from mldec.runtime.torch_files import read_torch
-from mldec.summary import COLUMNS, Run, draw, gather, paired, table
+from mldec.summary import COLUMNS, Run, draw, gather, paired, shared_name, table
 from mldec.training.log import Evaluation, Progress, read_progress
 
 HEADS = {".png": b"\x89PNG", ".SVG": b"<?xml", ".pdf": b"%PDF"}
@@ -307,6 +308,83 @@ def test_groups_are_compared_by_paired_tests(cli, outputs, tmp_path):
     low, high = ttest_rel(SEEDS["gr"][1:], SEEDS["as_l"][1:]).confidence_interval(0.95)
     assert table["gr"][-4:-2] == ["+2.95", f"{low:+.2f} to {high:+.2f}"]
     assert table[r"as\_l"][-4:] == ["-"] * 4
+
+
+def sweep(outputs, jobs):
+    """Make the finished runs of a sweep: a folder NAME_JOB each, with these settings."""
+    for job, (settings, metrics) in enumerate(jobs):
+        folder = copy(outputs, f"digits_{job}", best={})
+        line = {"step": 1, "epoch": 2, "time": 1.0}
+        line |= {f"val/{key}": value for key, value in metrics.items()}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        config = {"name": "digits", "optim": {"lr": 0.1}, "loss": {"_target_": "x.BCE"}} | settings
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_groups_of_sweep_are_named_by_the_settings_that_differ(cli, outputs):
+    # Job numbers are not seeds: jobs 0 and 1 are of two groups, and 2 and 3 have seeds 0 and 1.
+    asl = {"_target_": "x.ASL", "clip": 0.05}
+    jobs = [
+        ({"seed": 0, "optim": {"lr": 0.001}}, {"mAP": 50.0}),
+        ({"seed": 0, "optim": {"lr": 0.002}}, {"mAP": 60.0}),
+        ({"seed": 1, "optim": {"lr": 0.001}, "data": {"cache_dir": "/x"}}, {"mAP": 52.0}),
+        ({"seed": 1, "optim": {"lr": 0.002}}, {"mAP": 62.0}),
+        ({"seed": 0, "optim": {"lr": 0.001}, "loss": asl}, {"mAP": 1.0}),
+        ({"seed": 0, "optim": {"lr": 0.001}, "loss": {**asl, "clip": 0}}, {"mAP": 2.0}),
+    ]
+    sweep(outputs, jobs)
+    without_a(outputs)
+    table, _ = markdown(cli, outputs)
+    assert {name.replace("\\", ""): cells for name, cells in table.items()} == {
+        "loss=BCE, optim.lr=0.002": ["2", "**61.00 ± 1.41**"],
+        "loss=BCE, optim.lr=0.001": ["2", "51.00 ± 1.41"],
+        "loss=ASL, loss.clip=0, optim.lr=0.001": ["1", "2.00"],
+        "loss=ASL, loss.clip=0.05, optim.lr=0.001": ["1", "1.00"],
+    }
+
+    # Other runs keep their names, and the job of a sweep over seeds only has that of the run.
+    shutil.copytree(outputs / "digits_0", outputs / "a")
+    seeded(outputs, {"gr": SEEDS["gr"]})
+    without_a(outputs)
+    table, _ = markdown(cli, outputs)
+    assert "gr" in table
+    assert "digits, loss=BCE, optim.lr=0.002" in table
+    for job in (1, 3, 4, 5):
+        shutil.rmtree(outputs / f"digits_{job}")
+    table, _ = markdown(cli, outputs)
+    assert {name: cells[0] for name, cells in table.items()} == {"gr": "3", "digits": "2"}
+
+
+def test_metric_of_some_runs_and_lowest_error_are_marked(cli, outputs, tmp_path):
+    results = {
+        0.1: ({"top1": 90.0, "ECE": 3.0}, {"top1": 91.0, "ECE": 5.0}, {"top1": 92.0}),
+        0.2: ({"top1": 80.0, "ECE": 8.0}, {"top1": 81.0, "ECE": 8.0}, {"top1": 82.0, "ECE": 8.0}),
+    }
+    sweep(
+        outputs,
+        [
+            ({"seed": seed, "optim": {"lr": rate}}, metrics)
+            for rate, of_seeds in results.items()
+            for seed, metrics in enumerate(of_seeds)
+        ],
+    )
+    without_a(outputs)
+    table, _ = markdown(cli, outputs, "--metrics", "ECE")
+    assert table["optim.lr=0.1"] == ["3", "**91.00 ± 1.00**", "**4.00 ± 1.41 (n=2)**"]
+    assert table["optim.lr=0.2"] == ["3", "81.00 ± 1.00", "8.00 ± 0.00"]
+    path = tmp_path / "t.csv"
+    cli.out("summary", outputs, "--table", path, "--metrics", "ECE")
+    with path.open(newline="") as file:
+        rows = {row["group"]: row["ECE seeds"] for row in csv.DictReader(file)}
+    assert rows == {"optim.lr=0.1": "2", "optim.lr=0.2": "3"}
+
+
+def test_names_that_end_in_seeds(outputs):
+    for name, stem in (("digits_{}", "digits"), ("lr1_s{}", "lr1"), ("gap-seed={}", "gap")):
+        runs = {}
+        for seed in (0, 1):
+            runs[seed] = replace(made(name.format(seed), [1.0]), settings={"name": "x"})
+        assert shared_name(runs) == stem
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from clip_models import clip_folder, siglip_folder
+from support import made
 from torch import nn
 
 from mldec.checkpoint.classes import (
@@ -19,6 +20,7 @@ from mldec.checkpoint.classes import (
     scoring,
 )
 from mldec.checkpoint.open_vocabulary import queries_for
+from mldec.data.digits import class_names, class_queries, digits_zsl
 from mldec.data.text_encoder import open_encoder
 from mldec.data.types import Classes, VectorOrigin
 from mldec.data.word_vectors import word_vectors
@@ -234,3 +236,21 @@ def test_vectors_of_a_file_are_asked_for_by_its_name(tmp_path):
     with pytest.raises(CheckpointError, match=r"vectors of words\.txt \(sha256 .*--vectors FILE$"):
         asked(trained, "panda", None)
     assert asked(trained, "panda", vectors).names == ("panda",)
+
+
+@pytest.mark.parametrize("kind", ["words", "one_hot"])
+def test_vectors_of_colored_digits_are_made_by_name(kind):
+    trained = made(digits_zsl, colours=4, unseen=8, vectors=kind).train.classes
+    assert can_make(trained)
+    unseen = next(name for name in class_names(4) if name not in trained.names)
+    other = asked(trained, f"{unseen},red six", None)
+    vector_of = dict(zip(class_names(4), class_queries(4, kind), strict=True))
+    assert other.queries.equal(torch.stack([vector_of[unseen], vector_of["red six"]]))
+    with pytest.raises(DataError, match=r"'zebra'.*'red six'"):
+        asked(trained, "zebra", None)
+    # A checkpoint of an earlier version does not name its vectors.
+    if kind == "words":
+        old = replace(trained, origin=None)
+        assert asked(old, "blue two", "digits:words").names == ("blue two",)
+    with pytest.raises(DataError, match="digits:letters"):
+        asked(trained, "red six", "digits:letters")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from clip_models import clip_folder, siglip_folder
+from networks import save_calibrated
 
 from mldec.checkpoint import load_model
 from mldec.checkpoint.state import Calibration
@@ -209,3 +210,11 @@ def test_it_is_said_whether_they_were_fitted_on_these_images(caplog, images, par
     with caplog.at_level(logging.INFO, "mldec"):
         chosen_thresholds(data, loaded(PER_CLASS), options())
     assert part in caplog.text
+
+
+def test_calibrated_checkpoint_refuses_more_classes_than_its_own(tmp_path):
+    loaded = load_model(save_calibrated(tmp_path / "x.pt"))
+    assert loaded.classes.names == ("zero", "one", "two")
+    args = options("data=digits", "data.val_images=4", checkpoint="x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt has other classes than the data, 3 and 10"):
+        open_for_evaluation(loaded, args)

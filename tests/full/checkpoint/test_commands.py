@@ -21,9 +21,9 @@ def test_every_command_takes_a_published_folder(cli, best, here):
     assert tables[0] == tables[1] == tables[2]
     assert len(tables[0]) > 5
 
-    # A calibrated copy is a file of the other kind, beside it.
-    cli.out("calibrate", folder, *FEW)
-    copy = load_model(folder / "model.calibrated.pt", plugins=["patches"])
+    # A calibrated copy is a file of the other kind.
+    cli.out("calibrate", folder, *FEW, "--out", "calibrated.pt")
+    copy = load_model("calibrated.pt", plugins=["patches"])
     assert copy.calibration is not None
 
     assert " of " in loading.initialise(copy.model, folder)

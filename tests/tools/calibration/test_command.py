@@ -2,7 +2,8 @@
 
 import csv
 import json
-from argparse import Namespace
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,23 +12,25 @@ from PIL import Image
 from support import QUICK, assert_equal, one_line
 
 from mldec.calibrate import in_order, target
-from mldec.checkpoint import loading
+from mldec.checkpoint import load_model, loading
+from mldec.errors import ConfigError
+from mldec.report.training import of_run, run_folder
+from mldec.runtime.torch_files import duplicate, hash_record, save, sha256_of
 
 WORDS = ["--plugin", "patches", "data.val_images=120"]
 
 
 @pytest.fixture(scope="module")
 def best(digits_run, tmp_path_factory):
-    """A copy of the run's best checkpoint, which tests may put files beside."""
-    path = tmp_path_factory.mktemp("calibrated") / "best.pt"
-    path.write_bytes((digits_run / "checkpoints" / "best.pt").read_bytes())
-    return path
+    """The best checkpoint of a copy of the run, which tests may put files beside."""
+    folder = shutil.copytree(digits_run, tmp_path_factory.mktemp("outputs") / "digits")
+    return folder / "checkpoints" / "best.pt"
 
 
 def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     words = [*WORDS, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv"]
     out = cli.out("calibrate", best, *words)
-    calibrated = best.with_name("best.calibrated.pt")
+    calibrated = best.with_name("calibrated.pt")
     assert f"{calibrated}: a calibrated copy of {best}" in out
     assert "cross-fitted   same images        at 0.5" in out
 
@@ -168,14 +171,65 @@ def test_other_names_are_stored_with_thresholds_of_a_file(cli, best, tmp_path):
     assert loading.load(out).classes.names == tuple(f"{name}!" for name in names)
 
 
-def test_a_copy_has_a_name_of_its_own(tmp_path):
-    path = tmp_path / "best.pt"
-    args = Namespace(out=None, checkpoint="outputs/digits")
-    assert target(args, path) == str(tmp_path / "best.calibrated.pt")
-    for download in ("zoo:name", "hf:owner/name@v1"):
-        args.checkpoint = download
-        assert target(args, path) == "best.calibrated.pt"
-    assert target(args, tmp_path / "model.safetensors") == "model.calibrated.pt"
+def test_calibrated_file_of_run_replaces_its_best_checkpoint_until_that_changes(
+    cli, digits_run, here
+):
+    run = shutil.copytree(digits_run, here / "outputs" / "digits")
+    best, last = run / "checkpoints" / "best.pt", run / "checkpoints" / "last.pt"
+    out = cli.out("calibrate", run, *WORDS, "--folds", "2")
+    calibrated = best.with_name("calibrated.pt")
+    assert f"{calibrated}: a calibrated copy of {best}" in out
+    assert sha256_of(calibrated) in hash_record(calibrated).read_text()
+    assert loading.load(calibrated).calibration.source == sha256_of(best)
+
+    # A folder means the calibrated file; --weights or the name of a file bypasses it.
+    assert f"{run}: using {calibrated}\n" in cli.out("evaluate", run, *WORDS)
+    assert load_model(run, plugins=["patches"]).calibration is not None
+    for path, weights in ((run, "raw"), (run, "ema"), (best, None)):
+        loaded = load_model(path, weights, plugins=["patches"])
+        assert (loaded.path, loaded.calibration) == (best, None)
+
+    # The run is found around the copy, and from another place.
+    elsewhere = shutil.copy(calibrated, here / "mine.pt")
+    for path in (calibrated, elsewhere):
+        folder = run_folder(load_model(path, plugins=["patches"]))
+        assert of_run(folder)[1].keys() >= {"train/loss", "val/mAP"}
+
+    # A start from the folder, and a second calibration, begin with best.pt.
+    model = load_model(best, plugins=["patches"]).model
+    assert f"init from {best}: " in loading.initialise(model, run)
+    given = here / "given.txt"
+    given.write_text("0.5\n" * 10)
+    cli.out("calibrate", run, "--plugin", "patches", "--thresholds", given)
+    loaded = load_model(run, plugins=["patches"])
+    assert (loaded.path, loaded.calibration.file) == (calibrated, "given.txt")
+    assert set(loaded.calibration.slopes) == {1.0}
+
+    # Training goes on, and writes another best.pt: the calibrated file is stale.
+    save(last, {**loading.load(last).to_state(), "epoch": 3})
+    duplicate(last, best)
+    out = cli.out("evaluate", run, *WORDS)
+    assert f"{calibrated} is ignored: it was not made from the current best.pt" in out
+    assert f"{run}: using {best}\n" in out
+    hash_record(best).unlink()
+    assert load_model(run, plugins=["patches"]).path == best
+
+
+def test_copy_outside_run_needs_a_name(best, tmp_path):
+    assert target(None, best) == str(best.with_name("calibrated.pt"))
+    assert target("x.pt", best) == "x.pt"
+    # Before the first evaluation the last checkpoint stands for a run.
+    last = tmp_path / "checkpoints" / "last.pt"
+    last.parent.mkdir()
+    shutil.copy(best, last)
+    assert target(None, last) == str(last.with_name("calibrated.pt"))
+
+    os.link(last, last.with_name("best.pt"))
+    assert target(None, last) == str(last.with_name("calibrated.pt"))
+    shutil.copy(best, last.with_name("last.1.pt"))
+    for path in (last.with_name("last.1.pt"), tmp_path / "best.pt", tmp_path / "x.safetensors"):
+        with pytest.raises(ConfigError, match=r"^--out: "):
+            target(None, path)
 
 
 def test_values_return_to_the_order_of_the_checkpoint():

@@ -31,6 +31,18 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(cli):
     )
 
 
+@pytest.mark.parametrize("port", [65536, 99999, 10**30])
+def test_port_above_range_is_an_error(port):
+    with pytest.raises(ConfigError, match=f"^--port {port}: "):
+        listener("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["", ".", "http://localhost", "[::1]", "a" * 300, "a\0b"])
+def test_host_that_is_no_address_is_an_error(host):
+    with pytest.raises(ConfigError, match=r"^--host "):
+        listener(host, 0)
+
+
 def test_the_console_says_who_can_reach_the_page(capsys):
     with listener(options("x").host, 0) as server:
         announce(options("x"), server)

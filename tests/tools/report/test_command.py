@@ -20,6 +20,7 @@ from mldec.report import make
 from mldec.report.make import to_dict
 from mldec.report.page import page
 from mldec.report.training import learning_curves, of_run
+from mldec.runtime.run_folder import folder_of_run
 
 WORDS = ["--plugin", "patches"]
 
@@ -91,7 +92,8 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     intervals = ours.pop("intervals")
     text = Path("r.html").read_text()
     assert f'<p class="verdict">mAP {ours["metrics"]["mAP"]:.2f} % (95 % interval: ' in text
-    assert "<h1>digits: 10 classes, 90 images</h1>" in text
+    title = f"digits compared with {digits_run / 'checkpoints' / 'last.pt'}"
+    assert f"<h1>{title}: 10 classes, 90 images</h1>" in text
     better = re.search(r"(Neither is better beyond|[AB] has the better mAP)", text)
     assert better is not None
     assert (better[1][0] == "N") == (content.comparison.p_value >= 0.05)
@@ -256,7 +258,7 @@ def test_a_run_has_a_cost_and_curves(digits_run, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(digits_run, copy)
     best = copy / "checkpoints" / "best.pt"
-    summary, curves, notes = of_run(best)
+    summary, curves, notes = of_run(folder_of_run(best))
     facts = json.loads((copy / "run.json").read_text())
     assert summary["Trainable parameters"] == f"{facts['parameters']:,}"
     assert facts["command"] in summary["Trained by"]
@@ -266,9 +268,9 @@ def test_a_run_has_a_cost_and_curves(digits_run, tmp_path):
 
     # A damaged file does not end a report.
     (copy / "run.json").write_text("[")
-    _, curves, [note] = of_run(best)
+    _, curves, [note] = of_run(folder_of_run(best))
     assert "it is not what a run writes" in note
-    _, curves, [note] = of_run(tmp_path / "checkpoints" / "best.pt")
+    _, curves, [note] = of_run(None)
     assert curves == {}
     assert "Neither metrics.jsonl nor run.json lies beside the checkpoint" in note
 
