@@ -1,0 +1,24 @@
+"""Counters of the null GPU, for scripts that run on it."""
+
+import ctypes
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_library = ctypes.CDLL(None)
+_library.null_gpu_counts.restype = ctypes.c_char_p
+
+
+def counts() -> dict[str, int]:
+    """Return what this process has asked of the device since its start, see null_gpu.h."""
+    return json.loads(_library.null_gpu_counts())
+
+
+@contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """Yield a dictionary that has the counts of the block at its end."""
+    before = counts()
+    result: dict[str, int] = {}
+    yield result
+    for name, value in counts().items():
+        result[name] = value - before[name]
