@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 HERE = Path(__file__).parent
-SOURCES = HERE / "null_gpu"
+SOURCES = HERE / "source"
 SCRIPTS = HERE / "scripts"
 ROOT = HERE.parents[1]
 

@@ -1,7 +1,8 @@
 // The CUDA runtime without a device.
 //
 // Kernels do nothing. Device memory is main memory, to which only copies write. What a kernel may
-// have written is unknown: once a kernel was launched, the host reads zeros from the device.
+// have written is unknown: once a kernel was launched, the host reads zeros from the device, or
+// the byte that a script has chosen.
 //
 // An asynchronous copy to pinned memory is complete only when the host has waited for it, by its
 // stream, by an event that was recorded behind it, or by its device. Until then the target is
@@ -172,10 +173,12 @@ bool is_known(const void* address, size_t bytes) {
     return false;
 }
 
+char unknown_byte = 0;
+
 std::vector<char> content_of(const void* source, size_t bytes) {
     auto begin = static_cast<const char*>(source);
     if (is_known(source, bytes)) return std::vector<char>(begin, begin + bytes);
-    return std::vector<char>(bytes, 0);
+    return std::vector<char>(bytes, unknown_byte);
 }
 
 void write_to_device(void* target, const void* source, size_t bytes) {
@@ -243,6 +246,9 @@ void copy_on_device(void* target, const void* source, size_t bytes) {
     count(Counter::device_copies);
     if (target != source && is_known(source, bytes)) write_to_device(target, source, bytes);
 }
+
+// Choose the byte that stands for unknown content. With 1, booleans are true and floats finite.
+extern "C" void null_gpu_read_unknown_as(int byte) { unknown_byte = static_cast<char>(byte); }
 
 // ---- Registration and launches of kernels
 
@@ -361,6 +367,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* device, int) {
     device->warpSize = 32;
     device->multiProcessorCount = 108;
     device->regsPerBlock = 65536;
+    device->regsPerMultiprocessor = 65536;
     device->maxThreadsPerBlock = 1024;
     device->maxThreadsPerMultiProcessor = 2048;
     device->maxBlocksPerMultiProcessor = 32;
@@ -389,7 +396,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         {cudaDevAttrMaxThreadsPerBlock, properties.maxThreadsPerBlock},
         {cudaDevAttrMaxThreadsPerMultiProcessor, properties.maxThreadsPerMultiProcessor},
         {cudaDevAttrMaxRegistersPerBlock, properties.regsPerBlock},
-        {cudaDevAttrMaxRegistersPerMultiprocessor, properties.regsPerBlock},
+        {cudaDevAttrMaxRegistersPerMultiprocessor, properties.regsPerMultiprocessor},
         {cudaDevAttrMaxSharedMemoryPerBlock, int(properties.sharedMemPerBlock)},
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, int(properties.sharedMemPerBlockOptin)},
         {cudaDevAttrMaxSharedMemoryPerMultiprocessor, int(properties.sharedMemPerMultiprocessor)},

@@ -1,4 +1,4 @@
-"""Counters of the null GPU, for scripts that run on it."""
+"""What scripts on the null GPU can ask of it."""
 
 import ctypes
 import json
@@ -22,3 +22,15 @@ def counted() -> Iterator[dict[str, int]]:
     yield result
     for name, value in counts().items():
         result[name] = value - before[name]
+
+
+@contextmanager
+def truths() -> Iterator[None]:
+    """Let the host read what kernels have computed as true and as small numbers, not as zeros.
+
+    It is for code that asks the device whether something holds. Numbers in main memory that are
+    made of these bytes are huge integers.
+    """
+    _library.null_gpu_read_unknown_as(1)
+    yield
+    _library.null_gpu_read_unknown_as(0)

@@ -139,8 +139,10 @@ struct Algorithm {
     int reserved[3];
 };
 
+constexpr int FMA_MATH = 3;  // CUDNN_FMA_MATH
+
 static int one_algorithm(int* found, Algorithm* algorithm) {
-    *algorithm = {1, 0, 1.0f, 0, 1, 0, {}};
+    *algorithm = {1, 0, 1.0f, 0, 1, FMA_MATH, {}};
     *found = 1;
     return 0;
 }
