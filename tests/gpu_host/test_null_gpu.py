@@ -1,0 +1,26 @@
+"""The null GPU itself: what it counts, and when a copy has arrived."""
+
+
+def test_it_counts_and_holds_copies_until_the_host_waits(null_gpu, tmp_path):
+    result = null_gpu.run("device.py", cwd=tmp_path, devices=2).result
+
+    assert result["devices"] == ["null GPU", "null GPU"]
+    assert result["step"]["launches"] > 5
+    assert result["step"]["matrix_products"] == 3
+    assert result["step"]["stream_waits"] == 0
+    assert result["item"]["stream_waits"] == 1
+    assert result["upload"] == {"pinned_copies": 1, "pageable_copies": 1}
+
+    # Bytes of 0xFF are NaN. A kernel writes nothing, so that the host reads zeros.
+    assert result["early"] == "nan"
+    assert result["other stream"] == "nan"
+    assert result["other device"] == "nan"
+    assert result["same stream"] == 0
+    assert result["round trip"] == [1.0, 2.0]
+
+
+def test_a_process_leaves_its_counts(null_gpu, tmp_path):
+    program = "import torch; torch.ones(3, device='cuda').sum().item()"
+    counts = null_gpu.run("-c", program, cwd=tmp_path).counts
+    assert counts["launches"] == 2
+    assert counts["stream_waits"] == 1

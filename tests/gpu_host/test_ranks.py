@@ -1,0 +1,34 @@
+"""Two processes with a null GPU each, under torchrun."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+CHECKPOINT = "outputs/digits/checkpoints/last.pt"
+DATA = ["data.train_images=64", "data.val_images=40", "train.workers=0"]
+TRAIN = ["+experiment=digits", "device=cuda", *DATA, "train.batch_size=16", "train.epochs=1"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.sync_batchnorm=true", "train.precision=fp16"],
+        ["train.accumulate=2", "train.average_batchnorm=true", "train.clip_grad=1"],
+    ],
+    ids=["sync_batchnorm", "accumulate"],
+)
+def test_two_processes_train(null_gpu, tmp_path, settings):
+    words = [*TORCHRUN, "-m", "mldec.train", *TRAIN, *settings]
+    done = null_gpu.run(*words, cwd=tmp_path, devices=2)
+
+    run = tmp_path / "outputs/digits"
+    assert "on cuda:0 x 2" in (run / "train.log").read_text()
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 4
+    assert "val/mAP" in last
+    assert Path(tmp_path, CHECKPOINT).is_file()
+
+    # An all-reduce of the gradients and of the loss per step and process, at the least.
+    assert done.counts["collectives"] >= 2 * 2 * 4

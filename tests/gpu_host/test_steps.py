@@ -1,0 +1,54 @@
+"""Training steps on the null GPU: one experiment per family runs, and when its host waits."""
+
+import json
+
+import pytest
+
+# Experiments and their numbers of classes.
+EXPERIMENTS = {
+    "digits": 10,
+    "digits_zsl": 10,
+    "coco_tresnet_l": 80,
+    "q2l_coco_resnet101_448": 80,
+    "coco_partial_rps": 80,
+    "coco_single_positive_gr": 80,
+    "voc_single_positive_em": 20,
+    "vg500_tresnet_l": 500,
+    "openimages_tresnet_m": 9605,
+    "imagenet_resnet18_a2": 1000,
+    "cars_tresnet_l": 196,
+    "cifar100_swin_l": 100,
+    "nuswide_zsl_tresnet_m": 925,
+    "nuswide_zsl_clip_b16": 925,
+    "coco_dinov3_b": 80,
+    "finetune": 20,
+    "finetune_frozen": 20,
+    "finetune_dinov2_frozen": 20,
+    "finetune_siglip2": 20,
+    "tags_tresnet_l": 12547,
+}
+
+# Waits of the host per step, where there are any. The optimizers Muon and LAMB read whether the
+# step counts; timm's DINOv3 makes a tensor on the host.
+STREAM_WAITS = {"digits": 1, "digits_zsl": 1, "imagenet_resnet18_a2": 1, "coco_dinov3_b": 1}
+PAGEABLE_COPIES = {"coco_dinov3_b": 1}
+
+
+@pytest.fixture(scope="module")
+def steps(null_gpu, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("steps")
+    return null_gpu.run("steps.py", json.dumps(EXPERIMENTS), cwd=folder).result
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_step_runs_and_the_host_does_not_wait(steps, experiment):
+    step = steps[experiment]
+    assert "error" not in step, step["error"]
+    assert step["fault"] is None
+
+    counts = step["counts"]
+    assert counts["launches"] > 50
+    assert counts["stream_waits"] == STREAM_WAITS.get(experiment, 0)
+    assert counts["pageable_copies"] == PAGEABLE_COPIES.get(experiment, 0)
+    assert counts["event_waits"] == 0
+    assert counts["device_synchronizations"] == 0
