@@ -13,7 +13,7 @@ TRAIN = [
     "train.epochs=1",
 ]
 BEST = "outputs/digits/checkpoints/best.pt"
-CALIBRATED = "outputs/digits/checkpoints/best.calibrated.pt"
+CALIBRATED = "outputs/digits/checkpoints/calibrated.pt"
 
 
 @pytest.fixture(scope="module")
