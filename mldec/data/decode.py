@@ -67,7 +67,7 @@ class Decoder(Dataset[Tensor | Fault]):
             try:
                 return self.transform(item.content)
             except DataError as error:
-                return f"{visible(item.name)}: {error}; {FIX}"
+                return Fault(f"{visible(item.name)}: {error}; {FIX}", may_pass=False)
         try:
             path, content = located(item)
         except DataError as error:
