@@ -1,0 +1,32 @@
+"""Count what the host does per batch of predict, for each of some checkpoints.
+
+Arguments: names of checkpoints.
+"""
+
+import json
+import sys
+
+import numpy as np
+from null_gpu import counted, truths
+from PIL import Image
+
+from mldec.data.decode import Item
+from mldec.predict import opened
+from mldec.predict.answers import Predictor
+from mldec.runtime.signals import StopRequest
+
+BATCH, BATCHES = 4, 6
+IMAGE = Image.fromarray(np.zeros((40, 40, 3), np.uint8))
+ITEMS = [Item(str(number), str(number), content=IMAGE) for number in range(BATCH * BATCHES)]
+
+results = []
+with truths():
+    for checkpoint in sys.argv[1:]:
+        engine, rule = opened(checkpoint, {"device": "cuda"}, "top")
+        predictor = Predictor(engine, rule, batch_size=BATCH, workers=0)
+        # The first batch brings constants to the device.
+        list(predictor.rows(iter(ITEMS[:BATCH]), StopRequest()))
+        with counted() as counts:
+            list(predictor.rows(iter(ITEMS), StopRequest()))
+        results.append({name: count / BATCHES for name, count in counts.items()})
+print(json.dumps(results))

@@ -1,0 +1,62 @@
+"""Faults of CUDA runs that the null GPU has shown."""
+
+import json
+
+import pytest
+
+TRAIN = [
+    "+experiment=digits",
+    "data.train_images=32",
+    "data.val_images=16",
+    "train.batch_size=16",
+    "train.workers=0",
+    "train.epochs=1",
+]
+BEST = "outputs/digits/checkpoints/best.pt"
+CALIBRATED = "outputs/digits/checkpoints/best.calibrated.pt"
+
+
+@pytest.fixture(scope="module")
+def folder(null_gpu, tmp_path_factory):
+    """The working folder of a run on the CPU, with a calibrated checkpoint."""
+    folder = tmp_path_factory.mktemp("faults")
+    commands = [["train", *TRAIN, "device=cpu"], ["calibrate", BEST, "device=cpu", "--folds", "2"]]
+    done = null_gpu.run("commands.py", json.dumps(commands), cwd=folder)
+    for command in done.result:
+        assert command["status"] == 0, command["err"]
+    return folder
+
+
+def test_training_needs_no_compiler(null_gpu, tmp_path, monkeypatch):
+    # torch sends some matrix products to Triton, which compiles C for each new kernel.
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.delenv("CC", raising=False)
+    env = {"PATH": str(empty), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    words = ["-m", "mldec.train", *TRAIN, "device=cuda"]
+    done = null_gpu.run(*words, cwd=tmp_path, env=env)
+    assert done.counts["launches"] > 0
+    assert done.counts["triton_launches"] == 0
+
+
+def test_taggers_on_two_devices_wait_for_their_own_copies(null_gpu, folder):
+    # A copy that has not arrived reads as NaN.
+    scores = null_gpu.run("two_devices.py", BEST, cwd=folder, devices=2).result
+    assert len(scores) == 4
+    for name, values in scores.items():
+        assert len(values) == 10, name
+        assert all(0 <= value <= 1 for value in values), name
+
+
+def test_predict_waits_once_per_batch_calibrated_or_not(null_gpu, folder):
+    for counts in null_gpu.run("predict_waits.py", BEST, CALIBRATED, cwd=folder).result:
+        assert counts["event_waits"] == 1
+        assert counts["stream_waits"] == 0
+        assert counts["pageable_copies"] == 0
+
+
+def test_attention_on_an_h100_does_not_use_cudnn(null_gpu, folder):
+    # torch prefers it on this device. The null GPU has no plans for it.
+    env = {"NULL_GPU_CAPABILITY": "90"}
+    [counts] = null_gpu.run("predict_waits.py", BEST, cwd=folder, env=env).result
+    assert counts["launches"] > 0
