@@ -1,9 +1,7 @@
 """Basic operations on the null GPU; print what they count and what the host reads."""
 
-import json
-
 import torch
-from null_gpu import counted
+from null_gpu import counted, finish
 
 result = {"devices": [torch.cuda.get_device_name(number) for number in range(2)]}
 
@@ -41,4 +39,4 @@ result["other stream"] = read(wait=lambda: wait_for(torch.cuda.Stream()))
 result["other device"] = read(wait=lambda: wait_for(torch.cuda.current_stream("cuda:1")))
 result["same stream"] = read(wait=lambda: wait_for(torch.cuda.current_stream()))
 result["round trip"] = torch.tensor([1.0, 2.0]).cuda().tolist()
-print(json.dumps(result))
+finish(result)

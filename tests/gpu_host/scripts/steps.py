@@ -11,7 +11,7 @@ import time
 import traceback
 
 import torch
-from null_gpu import counted
+from null_gpu import counted, finish
 
 from mldec.benchmark.throughput import prepare, settings
 
@@ -46,4 +46,4 @@ for experiment, classes in json.loads(sys.argv[1]).items():
     # The weights of the next experiment take their place.
     gc.collect()
     torch.cuda.empty_cache()
-print(json.dumps(results))
+finish(results)
