@@ -13,11 +13,7 @@ TRAIN = [
     "train.epochs=1",
 ]
 BEST = "outputs/digits/checkpoints/best.pt"
-<<<<<<< HEAD
 CALIBRATED = "outputs/digits/checkpoints/calibrated.pt"
-=======
-CALIBRATED = "outputs/digits/checkpoints/calibrated.pt"
->>>>>>> nullgpu
 
 
 @pytest.fixture(scope="module")
