@@ -90,7 +90,7 @@ def check(metadata: Metadata) -> None:
         value = getattr(metadata, name)
         if not matches(value, hint):
             raise ValueError(f"{name} is {str(value)[:40]!r}, not {describe(hint)}")
-    if not metadata.classes:
+    if not metadata.classes and metadata.word_dim is None:
         raise ValueError("classes is empty")
 
     thresholds = metadata.thresholds
