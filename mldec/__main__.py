@@ -3,8 +3,8 @@
 import sys
 from importlib import import_module
 
+from mldec.cli import VERSION
 from mldec.errors import suggest
-from mldec.runtime.cli import VERSION
 
 COMMANDS = {
     "train": "train a model: +experiment=digits, or data, backbone, head and loss of your choice",
@@ -16,16 +16,27 @@ COMMANDS = {
     "publish": "put a checkpoint on the Hugging Face Hub, with a model card",
     "demo": "show what photos contain on a web page of this machine, and over HTTP",
     "summary": "print a table of the runs in a folder, and plot them",
-    "check_data": "count and check the images and labels of a dataset, or find its wrong labels",
+    "check-data": "count and check the images and labels of a dataset, or find its wrong labels",
     "benchmark": "measure speed, memory and cost",
 }
+
+# The commands of the paper; the others are tools.
+CORE = ("train", "evaluate")
+
+
+def module_of(command: str) -> str:
+    """Return the module of a command: its function `main` reads `sys.argv`."""
+    name = command.replace("-", "_")
+    return f"mldec.{name}" if name in CORE else f"mldec.tools.{name}"
 
 
 def overview() -> str:
     """Return the list of commands."""
     width = max(map(len, COMMANDS))
-    lines = [f"  python -m mldec.{name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join([VERSION, "", "Commands; each has --help:", "", *lines])
+    lines = [VERSION, "", "Commands (each has --help):", ""]
+    for name, purpose in COMMANDS.items():
+        lines.append(f"  mldec {name:<{width}}  {purpose}")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -39,15 +50,14 @@ def main() -> None:
         return
 
     # A command is a module of its own, which reads the words behind its name.
-    command = arguments[0]
-    name = command.replace("-", "_")
-    if name in COMMANDS:
+    command = arguments[0].replace("_", "-")
+    if command in COMMANDS:
         sys.argv[1:] = arguments[1:]
-        import_module(f"mldec.{name}").main()
+        import_module(module_of(command)).main()
         return
 
     hint = suggest(command, list(COMMANDS))
-    print(f"mldec: there is no command {command!r}{hint}", file=sys.stderr)
+    print(f"mldec: there is no command {arguments[0]!r}{hint}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -1,12 +1,11 @@
-"""Evaluate a checkpoint: `python -m mldec.evaluate best.pt [data.root=...] [--json FILE]`."""
+"""Evaluate a checkpoint: `mldec evaluate best.pt [data.root=...] [--json FILE]`."""
 
 import argparse
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mldec.errors import CheckpointError, say
-from mldec.runtime.cli import (
+from mldec.cli import (
     add_model_options,
     add_threshold_option,
     add_views_option,
@@ -14,55 +13,22 @@ from mldec.runtime.cli import (
     command,
     run_command,
 )
-from mldec.runtime.results import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.errors import CheckpointError, say
+from mldec.evaluation.output import is_count, meaning
+from mldec.files.atomic import STANDARD_OUTPUT, check_targets, to_json, write_result
 
 # torch is imported late: --help and a wrong argument need not wait for it.
 if TYPE_CHECKING:
     from mldec.checkpoint import Loaded
-    from mldec.evaluation import Results
+    from mldec.evaluation.output import Results
 
 log = logging.getLogger("mldec")
 
 MOST_LISTED = 30  # classes that are printed; --csv and --json have all
 
-# What each metric is called and means; the report and the model card say it too.
-MEANINGS = {
-    "mAP": "Mean over the classes of the average precision (AP); a class without a positive "
-    "counts as 0",
-    "mAP_skip_empty": "mAP without the classes that no image shows",
-    "mAP_interpolated": "mAP with the precision made monotonic, as in VOC 2010",
-    "mAP_11point": "mAP with the precision at 11 values of recall, as in VOC 2007",
-    "mAP_partial": "mAP of annotated labels, over classes with positives and negatives",
-    "mAP_weighted": "mAP_partial with each class weighted by its positives",
-    "mAP_naive": "mAP with labels that are not annotated taken as negative",
-    "CP": "Precision, averaged over classes",
-    "CR": "Recall, averaged over classes",
-    "CF1": "Harmonic mean of CP and CR",
-    "CF1_mean": "F1, averaged over classes",
-    "OP": "Precision of all decisions together",
-    "OR": "Recall of all decisions together",
-    "OF1": "Harmonic mean of OP and OR",
-    "P": "Precision of all decisions together",
-    "R": "Recall of all decisions together",
-    "F1": "Harmonic mean of P and R",
-    "class_accuracy": "Share of the images of a class that are right, averaged over classes",
-    "top1": "Share of the images whose label has the highest score",
-    "top5": "Share of the images whose label is among the five highest scores",
-    "ECE": "Expected calibration error: how far scores are from observed frequencies",
-    "seen_mAP": "mAP over the classes of the training",
-    "harmonic_mAP": "Harmonic mean of the mAP over seen and over unseen classes",
-}
-
-# Longer prefixes first: one begins with another one.
-AMONG = {
-    "zsl_all_": "among the classes that training did not see, over all images",
-    "zsl_": "among the classes that training did not see",
-    "gzsl_": "among all classes",
-}
-
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line of `mldec.evaluate`."""
+    """Return the command line of `mldec evaluate`."""
     arguments = command(
         "evaluate", "Evaluate a checkpoint on the data of its config; key=value changes settings."
     )
@@ -106,11 +72,13 @@ def evaluate(args: argparse.Namespace) -> None:
 
     from tqdm import tqdm
 
-    from mldec import evaluation
     from mldec.checkpoint import load_model
+    from mldec.evaluation import run as evaluation
+    from mldec.evaluation.open import open_for_evaluation
+    from mldec.evaluation.options import EvalOptions
     from mldec.runtime import distributed
     from mldec.runtime.devices import memory_format
-    from mldec.runtime.facts import explain_out_of_memory, keep_freed_memory
+    from mldec.runtime.environment import explain_out_of_memory, keep_freed_memory
 
     keep_freed_memory()
     loaded = load_model(**chosen_model(args))
@@ -118,7 +86,7 @@ def evaluate(args: argparse.Namespace) -> None:
         write_classes(loaded, args)
         return
 
-    setup = evaluation.open_for_evaluation(loaded, args)
+    setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
     config, device = setup.config, setup.device
     with distributed.processes(device):
         # None: on a terminal only.
@@ -159,7 +127,7 @@ def tell(
     results: "Results", weights: str, args: argparse.Namespace, names: tuple[str, ...]
 ) -> None:
     """Print the results of K classes, and write the files that the command line names."""
-    from mldec.evaluation import left_out, report, to_csv
+    from mldec.evaluation.output import left_out, report, to_csv
 
     for line in left_out(results.bad, results.images):
         log.warning(line)
@@ -196,7 +164,7 @@ def table(metrics: dict[str, float]) -> list[str]:
 
 def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> list[str]:
     """Return a line per class, below the names of the columns."""
-    from mldec.evaluation import as_text
+    from mldec.evaluation.output import as_text
 
     forms = {"threshold": ".3f"}
     texts = [[name, *as_text(v, forms.get(name, ".1f"))] for name, v in per_class.items()]
@@ -206,29 +174,6 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
         "  ".join(["", name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
         for name, *cells in zip(*columns, strict=True)
     ]
-
-
-def is_count(name: str) -> bool:
-    """Tell whether a metric is a number of classes or images, not a percentage."""
-    return name.startswith(("classes", "images"))
-
-
-def meaning(name: str) -> str:
-    """Return what a metric means, as a sentence; empty if it is not known."""
-    if is_count(name):
-        return "A number, not a percentage."
-
-    base, _, k = name.partition("@")
-    prefix = next((prefix for prefix in AMONG if base.startswith(prefix)), "")
-    text = MEANINGS.get(base.removeprefix(prefix))
-    if text is None:
-        return ""
-
-    if prefix:
-        text += f", {AMONG[prefix]}"
-    if k:
-        text += f", if the {k} highest scores of an image are predicted"
-    return f"{text}."
 
 
 def main() -> None:

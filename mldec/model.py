@@ -6,6 +6,10 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from mldec.errors import ConfigError
 
@@ -101,3 +105,61 @@ class TokenClassifier(Classifier):
     ) -> Tensor:
         """Map tokens [B, N, C] to logits [B, K]; see `Classifier.classify`."""
         return self.classify(images, queries, attention=attention)
+
+
+def multiply_accumulates(
+    model: nn.Module, image_size: int, queries: tuple[int, ...] | None = None
+) -> float:
+    """Count the multiply-accumulates per image in evaluation mode, without computing anything.
+
+    The GFLOPs of the paper are these: of convolutions, linear layers and attention only; work that
+    does not depend on the image counts in full. The model may be on any device, including meta;
+    `queries` is the shape [K, D_w] of its word vectors.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        # Fake tensors claim to be on the CPU: the heads switch autocast off, which has no "meta".
+        # Attention as two products: the counter of torch 2.11 misses the fused form on a CPU.
+        math = sdpa_kernel(SDPBackend.MATH)
+        with FakeTensorMode(), torch.no_grad(), math, FlopCounterMode(display=False) as counter:
+            named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+            state = {
+                name: torch.empty(value.shape, dtype=value.dtype, device="cpu")
+                for name, value in named
+            }
+
+            shapes: list[tuple[int, ...]] = [(1, 3, image_size, image_size)]
+            if queries:
+                shapes.append(queries)
+            inputs = tuple(torch.empty(shape, device="cpu") for shape in shapes)
+            functional_call(model, state, inputs)
+    finally:
+        # Module by module: a part that was frozen in evaluation mode stays there.
+        for module in training:
+            module.training = True
+
+    # torch counts a product and a sum as two.
+    return counter.get_total_flops() / 2
+
+
+def work_per_image(model: nn.Module, image_size: int, queries: Tensor | None) -> float | None:
+    """Return the multiply-accumulates, with word vectors [K, D_w]; None if they are unknown."""
+    try:
+        return multiply_accumulates(model, image_size, None if queries is None else queries.shape)
+    except Exception:
+        # A part of the user's own may fail on tensors without values.
+        return None
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Count the trainable parameters, and all, the frozen queries of a head (a buffer) included."""
+    trainable = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+
+    queries = sum(
+        value.numel()
+        for name, value in model.named_buffers()
+        if name.rpartition(".")[2] == "queries"
+    )
+    return trainable, trainable + frozen + queries

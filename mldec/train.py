@@ -1,4 +1,4 @@
-"""Train a model: `python -m mldec.train +experiment=digits`.
+"""Train a model: `mldec train +experiment=digits`.
 
 Slow modules are imported when the run starts, so that --help and a wrong setting answer at once.
 """
@@ -23,18 +23,17 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import mldec
-from mldec.config.compose import COMPLETION, config_dir, explain, parse, prepare, to_yaml
+from mldec.cli import VERSION, require
+from mldec.config.compose import config_dir, explain, parse, prepare, to_yaml
 from mldec.config.schema import Config
-from mldec.errors import CheckpointError, ConfigError, one_line, printable, say, writing
-from mldec.runtime.cli import VERSION, require, to_console
-from mldec.runtime.devices import Precision
-from mldec.runtime.run_folder import RUN_FILE, RunFacts, command_line
+from mldec.errors import ConfigError, one_line, printable, say, writing
+from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
+from mldec.runtime.console import to_console
 
 if TYPE_CHECKING:
     import torch
 
-    from mldec.checkpoint.state import Checkpoint
-    from mldec.config.build import Parts
+    from mldec.build import Parts
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
 
@@ -50,11 +49,11 @@ def run(config: Config, directory: Path) -> None:
     log.info(f"{config.name}: starting, mldec {mldec.__version__}")
     import torch
 
+    from mldec import build
     from mldec.checkpoint import loading
-    from mldec.config import build
+    from mldec.files.run_folder import RunLock
     from mldec.runtime import distributed
-    from mldec.runtime.facts import keep_freed_memory
-    from mldec.runtime.run_folder import RunLock
+    from mldec.runtime.environment import keep_freed_memory
     from mldec.runtime.signals import listening
     from mldec.training.optim import check_trainable
 
@@ -89,11 +88,17 @@ def _train(
     config: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
 ) -> None:
     """Train a run in its locked folder, from its start or from where it was."""
+    from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
-    from mldec.runtime.facts import git_commit
-    from mldec.runtime.torch_files import write_text
+    from mldec.runtime.environment import git_commit
     from mldec.training.log import RunLog
-    from mldec.training.trainer import describe_run, few_per_batch_norm, start_weights
+    from mldec.training.start import (
+        describe_run,
+        few_per_batch_norm,
+        is_inside,
+        prepare_trainer,
+        start_weights,
+    )
 
     # The messages until train.log is open: about the data, and the pass of a frozen network.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
@@ -101,11 +106,11 @@ def _train(
     commit = f"(mldec {mldec.__version__}, commit {git_commit() or 'none'})"
     try:
         log.info(printable(f"{command_line()} {commit}"))
-        trainer, path = _prepared(config, parts, directory, device, stop)
+        trainer, path = prepare_trainer(config, parts, directory, device, stop)
     finally:
         log.removeHandler(early)
     # The log of another run stays in its folder: this one starts with an empty log.
-    lines = trainer.lines if path and _is_inside(path, directory) else 0
+    lines = trainer.lines if path and is_inside(path, directory) else 0
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
     step, tracked = trainer.learner.step, trainer.config
@@ -137,112 +142,10 @@ def _train(
                 save_estimate(trainer.learner.loss, priors, trainer.data.train.classes.names)
 
 
-def _prepared(
-    config: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
-) -> "tuple[Trainer, Path | None]":
-    """Build the parts of a run, resume or initialise it; return the checkpoint it goes on from."""
-    import torch
-
-    from mldec.checkpoint import loading
-    from mldec.config import build
-    from mldec.data.loader import labels_of
-    from mldec.runtime import distributed
-    from mldec.training.memory import divide_batch
-    from mldec.training.trainer import Trainer
-
-    # The newest version of the checkpoint that is not damaged.
-    last = distributed.on_main(partial(resume_point, config, directory))
-    saved = distributed.on_main(partial(loading.load_newest, last)) if last else None
-    path, saved_checkpoint = saved or (None, None)
-    precision = used_precision(config.train.precision, saved_checkpoint, device)
-    config = replace(config, train=replace(config.train, precision=precision))
-
-    # The weights of a checkpoint replace pretrained ones: those need not be downloaded.
-    torch.manual_seed(config.seed)
-    data = build.data(parts)
-    loss = build.loss(parts, lambda: labels_of(data.train, config.seed))
-    build.check_together(config, data, loss)
-    if config.train.fit_memory:
-        config, parts = divide_batch(config, parts, data, loss, saved_checkpoint, device)
-    model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
-    if config.train.start_at_frequency and not saved:
-        build.start_at_frequency(model.head, labels_of(data.train, config.seed))
-    if config.init and not saved:
-        log.info(loading.initialise(model, config.start, data.train.classes.names))
-
-    model.to(device)
-    if config.train.cache_features:
-        from mldec.model import TokenClassifier
-        from mldec.training.frozen_features import with_tokens
-
-        # The tokens are those of the weights that the run goes on from.
-        if path and saved_checkpoint:
-            loading.load_strict(model, saved_checkpoint.model, path)
-        data = with_tokens(data, model.backbone, config, device=device, stop=stop)
-        model = TokenClassifier(model.backbone, model.head)
-
-    folder = directory / "checkpoints"
-    trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
-    if path and saved_checkpoint:
-        trainer.resume(saved_checkpoint, path)
-    return trainer, path
-
-
-def used_precision(
-    wanted: Precision, saved: "Checkpoint | None", device: "torch.device"
-) -> Precision:
-    """Return the precision that a run uses on a device, for its record.
-
-    A resumed run keeps what it has used so far, if that is what the setting meant where it began.
-    """
-    if saved is not None:
-        before = Precision(saved.config["train"]["precision"])
-        if wanted.may_mean(before):
-            wanted = before
-    return wanted.on(device)
-
-
-def resume_point(config: Config, directory: Path) -> Path | None:
-    """Return the path of the checkpoint to resume from, if any; an older version may be there."""
-    last = directory / "checkpoints" / "last.pt"
-    holds_run = any(last.parent.glob("last*.pt"))
-
-    # torchrun restarts all processes after one of them failed, with the same command.
-    is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if config.resume == "auto" or (is_restarted and holds_run):
-        return last if holds_run else None
-
-    # A run is never replaced unless the user says so.
-    if config.resume is None:
-        if holds_run:
-            raise CheckpointError(
-                f"{directory} holds a run: pass resume=auto to go on, or name=... for a new run"
-            )
-        return None
-
-    path = Path(config.resume)
-    if not path.is_file() or path.suffix == ".safetensors":
-        fault = "there is no such file; pass resume=auto or a checkpoint"
-        if config.resume.startswith("hf:") or path.is_file():
-            fault = "a published checkpoint holds no training state; start from it by init="
-        raise CheckpointError(f"resume={config.resume}: {fault}")
-    if holds_run and not _is_inside(path, directory):
-        raise CheckpointError(
-            f"resume={config.resume}: {directory} holds another run, which it would replace; "
-            f"pass name=... for a new folder, or resume=auto to go on with the one that is there"
-        )
-    return path
-
-
-def _is_inside(path: Path, directory: Path) -> bool:
-    """Tell whether a file is in the folder of a run; the file may be a link to one elsewhere."""
-    return path.parent.resolve().is_relative_to(directory.resolve())
-
-
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
     """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
-    from mldec.runtime.torch_files import write_text
-    from mldec.training.trainer import run_facts
+    from mldec.files.torch_files import write_text
+    from mldec.training.start import run_facts
 
     with writing(directory, of_run=True):
         (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -273,9 +176,10 @@ def app(node: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def show(node: DictConfig) -> None:
     """Print the config that a run on this machine records, as YAML."""
-    from mldec.config import build
+    from mldec import build
     from mldec.runtime import distributed
     from mldec.training.optim import check_trainable
+    from mldec.training.start import used_precision
 
     with one_line():
         config = parse(node).on(processes=1)
@@ -313,10 +217,6 @@ def main() -> None:
     with one_line():
         task, arguments = choose_task(sys.argv[1:])
         sys.argv[1:] = prepare(arguments)
-        # Shells complete the name of a command: they cannot complete `python -m`.
-        if any(argument.startswith(COMPLETION) for argument in sys.argv[1:]):
-            sys.argv[0] = "mldec-train"
-
         try:
             task()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

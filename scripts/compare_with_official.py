@@ -25,8 +25,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from mldec.benchmark import add_experiment, report
-from mldec.benchmark.throughput import (
+from mldec.cli import positive
+from mldec.errors import ConfigError, one_line
+from mldec.files.atomic import check_targets
+from mldec.heads.ml_decoder import MLDecoder
+from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.model import Classifier
+from mldec.runtime import distributed
+from mldec.runtime.devices import Precision, autocast, memory_format
+from mldec.runtime.environment import keep_freed_memory
+from mldec.tools.benchmark import add_experiment, report
+from mldec.tools.benchmark.throughput import (
     STEPS,
     Trial,
     blocks,
@@ -36,15 +45,6 @@ from mldec.benchmark.throughput import (
     step_figures,
     times_as_long,
 )
-from mldec.errors import ConfigError, one_line
-from mldec.heads.ml_decoder import MLDecoder
-from mldec.losses.asymmetric import AsymmetricLoss
-from mldec.model import Classifier
-from mldec.runtime import distributed
-from mldec.runtime.cli import positive
-from mldec.runtime.devices import Precision, autocast, memory_format
-from mldec.runtime.facts import keep_freed_memory
-from mldec.runtime.results import check_targets
 
 IN_FEATURES = 2048
 EMBED_DIM = 768  # the default of the head, officially the only one

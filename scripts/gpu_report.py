@@ -48,13 +48,13 @@ import torch
 from packaging.requirements import Requirement
 
 from mldec import triton_can_compile
-from mldec.benchmark import environment
 from mldec.errors import ConfigError, one_line, say
-from mldec.runtime.results import check_targets, to_json, write_json, write_result
+from mldec.files.atomic import check_targets, to_json, write_json, write_result
+from mldec.tools.benchmark import environment
 
 TOP = Path(__file__).parents[1]
 PYTHON = sys.executable
-BENCHMARK = [PYTHON, "-m", "mldec.benchmark"]
+BENCHMARK = [PYTHON, "-m", "mldec", "benchmark"]
 TRAIN = [PYTHON, "-m", "mldec.train"]
 OFFICIAL = [PYTHON, str(TOP / "scripts" / "compare_with_official.py")]
 LAST_LINES = 20  # of the output of a part that failed
@@ -250,7 +250,7 @@ LOADER_ALONE = "loader_alone"  # the command of a part, followed by its file and
 def measure_loader(out: Path, words: list[str]) -> None:
     """Write the images/s of a training loader whose batches are dropped, into a file."""
     # Imported late, as are all modules that need more packages than torch.
-    from mldec.config import build
+    from mldec import build
     from mldec.config.compose import compose
     from mldec.data.loader import TrainBatches, train_loader, unwrap
 
@@ -277,7 +277,7 @@ def measure_loader(out: Path, words: list[str]) -> None:
 
 def _make_coco(root: Path, *, train: int, val: int) -> None:
     """Write both splits of a COCO 2014 tree: made photos, some hundred times under other names."""
-    from mldec.benchmark.data import made_photo
+    from mldec.tools.benchmark.data import made_photo
 
     different = min(train, 256)
     files = root / "photos"

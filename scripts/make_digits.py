@@ -36,9 +36,10 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from mldec.data.digits import NAMES, Box, compose, split_writings
-from mldec.data.table import VOC
+from mldec.data.digits import Box, compose, split_writings
 from mldec.errors import ConfigError, one_line
+from mldec.names import VOC
+from mldec.words.digits import NAMES
 
 QUALITY = 95  # of the JPEG files
 DIFFICULT = 0.1  # share of the objects that VOC calls difficult

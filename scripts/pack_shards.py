@@ -28,14 +28,14 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mldec.config import build
+from mldec import build
+from mldec.cli import positive
 from mldec.data.images import read_image
+from mldec.data.labels import Labels
 from mldec.data.loader import start_worker, unwrap
 from mldec.data.readers.shards import FORMAT
-from mldec.data.table import Labels
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import ConfigError, DataError, one_line
-from mldec.runtime.cli import positive
 
 QUALITY = 95  # of images that are made smaller
 

@@ -116,7 +116,7 @@ def imported(name: str, *modules: str) -> Any:
 
 def splits(settings: list[str]) -> dict[str, Any]:
     """Return what a reader makes of its files: order, labels, classes, fingerprint, pixels."""
-    chosen_data = imported("chosen_data", "mldec.config.build", "mldec.build")
+    chosen_data = imported("chosen_data", "mldec.build", "mldec.build")
     labels_of = imported("labels_of", "mldec.data.split_labels", "mldec.data.loader")
     fingerprint = imported("fingerprint", "mldec.data.fingerprint")
     fixed_sample = imported("fixed_sample", "mldec.data.base", "mldec.data.types")
@@ -326,14 +326,14 @@ def resume() -> dict[str, Any]:
 
 
 def evaluate(name: str) -> dict[str, Any]:
-    """Keys and values of `mldec.evaluate`."""
+    """Keys and values of `mldec evaluate`."""
     checkpoint, *words = words_of("evaluate", name)
     command("evaluate", trained(checkpoint), *words, "--json", "a.json", "--csv", "a.csv")
     return {"json": read("a.json"), "csv": read("a.csv")}
 
 
 def calibrate(name: str) -> dict[str, Any]:
-    """Keys and values of `mldec.calibrate`, and the decisions by its thresholds."""
+    """Keys and values of `mldec calibrate`, and the decisions by its thresholds."""
     checkpoint, *words = words_of("calibrate", name)
     command("calibrate", trained(checkpoint), *words, "--json", "a.json", "--out", "a.pt")
     command("evaluate", "a.pt", "--json", "b.json")
@@ -346,7 +346,7 @@ def calibrate(name: str) -> dict[str, Any]:
 
 
 def predict(name: str) -> dict[str, Any]:
-    """Rows of `mldec.predict` in each format, and the pixels of its heat maps."""
+    """Rows of `mldec predict` in each format, and the pixels of its heat maps."""
     checkpoint, *words = words_of("predict", name)
     photos = sorted((COCO / "val2014").iterdir())[:12]
     command("predict", trained(checkpoint), *photos, "--workers", 0, *words, "--jsonl", "a.jsonl")
@@ -355,7 +355,7 @@ def predict(name: str) -> dict[str, Any]:
 
 
 def report() -> dict[str, Any]:
-    """Numbers of `mldec.report`."""
+    """Numbers of `mldec report`."""
     result = {}
     for name in ("digits", "digits_single", "coco_smoke", "zlpr"):
         words = ["--compare", trained("bce")] if name == "zlpr" else []
@@ -365,7 +365,7 @@ def report() -> dict[str, Any]:
 
 
 def check_data() -> dict[str, Any]:
-    """Counts of `mldec.check_data`, and the labels that a model finds unlikely."""
+    """Counts of `mldec check-data`, and the labels that a model finds unlikely."""
     result = {}
     for name in ("digits", "coco", "coco_zsl", "voc", "openimages_miil", "csv_labels"):
         command("check_data", *words_of("reader", name), "--json", "a.json")
@@ -377,7 +377,7 @@ def check_data() -> dict[str, Any]:
 
 
 def summary() -> list[dict[str, str]]:
-    """The table of `mldec.summary`."""
+    """The table of `mldec summary`."""
     for name in ("digits", "digits_single", "coco_smoke"):
         shutil.copytree(trained(name), Path("runs", name))
     command("summary", "runs", "--csv", "a.csv")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as mldec.train does, and for the same reason
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as mldec train does, and for the same reason
 
 # Tests run side by side, one thread each: more threads than cores would wait for one another.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -78,7 +78,7 @@ def best(digits_run: Path) -> Path:
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw 100 resamples instead of 1,000."""
-    monkeypatch.setattr("mldec.report.statistics.MOST_RESAMPLES", 100)
+    monkeypatch.setattr("mldec.tools.report.statistics.MOST_RESAMPLES", 100)
 
 
 @pytest.fixture

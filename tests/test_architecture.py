@@ -11,29 +11,27 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 
-# The core, from the bottom up; what stands in one line knows nothing of its neighbours.
+# The core, from the bottom up. Neighbors in a line do not import each other.
 CORE = [
     ("mldec", "errors"),
-    ("runtime",),
-    ("backbones", "evaluators", "losses", "model"),
-    ("heads", "config", "__main__"),
+    ("files", "model", "runtime"),
+    ("backbones", "config", "evaluators", "losses", "names", "cli"),
+    ("heads", "words"),
     ("data",),
     ("build",),
     ("checkpoint",),
     ("evaluation",),
     ("training",),
     ("train", "evaluate"),
+    ("__main__",),
 ]
-# A tool imports the core, `predict`, and nothing of another tool.
-TOOLS = {"predict", "calibrate", "report", "check_data", "export", "publish", "summary"}
-TOOLS |= {"benchmark", "demo"}
-ALLOWED = {(tool, "predict") for tool in TOOLS}
+# A tool imports the core, `predict` and `pages`, but no other tool.
+SHARED_TOOLS = {"predict", "pages"}
 
 
 def room(module: str) -> str:
-    """Return the folder of the package that a module is in, or the module's own name."""
-    # What builds the parts knows them; the settings beside it do not.
-    return "build" if module == "mldec.config.build" else module.split(".")[:2][-1]
+    """Return the folder of the package that a module is in, or its own name at the top level."""
+    return module.split(".")[:2][-1]
 
 
 def imports(module: str) -> set[str]:
@@ -59,17 +57,27 @@ def importers(*libraries: str) -> set[str]:
 
 
 def test_imports_point_down() -> None:
-    level = {name: number for number, names in enumerate(CORE) for name in names}
-    assert {room(module) for module in MODULES} == level.keys() | TOOLS
+    level = {name: number for number, names in enumerate([*CORE, ("tools",)]) for name in names}
+    assert {room(module) for module in MODULES} == level.keys()
 
     for module in MODULES:
         here = room(module)
         for there in {room(name) for name in imports(module) & MODULES.keys()} - {here, "mldec"}:
-            message = f"{module} imports mldec.{there}"
-            if there in TOOLS:
-                assert (here, there) in ALLOWED, message
-            else:
-                assert here in TOOLS or level[there] < level[here], message
+            assert level[there] < level[here], f"{module} imports mldec.{there}"
+
+
+def test_tools_do_not_import_each_other() -> None:
+    for module in MODULES:
+        if room(module) != "tools" or module == "mldec.tools":
+            continue
+        used = {name.split(".")[2] for name in imports(module) if name.startswith("mldec.tools.")}
+        assert used - SHARED_TOOLS <= {module.split(".")[2]}, module
+
+
+def test_only_the_commands_parse_arguments() -> None:
+    allowed = {"mldec.cli", "mldec.train", "mldec.evaluate"}
+    core = {module for module in importers("argparse") if room(module) != "tools"}
+    assert core <= allowed
 
 
 def test_there_are_no_circles() -> None:
@@ -86,7 +94,7 @@ def test_libraries_stay_at_the_edge() -> None:
     assert importers("hydra", "omegaconf") == edge
     assert importers("torch.distributed") == {"mldec.runtime.distributed"}
     # The first switches off the telemetry, and the second imports it before.
-    assert importers("onnxruntime") == {"mldec.predict.engine", "mldec.export"}
+    assert importers("onnxruntime") == {"mldec.tools.predict.engine", "mldec.tools.export"}
 
 
 def test_nothing_is_named_that_only_unix_has() -> None:
@@ -101,11 +109,11 @@ def test_nothing_is_named_that_only_unix_has() -> None:
 
 def test_what_a_run_does_not_use_is_not_imported() -> None:
     spared = {"backbones.hf_backbone", "heads.query2label", "losses.partial"}
-    spared |= {"checkpoint.released", "checkpoint.sources", "checkpoint.open_vocabulary"}
+    spared |= {"checkpoint.released", "checkpoint.sources", "evaluation.class_list"}
     spared |= {
         "training.trackers",
         "data.digits",
-        "data.word_vectors",
+        "words.vectors",
         "data.readers.coco",
         "evaluators.zero_shot",
     }

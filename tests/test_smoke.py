@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 from support import QUICK, Cli, assert_equal, made, numbers
 
-from mldec.data.digits import NAMES, digits
+from mldec.data.digits import digits
 from mldec.data.types import fixed_sample
-from mldec.runtime.torch_files import read_torch
+from mldec.files.torch_files import read_torch
 from mldec.training.step import Learner
+from mldec.words.digits import NAMES
 
 PLUGIN = ["--plugin", "patches"]
 

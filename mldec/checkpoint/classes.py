@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from mldec.data.table import listed, names_fault, told_apart
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.runtime.text import read_text
+from mldec.files.text import read_text
+from mldec.names import listed, names_fault, told_apart
 
 log = logging.getLogger("mldec")
 
@@ -155,7 +155,7 @@ def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes
     if current.origin is not None and current.origin.sha256 == origin.sha256:
         return trained
 
-    from mldec.data.word_vectors import made_alike
+    from mldec.words.vectors import made_alike
 
     remedy = "put its weights there again"
     names = current.names[:COMPARED]

@@ -11,10 +11,11 @@ import torch
 
 from mldec.checkpoint.state import Checkpoint
 from mldec.config.compose import option
-from mldec.data.text_encoder import ClipModel, open_model
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import PROMPT, Classes, VectorOrigin
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError
+from mldec.words.encoder import ClipModel, open_model
+from mldec.words.types import PROMPT, VectorOrigin
 
 # open_clip's ways to make an image square, as the crop of an `EvalTransform`.
 CROPS = {"squash": None, "shortest": 1.0}

@@ -10,20 +10,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mldec import build
 from mldec.checkpoint.classes import check_count, read_class_names, same_names
 from mldec.checkpoint.state import Calibration, Checkpoint
-from mldec.config import build
 from mldec.config.compose import parse, to_dict
 from mldec.config.schema import PARTS, Config, Init
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.table import listed
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import PREFIX, Classes
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError, refusing
+from mldec.files.run_folder import CALIBRATED, CHECKPOINTS
+from mldec.files.torch_files import SUFFIX, read_torch, recorded_hash, versions
 from mldec.model import Classifier, Viewed
-from mldec.runtime import distributed, facts
-from mldec.runtime.run_folder import CALIBRATED, CHECKPOINTS
-from mldec.runtime.torch_files import SUFFIX, read_torch, recorded_hash, versions
+from mldec.names import listed
+from mldec.runtime import distributed
+from mldec.runtime import environment as facts
+from mldec.words.types import PREFIX
 
 log = logging.getLogger("mldec")
 
@@ -47,7 +49,7 @@ class Loaded:
     weights: str  # "ema" or "raw"
     path: Path  # of the file of weights
     fingerprint: Fingerprint | None = None  # of the training data; None for a file of others
-    calibration: Calibration | None = None  # of these weights, if `mldec.calibrate` wrote the file
+    calibration: Calibration | None = None  # of these weights, if `mldec calibrate` wrote the file
     of_run: bool = False  # whether the file is one of ours, and not one of others
     unseen: tuple[str, ...] | None = None  # classes that training did not have; None: unknown
 
@@ -66,7 +68,7 @@ def load_model(
     """Rebuild the model that a file describes and load its weights, in float32.
 
     Args:
-        path: a file written by `mldec.train` or the folder of its run (see `_read_run`), a `.pth`
+        path: a file written by `mldec train` or the folder of its run (see `_read_run`), a `.pth`
             file of the authors, anything else that `local` takes, or "clip:MODEL[:WEIGHTS]", a
             model of open_clip.
         weights: "ema", "raw", or None for the set that scored best; a file of others has one set.
@@ -217,7 +219,7 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
             return path, state
         log.warning(
             f"{path} is ignored: it was not made from the current {best.name}; "
-            f"python -m mldec.calibrate {folder} replaces it"
+            f"mldec calibrate {folder} replaces it"
         )
 
     log.info(f"{folder}: using {best}")
@@ -225,7 +227,7 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint that `mldec.train` wrote."""
+    """Read a checkpoint that `mldec train` wrote."""
     return Checkpoint.from_state(_read(path), path)
 
 
@@ -309,7 +311,7 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:
-        from mldec.data.word_vectors import read_class_list
+        from mldec.words.vectors import read_class_list
 
         synonyms = read_class_list(Path(start.synonyms)).classes
 

@@ -5,7 +5,7 @@ A folder, or a repository on the Hugging Face Hub, holds two files:
 - model.safetensors: one set of weights, "ema" or "raw", and the word vectors of the classes;
 - config.json: the rest of the checkpoint, which weights they are, and the hash of the other file.
 
-`mldec.publish` writes it. There is no training state: a run can start from it, but not go on.
+`mldec publish` writes it. There is no training state: a run can start from it, but not go on.
 """
 
 import json
@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition, no_optimizer
 from mldec.errors import CheckpointError, refusing
-from mldec.runtime.results import to_json, write_file
-from mldec.runtime.torch_files import SUFFIX, sha256_of, write_safetensors
+from mldec.files.atomic import to_json, write_file
+from mldec.files.torch_files import SUFFIX, sha256_of, write_safetensors
 
 CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
 LIBRARY, LAYOUT = "mldec", 1
@@ -90,7 +90,7 @@ def read(path: Path) -> dict[str, Any]:
     config = path.with_name(CONFIG)
     if not config.is_file():
         raise CheckpointError(
-            f"{path} lacks the {CONFIG} that mldec.publish writes beside it; put it there"
+            f"{path} lacks the {CONFIG} that mldec publish writes beside it; put it there"
         )
     content = read_config(config)
 
@@ -134,7 +134,7 @@ def read_config(path: Path) -> dict[str, Any]:
         library, layout = content.get("library"), content.get("layout")
 
     if library != LIBRARY:
-        raise CheckpointError(f"{path} is not one that mldec.publish wrote; use another checkpoint")
+        raise CheckpointError(f"{path} is not one that mldec publish wrote; use another checkpoint")
     if layout != LAYOUT:
         raise CheckpointError(
             f"{path} has layout {str(layout)[:40]}, this mldec reads {LAYOUT}: use a newer mldec"

@@ -22,16 +22,16 @@ from mldec.checkpoint.sources import RELEASED, TAG_LIST, TAG_THRESHOLDS
 from mldec.checkpoint.state import Calibration, Checkpoint
 from mldec.checkpoint.thresholds import with_thresholds
 from mldec.config.compose import option
-from mldec.data.table import COCO_NAMES, VOC, told_apart, without_quotes
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
 from mldec.errors import DataError
+from mldec.files.text import read_lines
 from mldec.heads.layers import renamed
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.ram import OFFICIAL_NAMES as RAM
 from mldec.heads.ram import REWEIGHT_SCALE
-from mldec.runtime.text import read_lines
+from mldec.names import COCO_NAMES, VOC, told_apart, without_quotes
 
 log = logging.getLogger("mldec")
 

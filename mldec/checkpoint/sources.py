@@ -21,8 +21,6 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import disable_progress_bars
 
 from mldec.checkpoint import published
-from mldec.data.cache import cache_folder
-from mldec.data.types import PREFIX
 from mldec.errors import (
     CheckpointError,
     ConfigError,
@@ -33,9 +31,11 @@ from mldec.errors import (
     suggest,
     writing,
 )
-from mldec.runtime.cli import on_terminal
-from mldec.runtime.run_folder import find_checkpoint
-from mldec.runtime.torch_files import sha256_of, write_hashes
+from mldec.files.cache import cache_folder
+from mldec.files.run_folder import find_checkpoint
+from mldec.files.torch_files import sha256_of, write_hashes
+from mldec.runtime.console import on_terminal
+from mldec.words.types import PREFIX
 
 log = logging.getLogger("mldec")
 
@@ -112,7 +112,7 @@ def local(path: str | Path) -> Path:
     """Resolve what a user names to the path of a local file of weights.
 
     It is a file; the folder of a run, which stands for its best checkpoint, else the last one; a
-    folder that `mldec.publish` wrote; "zoo:NAME", a released file; or "hf:OWNER/NAME[@REVISION]", a
+    folder that `mldec publish` wrote; "zoo:NAME", a released file; or "hf:OWNER/NAME[@REVISION]", a
     published checkpoint. The last two are downloaded once.
     """
     text = str(path)

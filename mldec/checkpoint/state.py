@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import Classes, VectorOrigin
+from mldec.data.types import Classes
 from mldec.errors import DataError, refusing
+from mldec.words.types import VectorOrigin
 
 FORMAT = 2
 
@@ -144,7 +145,7 @@ class Checkpoint:
     val_fingerprint: Fingerprint | None = None  # of the validation data; None in an older file
     versions: dict[str, str] = field(default_factory=dict)
     git: str | None = None  # commit of mldec
-    calibration: Calibration | None = None  # None unless `mldec.calibrate` wrote the file
+    calibration: Calibration | None = None  # None unless `mldec calibrate` wrote the file
     unseen: tuple[str, ...] | None = None  # classes that training did not have; None: unknown
 
     def to_state(self) -> dict[str, Any]:

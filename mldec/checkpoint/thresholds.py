@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from mldec.checkpoint.state import Calibration
-from mldec.data.table import unknown_class
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
-from mldec.runtime.text import read_lines, read_text
+from mldec.files.text import read_lines, read_text
+from mldec.names import unknown_class
 
 _SEE = "see docs/running.md, section Thresholds of a file"
-COLUMNS = ("class", "threshold")  # of a CSV file, as mldec.calibrate --csv calls them
+COLUMNS = ("class", "threshold")  # of a CSV file, as mldec calibrate --csv calls them
 
 
 def with_thresholds(

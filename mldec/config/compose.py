@@ -20,9 +20,8 @@ from mldec.errors import ConfigError, suggest
 # Settings that the schema does not list: arguments of the parts and of the optimizer.
 OPEN_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init|optim\.options)\.|optim\.options$")
 
-COMPLETION = ("-sc", "--shell-completion")
 # Hydra's. What else begins with two dashes is a setting that should have none.
-FLAG = "help|hydra-help|version|cfg|resolve|package|run|multirun|shell-completion|info"
+FLAG = "help|hydra-help|version|cfg|resolve|package|run|multirun|info"
 FLAG = rf"--({FLAG}|config-\w+|experimental-rerun)"
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -46,10 +45,6 @@ def prepare(words: list[str]) -> list[str]:
     `head.num_groups=20` becomes `++head.num_groups=20`, whether the YAML lists it or not. Flags
     come first, because Hydra's parser loses settings behind them.
     """
-    # These belong to tab completion, where `install=bash` is no setting.
-    if any(word.startswith(COMPLETION) for word in words):
-        return words
-
     flags, settings = [], []
     words = [_at_home(word) for word in words]
     if any(word.startswith("init.") for word in words):

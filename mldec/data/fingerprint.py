@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from mldec.data.table import Labels
+from mldec.data.labels import Labels
 from mldec.data.types import Split, StoredImages
 from mldec.errors import CheckpointError
 

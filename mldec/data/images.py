@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from mldec.errors import ConfigError, DataError, brief, visible
-from mldec.runtime.text import read_bytes
+from mldec.files.text import read_bytes
 
 # The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
 # program.

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.config.schema import Mix
+from mldec.data.labels import Labels, from_dense
 from mldec.data.mixing import Mixing
-from mldec.data.randomness import SampleRandom, sample_seed, seeded
-from mldec.data.table import Labels, from_dense
-from mldec.data.types import DataModule, ImageDataset, Split, StoredImages, draw
+from mldec.data.sampling import SampleRandom, draw, sample_seed, seeded
+from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
 
 Loaded = TypeVar("Loaded")  # what a loader yields

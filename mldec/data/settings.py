@@ -8,21 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from mldec.data.cache import TableCache
-from mldec.data.table import fold_numbers, listed_positives, parse_fold, random_positives
+from mldec.data.labels import listed_positives, random_positives
+from mldec.data.sampling import SHUFFLED, Sampling
+from mldec.data.splits import fold_numbers, parse_fold
 from mldec.data.tasks import MultiLabel, Task, ZeroShot
 from mldec.data.transforms import TrainTransform, View
-from mldec.data.types import (
-    PREFIX,
-    PROMPT,
-    SHUFFLED,
-    DataModule,
-    ImageFiles,
-    Sampling,
-    Split,
-    StoredImages,
-    WordVectors,
-)
+from mldec.data.types import DataModule, ImageFiles, Split, StoredImages
 from mldec.errors import ConfigError, DataError
+from mldec.words.types import PREFIX, PROMPT, WordVectors
 
 log = logging.getLogger("mldec")
 
@@ -125,8 +118,8 @@ class VectorSettings:
         `order` are the names of an array file without a text file of names beside it.
         """
         # Most data sets have none.
-        from mldec.data.text_encoder import read_templates
-        from mldec.data.word_vectors import described, word_vectors
+        from mldec.words.encoder import read_templates
+        from mldec.words.vectors import described, word_vectors
 
         if self.vectors is None:
             raise ConfigError(

@@ -10,11 +10,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mldec.data.table import listed
-from mldec.data.types import Classes, StoredImages, VectorOrigin, WordVectors
+from mldec.data.types import Classes, StoredImages
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.names import listed
+from mldec.words.types import VectorOrigin, WordVectors
 
 log = logging.getLogger("mldec")
 

@@ -1,69 +1,27 @@
 """The types between a file and a batch: classes, images, splits and data modules."""
 
-import math
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from mldec.data.images import FIX, load_image, read_image
-from mldec.data.randomness import SampleRandom, sample_seed
-from mldec.data.table import Labels, Table, names_fault, parse_fold
+from mldec.data.labels import Labels
+from mldec.data.sampling import SHUFFLED, SampleRandom, Sampling, sample_seed
+from mldec.data.table import Table
 from mldec.data.transforms import EvalTransform, Transform
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
-from mldec.runtime.text import read_bytes
-
-PREFIX = "clip:"  # of the sources that are text encoders
-DIGITS_PREFIX = "digits:"  # of the word vectors of colored digits, which are made here
-PROMPT = "a photo of a {}."  # the template that a text encoder is given by default
-
-
-@dataclass(frozen=True)
-class VectorOrigin:
-    """The source of word vectors."""
-
-    # A text encoder, such as "clip:ViT-B-32:openai", with absolute paths; "digits:words", see
-    # `data.digits.named_vectors`; or the name of a file of vectors, without its folder.
-    source: str
-
-    sha256: str  # of the encoder's weights, the file, or the text "digits:words", in hexadecimal
-
-    # Sentences with {} for the name, whose vectors were averaged; none for a file.
-    templates: tuple[str, ...] = ()
-
-    # The file of sentences about classes that these had instead, and its sha256, see `described`.
-    descriptions: str | None = None
-
-    @property
-    def is_encoder(self) -> bool:
-        """Whether a text encoder made the vectors, so that it can make others."""
-        return self.source.startswith(PREFIX)
-
-    @property
-    def makes_others(self) -> bool:
-        """Whether the vectors of other names can be made without a file of vectors."""
-        return self.is_encoder or self.source.startswith(DIGITS_PREFIX)
-
-    def described(self) -> str:
-        """Name the source and its hash, for messages."""
-        return f"{self.source} (sha256 {self.sha256[:12]})"
-
-
-class WordVectors(NamedTuple):
-    """Word vectors of K names, which are those asked for, and then optional ones that have one."""
-
-    names: tuple[str, ...]
-    queries: Tensor  # float32 [K, D]; row i belongs to names[i]
-    origin: VectorOrigin
+from mldec.files.text import read_bytes
+from mldec.names import names_fault
+from mldec.words.types import VectorOrigin
 
 
 @dataclass(frozen=True)
@@ -179,82 +137,6 @@ def picture(dataset: ImageDataset, index: int) -> Image.Image:
         return read_image(dataset.name(index), dataset.storage.content(index))
     image, _ = fixed_sample(dataset, index)
     return Image.fromarray(image.permute(1, 2, 0).numpy())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Which training images an epoch has: settings of a `data` node, the same for every reader."""
-
-    # "repeat_factor": images of rare classes appear more than once per epoch.
-    sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
-
-    # Its threshold, see `repeat_factors`, in (0, 1]; None is that of LVIS, 0.001.
-    repeat_threshold: float | None = None
-
-    # "i/N": fold i of N, from 1, of the training images is the validation split of the run, and the
-    # others are trained on; the validation split of the data set is not read.
-    fold: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.fold is not None:
-            parse_fold(self.fold)
-        if self.repeat_threshold is not None and not 0 < self.repeat_threshold <= 1:
-            raise ValueError(f"repeat_threshold is {self.repeat_threshold}: it must be in (0, 1]")
-
-    def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
-        """Return how often each training image appears per epoch on average, float64 [N].
-
-        None if each appears once. The labels of the training images are asked for only if needed.
-        """
-        if self.sampler == "shuffle":
-            return None
-        return repeat_factors(labels(), self.repeat_threshold or 0.001)
-
-
-SHUFFLED = Sampling()  # each image once per epoch
-
-
-def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
-    """Return the repeat factor of each image, float64 [N].
-
-    A class that a fraction f of the images shows has the factor max(1, sqrt(threshold / f)), and an
-    image has the largest factor of its positives, or 1 without any.
-
-    Source: Gupta et al., LVIS (arXiv 1908.03195), repeat factor sampling.
-    """
-    # A class without a positive repeats no image.
-    fractions = labels.counts().clip(min=1) / len(labels)
-    per_class = np.sqrt(threshold / fractions).clip(min=1)
-
-    positive = labels.values == 1
-    factors = np.ones(len(labels))
-    np.maximum.at(factors, labels.images()[positive], per_class[labels.classes[positive]])
-    return factors
-
-
-def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the images of an epoch by factors float64 [N] of 1 or more.
-
-    Each image appears as often as its factor says, rounded down or up at random ("systematic
-    sampling"): the factors are laid end to end in a random order, and marks at distance 1, the
-    first at a random point, count for the images that they fall on. Their number L is fixed: the
-    sum of the factors, rounded up.
-
-    Returns the index of each drawn image, and the number of its appearances before, int64 [L] each.
-    """
-    length = math.ceil(factors.sum())
-    images = torch.randperm(len(factors), generator=generator)
-    offset = torch.rand((), generator=generator, dtype=torch.float64)
-
-    ends = torch.from_numpy(factors)[images].cumsum(0)
-    marks = (ends * (length / ends[-1]) + offset).floor().long()
-    marks[-1] = length
-    counts = marks.diff(prepend=marks.new_zeros(1))
-
-    starts = torch.repeat_interleave(marks - counts, counts)
-    appearances = torch.arange(length) - starts
-    order = torch.randperm(length, generator=generator)
-    return torch.repeat_interleave(images, counts)[order], appearances[order]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mldec.errors import DataError, refusing
+from mldec.files.text import open_text
 from mldec.losses.common import check_class_count, check_range, prepare
 from mldec.runtime import distributed
 from mldec.runtime.devices import in_double
-from mldec.runtime.text import open_text
 
 log = logging.getLogger("mldec")
 

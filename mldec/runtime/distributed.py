@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -130,7 +130,7 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
         return
 
-    _rank_and_size()
+    rank_and_world_size()
     for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise ConfigError(f"{name} is not set, but RANK is; unset RANK, or start with torchrun")
@@ -286,55 +286,12 @@ def join_columns(values: Tensor) -> Tensor:
     return torch.cat(gather(values), dim=-1)
 
 
-NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables with the number of a shard
-
-
-class Shard(NamedTuple):
-    """A share of the images: that of one process."""
-
-    number: int  # from 0
-    of: int
-
-
-def _rank_and_size() -> Shard:
-    """Return the rank and the number of processes that torchrun sets, 0 of 1 without it."""
-    number = env_number("RANK", 0)
-    of = env_number("WORLD_SIZE", 1, smallest=1)
-    if number >= of:
+def rank_and_world_size() -> tuple[int, int]:
+    """Return RANK and WORLD_SIZE as torchrun sets them; 0 and 1 without torchrun."""
+    rank = env_number("RANK", 0)
+    size = env_number("WORLD_SIZE", 1, smallest=1)
+    if rank >= size:
         raise ConfigError(
-            f"RANK={number} is not below WORLD_SIZE={of}; unset both, or start with torchrun"
+            f"RANK={rank} is not below WORLD_SIZE={size}; unset both, or start with torchrun"
         )
-    return Shard(number, of)
-
-
-def chosen_shard(option: str | None) -> Shard:
-    """Return the share of this process, by --shard, or by the variables of torchrun without it.
-
-    I/N says it; auto/N takes I from a SLURM array or an indexed Job of Kubernetes, and auto takes
-    both from torchrun.
-    """
-    if option is None:
-        return _rank_and_size()
-
-    number, of = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    first, _, last = option.partition("/")
-    is_set = [name for name in (*NUMBERS, "RANK") if os.environ.get(name)]
-    if first == "auto":
-        sources = NUMBERS if last else ("RANK",)
-        if len(is_set) != 1 or is_set[0] not in sources:
-            raise ConfigError(
-                f"--shard {option} takes its number from {' or '.join(sources)} alone, and "
-                f"{' and '.join(is_set) or 'nothing'} is set; pass --shard I/N instead"
-            )
-        number, of = os.environ[is_set[0]], last or of
-    elif env_number("WORLD_SIZE", 1, smallest=1) > 1:
-        raise ConfigError(f"--shard {option} is that of all processes of torchrun: pass auto")
-    else:
-        number, of = first, last
-
-    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-        raise ConfigError(
-            f"--shard {option}: there is no shard {number or '?'} of {of or '?'}; "
-            f"shards count from 0 to N - 1, with N from 1 on"
-        )
-    return Shard(int(number), int(of))
+    return rank, size

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.data.cache import cache_folder
 from mldec.data.loader import end_workers, eval_loader, unwrap
-from mldec.data.randomness import SampleRandom
+from mldec.data.sampling import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped, refusing
+from mldec.files.atomic import replacing
+from mldec.files.cache import cache_folder
 from mldec.runtime import distributed
 from mldec.runtime.devices import autocast, moved
-from mldec.runtime.results import replacing
 from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")

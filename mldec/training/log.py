@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from mldec.config.schema import Config
 from mldec.errors import refusing, writing
+from mldec.files.atomic import replacing
+from mldec.files.run_folder import LOG_FILE, NOT_OURS, read_log
 from mldec.runtime import distributed
-from mldec.runtime.results import replacing
-from mldec.runtime.run_folder import LOG_FILE, NOT_OURS, read_log
 from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")

@@ -9,17 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from mldec import build
 from mldec.checkpoint.state import Checkpoint
-from mldec.config import build
 from mldec.config.schema import Config
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError
 from mldec.runtime import distributed
 from mldec.runtime.devices import autocast, memory_format
 from mldec.training.optim import freeze
-from mldec.training.trainer import ENOUGH_FOR_BATCH_NORM
 
 log = logging.getLogger("mldec")
+
+ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
 SHARE_USED = 0.9  # of the free memory: pieces of different sizes leave gaps between them
 

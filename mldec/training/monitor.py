@@ -17,7 +17,7 @@ from mldec.config.schema import Config
 from mldec.data.loader import Batch
 from mldec.data.types import DataModule
 from mldec.errors import writing
-from mldec.evaluation import Results
+from mldec.evaluation.output import Results
 from mldec.evaluators import Thresholded
 from mldec.evaluators.constant import ConstantScores
 from mldec.runtime import distributed

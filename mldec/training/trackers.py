@@ -15,7 +15,7 @@ from typing import Any
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config
 from mldec.errors import brief
-from mldec.runtime import torch_files
+from mldec.files import torch_files
 from mldec.training.monitor import Details
 
 log = logging.getLogger("mldec")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from timm.utils import distribute_bn
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mldec.checkpoint.classes import check_classes
 from mldec.checkpoint.loading import saved_config
@@ -25,26 +24,19 @@ from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader, unwrap
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, Stopped, UserError
-from mldec.evaluation import Results, evaluate_all, left_out, memory_advice, same_scores
+from mldec.evaluation.output import Results, left_out, same_scores
+from mldec.evaluation.run import evaluate_all, memory_advice
+from mldec.files import torch_files
 from mldec.model import Classifier
-from mldec.runtime import distributed, torch_files
+from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
-from mldec.runtime.facts import (
-    count_parameters,
-    explain_out_of_memory,
-    git_commit,
-    installed,
-    work_per_image,
-)
-from mldec.runtime.run_folder import RunFacts, command_line
+from mldec.runtime.environment import explain_out_of_memory, git_commit, installed
 from mldec.runtime.signals import NothingCame, StopRequest
 from mldec.training.log import Meter, RunLog, clock
 from mldec.training.monitor import Observer
 from mldec.training.step import Learner, Numbers, Outcome
 
 log = logging.getLogger("mldec")
-
-ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
 
 class Trainer:
@@ -519,107 +511,3 @@ def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: 
     if average > best_average:
         return dataclasses.replace(best, average=average, falls=False)
     return dataclasses.replace(best, falls=True)
-
-
-def describe_run(trainer: Trainer, wanted: Precision) -> str:
-    """Describe what is about to be trained, on which data, and where it starts."""
-    config, learner = trainer.config, trainer.learner
-    train, val = trainer.data.train, trainer.data.val
-
-    trainable, total = count_parameters(learner.model)
-    parameters = f"{trainable / 1e6:.2f} M trainable parameters"
-    if config.train.freeze or config.train.freeze_batchnorm:
-        parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters train"
-
-    precision = learner.precision.value
-    if learner.precision is not wanted:
-        precision += f" (train.precision={wanted.value})"
-    batch = f"batches of {config.train.batch_size:,} images"
-    if config.train.batch_per_gpu is not None:
-        batch += (
-            f" (train.batch_per_gpu {config.train.batch_per_gpu} x {distributed.world_size()} "
-            f"processes x train.accumulate {config.train.accumulate}, in place of train.batch_size)"
-        )
-    images = images_per_batch_norm(trainer)
-    if images not in (None, config.train.batch_size):
-        batch += f", batch norms see {images:,} at a time"
-
-    splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
-    if trainer.batches.factors is not None:
-        splits += f" ({trainer.batches.num_images:,} images per epoch: data.sampler=repeat_factor)"
-
-    if trainer.ended:
-        moment = f"ended after epoch {trainer.epoch}, nothing is left to train"
-    else:
-        moment = f"epoch {trainer.epoch + 1} of {config.train.last_epoch}"
-        if config.train.stop_epoch is not None:
-            moment += f" ({config.train.epochs} are planned)"
-        moment += f", {trainer.position} of {trainer.batches.steps} steps done"
-
-    return (
-        f"{config.name}: {parameters}, {len(val.classes)} classes, "
-        f"{splits}, {precision} on {trainer.device} x {distributed.world_size()}, {batch}, {moment}"
-    )
-
-
-def images_per_batch_norm(trainer: Trainer) -> int | None:
-    """Return of how many images each batch norm in training mode takes the statistics, if any."""
-    learner, train = trainer.learner, trainer.config.train
-    norms = {module for module in learner.model.modules() if isinstance(module, _BatchNorm)}
-    if not norms - set(learner.frozen_norms):
-        return None
-    return train.micro_batch(1 if train.sync_batchnorm else distributed.world_size())
-
-
-def few_per_batch_norm(trainer: Trainer) -> str | None:
-    """Return a warning if the statistics of batch norms come from few images."""
-    images = images_per_batch_norm(trainer)
-    if images is None or images >= ENOUGH_FOR_BATCH_NORM:
-        return None
-
-    return (
-        f"each batch norm sees only {images} images at a time, and results may suffer below "
-        f"{ENOUGH_FOR_BATCH_NORM}: raise the batch, lower train.accumulate, pass "
-        f"train.sync_batchnorm=true on several GPUs, or choose a network without batch norm"
-    )
-
-
-def start_weights(config: Config, resumed: Path | None = None) -> str:
-    """Name the weights that a run starts from, or began with and the checkpoint it resumes from."""
-    pretrained = config.backbone.get("pretrained")
-    if config.init:
-        weights = f"init={config.start.path}"
-        if config.start.classes:
-            weights += " init.classes=by_name"
-    elif "pretrained" not in config.backbone:
-        weights = f"those that {config.backbone['_target_']} is built with; the head is random"
-    elif pretrained is True:
-        weights = f"the published {config.backbone.get('name', 'weights')}; the head is random"
-    elif pretrained:
-        weights = f"backbone.pretrained={pretrained}; the head is random"
-    else:
-        weights = "random"
-
-    if resumed is None:
-        return f"start weights: {weights}"
-    return f"start weights: {resumed}, of a run that began with: {weights}"
-
-
-def run_facts(trainer: Trainer) -> RunFacts:
-    """Return the content of run.json for a run that is about to start or to resume."""
-    config, model, size = trainer.config, trainer.learner.model, trainer.data.transform.image_size
-    classifier = Classifier(model.backbone, model.head)
-    products = work_per_image(classifier, size, trainer.data.val.classes.queries)
-    return RunFacts(
-        name=config.name,
-        command=command_line(),
-        versions=installed(),
-        commit=trainer.git,
-        epochs=config.train.epochs,
-        image_size=size,
-        parameters=count_parameters(model)[0],
-        multiply_accumulates=None if products is None else round(products),
-        start_epoch=trainer.epoch,
-        best={} if trainer.best.metric is None else dataclasses.asdict(trainer.best),
-        ended=trainer.ended,
-    )

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config, Precision
 from mldec.data.types import Classes
-from mldec.runtime.facts import multiply_accumulates
+from mldec.model import multiply_accumulates
 
 SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption
 # The same of an H100: a fifth of the 989.5e12 that its data sheet promises of dense bf16 products.

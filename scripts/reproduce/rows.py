@@ -7,7 +7,7 @@ of a value that is not in a table of the paper says where it is from: read off a
 
 from dataclasses import dataclass, field
 
-from mldec.benchmark.cost import POINTS, Point
+from mldec.tools.benchmark.cost import POINTS, Point
 
 # The authors' files trained on Open Images: the start of the official train.py for TResNet-L, and
 # of TResNet-M the only one that they released.

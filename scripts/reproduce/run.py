@@ -198,7 +198,7 @@ def train(row: Row, seed: int, gpus: int, settings: list[str]) -> None:
 def result(row: Row, seed: int, settings: list[str]) -> dict[str, Any] | None:
     """Return the state, commit and metrics of a run; None before its first evaluation."""
     from mldec.checkpoint import loading
-    from mldec.summary import read
+    from mldec.tools.summary import read
 
     own, _ = own_name(row, seed, settings)
     folder = Path("outputs", own)

@@ -16,12 +16,12 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mldec.benchmark import environment
-from mldec.calibrate import parser as command_line
 from mldec.checkpoint import load_model
-from mldec.evaluation import open_for_evaluation
+from mldec.evaluation.open import open_for_evaluation
+from mldec.evaluation.options import EvalOptions
 from mldec.evaluators.label_errors import common_slope, platt, soft_targets
-from mldec.runtime.results import write_json
+from mldec.files.atomic import write_json
+from mldec.tools.benchmark import environment
 
 BINS, PERFECT_DRAWS, ROUNDS = 15, 10, 20
 # Logits [N, K] and whether an image shows a class, bool [N, K] -> slopes and offsets, [K] or one.
@@ -29,7 +29,7 @@ Fitter = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def temperature(logits: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit one slope for all classes, as `mldec.calibrate` did before."""
+    """Fit one slope for all classes, as `mldec calibrate` did before."""
 
     def derivative(log_slope: float) -> float:
         return float(((expit(logits * np.exp(log_slope)) - present) * logits).sum())
@@ -66,7 +66,7 @@ def platt_scaling(
 
 
 def shrunk(logits: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit slope and offset of each class, as `mldec.calibrate` does."""
+    """Fit slope and offset of each class, as `mldec calibrate` does."""
     return platt_scaling(logits, present, common_slope(logits, present))
 
 
@@ -80,7 +80,7 @@ WAYS: dict[str, Fitter] = {
 
 
 def error(scores: np.ndarray, present: np.ndarray) -> float:
-    """Return the calibration error over all pairs in percent, as `mldec.calibrate` does."""
+    """Return the calibration error over all pairs in percent, as `mldec calibrate` does."""
     bins = np.minimum((scores * BINS).astype(int), BINS - 1).ravel()
     gaps = np.bincount(bins, (scores - present).ravel(), BINS)
     return 100 * float(np.abs(gaps).sum()) / scores.size
@@ -107,8 +107,8 @@ def scored(path: str) -> tuple[np.ndarray, np.ndarray]:
     if path.endswith(".npz"):
         with np.load(path) as arrays:
             return arrays["logits"].astype(float), arrays["labels"] == 1
-    args = command_line().parse_args([path])
-    scores = open_for_evaluation(load_model(path), args, calibrated=False).scores()
+    options = EvalOptions(checkpoint=path)
+    scores = open_for_evaluation(load_model(path), options, calibrated=False).scores()
     return scores.logits.astype(float), scores.labels == 1
 
 

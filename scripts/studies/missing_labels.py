@@ -12,7 +12,7 @@ both drawn anew for each seed; binary cross-entropy also on all labels, as a bou
 
 Each finished run is a line of benchmarks/missing_labels.jsonl, so that an interrupted study goes on
 where it stopped. `--report` writes benchmarks/missing_labels.json and its plot, and prints the
-tables, with verdicts against AN that are those of `mldec.summary --table --against`.
+tables, with verdicts against AN that are those of `mldec summary --table --against`.
 """
 
 import argparse
@@ -28,11 +28,11 @@ import own_photos
 import torch
 from torch import Tensor
 
-from mldec.benchmark import environment
 from mldec.config.compose import compose
-from mldec.data.table import from_dense, random_positives
+from mldec.data.labels import from_dense, random_positives
 from mldec.evaluators.average_precision import average_precision
-from mldec.summary import paired
+from mldec.tools.benchmark import environment
+from mldec.tools.summary import paired
 
 TOP = Path(__file__).resolve().parents[2]
 RUNS, OUT = TOP / "benchmarks" / "missing_labels.jsonl", TOP / "benchmarks" / "missing_labels.json"

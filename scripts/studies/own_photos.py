@@ -29,20 +29,22 @@ from typing import Any
 
 import matplotlib
 
+from mldec.training import start
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mldec.benchmark import environment
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose
+from mldec.data.labels import from_dense
 from mldec.data.loader import Batch, TrainBatches
-from mldec.data.table import from_dense
 from mldec.evaluators.average_precision import average_precision
 from mldec.model import TokenClassifier
 from mldec.runtime.signals import StopRequest
+from mldec.tools.benchmark import environment
 from mldec.training.frozen_features import with_tokens
 from mldec.training.step import Learner
 
@@ -165,7 +167,7 @@ def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
     torch.manual_seed(config.seed)
     head = parts["head"].call(in_features=tokens.shape[2], num_classes=labels.shape[1])
     if config.train.start_at_frequency:
-        build.start_at_frequency(head, from_dense(labels.numpy()))
+        start.start_at_frequency(head, from_dense(labels.numpy()))
     loss = build.loss(parts)
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
     config.train = config.train.lasting(batches.steps)

@@ -14,8 +14,8 @@ from support import QUICK, one_line
 
 import mldec
 from mldec.checkpoint import loading
-from mldec.data.digits import NAMES
-from mldec.runtime.torch_files import read_torch
+from mldec.files.torch_files import read_torch
+from mldec.words.digits import NAMES
 
 
 def test_a_run_leaves_what_the_readme_says(digits_run):

@@ -16,7 +16,7 @@ from scipy.io import savemat
 from support import made, read_option
 from trees import structs
 
-from mldec.config.build import SHARED
+from mldec.build import SHARED
 from mldec.config.compose import config_dir
 from mldec.data.readers import imagenet
 from mldec.data.settings import VectorSettings

@@ -11,8 +11,8 @@ import pytest
 import torch
 from support import QUICK, numbers, wait_until
 
-from mldec.runtime.run_folder import RunLock
-from mldec.runtime.torch_files import read_torch
+from mldec.files.run_folder import RunLock
+from mldec.files.torch_files import read_torch
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 TRAIN = ["-m", "mldec.train", *QUICK, "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]

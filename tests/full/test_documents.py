@@ -24,12 +24,12 @@ import pytest
 import torch
 from support import read_option
 
-from mldec import summary
-from mldec.__main__ import COMMANDS
-from mldec.config import build
+from mldec import build
+from mldec.__main__ import COMMANDS, module_of
 from mldec.config.compose import check_key, check_option, compose, config_dir, options
 from mldec.config.schema import PARTS
 from mldec.errors import ConfigError
+from mldec.tools import summary
 
 TOP = Path(__file__).parents[2]
 FILES = [*TOP.glob("*.md"), *TOP.glob("docs/**/*.md"), *TOP.glob("tests/**/*.md")]
@@ -48,7 +48,7 @@ SECTIONS = "|".join((*PARTS, "train", "optim", "schedule", "mix", "log"))
 PART_SETTING = re.compile(rf"(?<![\w./])((?:{SECTIONS})\.[a-z_]+)\b(?!\.\w)")
 FILE_NAMES = {"data.csv", "data.json", "data.yaml"}  # which look like settings of the data
 OPTIONAL = re.compile(r"\[((?:--|\w[\w.]*=)[^\]]*)\]")
-COMMAND = re.compile(r"(?:[A-Z]+=\S+ )*(?:python |torchrun |sbatch |scripts/\S+ |mldec-[\w-]+)")
+COMMAND = re.compile(r"(?:[A-Z]+=\S+ )*(?:python |torchrun |sbatch |scripts/\S+ |mldec(?: |$))")
 LAUNCHERS = {
     "scripts/launch/one_node.sh",
     "scripts/launch/several_nodes.sh",
@@ -228,9 +228,9 @@ def test_settings_in_the_text_exist(name: str) -> None:
 
 
 class Line(NamedTuple):
-    """A command of a document: its module or script, its words, and the line that follows it."""
+    """A command of a document: its name or script, its words, and the line that follows it."""
 
-    module: str | None
+    command: str | None  # "" for `mldec` alone
     script: str | None
     words: list[str]
     answer: str
@@ -257,15 +257,18 @@ def understood(line: str, answer: str = "") -> Line | None:
 
     for place, word in enumerate(words):
         if word in LAUNCHERS:
-            return Line(module="mldec.train", script=word, words=words[place + 1 :], answer=answer)
+            return Line(command="train", script=word, words=words[place + 1 :], answer=answer)
         if re.fullmatch(r"scripts/[\w/]+\.(py|sh)", word):
-            return Line(module=None, script=word, words=words[place + 1 :], answer=answer)
-        if word == "-m" and words[place + 1 :] and words[place + 1].startswith("mldec"):
-            rest = words[place + 2 :]
-            return Line(module=words[place + 1], script=None, words=rest, answer=answer)
-    if words[0].startswith("mldec-"):
-        module = words[0].replace("mldec-", "mldec.").replace("-", "_")
-        return Line(module=module, script=None, words=words[1:], answer=answer)
+            return Line(command=None, script=word, words=words[place + 1 :], answer=answer)
+        if word in ("mldec.train", "mldec.evaluate"):
+            rest = words[place + 1 :]
+            return Line(command=word.removeprefix("mldec."), script=None, words=rest, answer=answer)
+        if word == "mldec":
+            rest = words[place + 1 :]
+            if not rest or rest[0].startswith("-"):
+                return Line(command="", script=None, words=rest, answer=answer)
+            name = rest[0].replace("_", "-")
+            return Line(command=name, script=None, words=rest[1:], answer=answer)
     return None
 
 
@@ -298,7 +301,7 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 def check_train(words: list[str]) -> None:
     """Compose the config of a training, and check its parts, without building them."""
-    if "--help" in words or words == ["--version"] or words[:1] == ["-sc"]:
+    if "--help" in words or words == ["--version"]:
         return
     if "--cfg" in words:
         place = words.index("--cfg")
@@ -327,7 +330,7 @@ def check_script(script: str, words: list[str]) -> None:
 
 # The other commands have parsers of their own kinds.
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
-    f"mldec.{name}": importlib.import_module(f"mldec.{name}").parser
+    name: importlib.import_module(module_of(name)).parser
     for name in COMMANDS
     if name not in ("train", "summary")
 }
@@ -336,23 +339,23 @@ PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
 def check_command(line: Line) -> None:
     """Raise a `ConfigError` or `NotAccepted` unless the words of a command are accepted."""
     words = [word for word in line.words if word != "..."]
-    if line.script is not None and line.module is None:
+    if line.script is not None and line.command is None:
         assert (TOP / line.script).exists(), line.script
         check_script(line.script, words)
-    elif line.module == "mldec":
+    elif line.command in ("", "NAME"):
         assert words in ([], ["--help"], ["--version"])
-    elif line.module == "mldec.train":
+    elif line.command == "train":
         check_train(words)
-    elif line.module == "mldec.summary":
+    elif line.command == "summary":
         options = [word for word in words if word.startswith("--")]
         source = Path(summary.__file__).read_text(encoding="utf-8")
         assert all(f'"{option}"' in source for option in options), options
     else:
-        if line.module not in PARSERS:
-            raise NotAccepted(f"there is no command {line.module}")
+        if line.command not in PARSERS:
+            raise NotAccepted(f"there is no command {line.command}")
         if not words or words == ["--version"]:  # the command by its name alone
             return
-        args = parse(PARSERS[line.module](), words)
+        args = parse(PARSERS[line.command](), words)
         for setting in args.settings:
             check_setting(setting)
 
@@ -362,7 +365,7 @@ def test_commands_are_accepted(name: str) -> None:
     for line in commands_of(text_of(name)):
         # What predict refuses is about files, which are not there to be looked at here.
         is_refusal = line.answer.startswith("mldec: ") and "stopped by" not in line.answer
-        if is_refusal and line.module != "mldec.predict":
+        if is_refusal and line.command != "predict":
             with pytest.raises(ConfigError) as caught:
                 check_command(line)
             assert f"mldec: {caught.value}" == line.answer
@@ -372,8 +375,7 @@ def test_commands_are_accepted(name: str) -> None:
 
 def test_documents_hold_commands() -> None:
     found = [line for name in DOCUMENTS for line in commands_of(text_of(name))]
-    modules = {line.module for line in found}
-    assert {f"mldec.{name}" for name in COMMANDS} <= modules
+    assert set(COMMANDS) <= {line.command for line in found}
     assert len(found) > 60
 
 
@@ -382,7 +384,7 @@ def test_the_first_commands_are_those_that_ci_runs() -> None:
         line for line in text_of("README.md").splitlines() if line.startswith("pip install -e ")
     ]
     assert lines == [
-        "pip install -e . && python -m mldec.train +experiment=digits",
+        "pip install -e . && mldec train +experiment=digits",
         'pip install -e ".[dev]" && pytest',
     ]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import mldec
 from mldec.checkpoint import loading
-from mldec.data.word_vectors import word_vectors
 from mldec.errors import UserError
+from mldec.words.vectors import word_vectors
 
 ROOT = Path(mldec.__file__).parents[1]
 # The config and the shapes of the head are not looked at when a run starts from the file, and none

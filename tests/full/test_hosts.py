@@ -34,7 +34,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 def reached(folder: Path, *words: str, status: int = 0) -> set[str]:
     """Run a command, and return the names of the hosts that it asked for."""
-    command = [sys.executable, "-c", GUARD, f"mldec.{words[0]}", *words[1:]]
+    command = [sys.executable, "-c", GUARD, "mldec", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     hosts = folder / "hosts"

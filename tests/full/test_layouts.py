@@ -12,8 +12,8 @@ import patches
 import pytest
 from support import QUICK, assert_equal
 
+from mldec.files.torch_files import read_torch
 from mldec.losses.partial import read_prior
-from mldec.runtime.torch_files import read_torch
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DATA = {

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 from support import QUICK, made
 
-from mldec.data.digits import NAMES, digit
+from mldec.data.digits import digit
 from mldec.data.types import fixed_sample
+from mldec.words.digits import NAMES
 
 ONE = ["+experiment=digits_single", *(word for word in QUICK if not word.startswith("+experiment"))]
 A2 = ["mix.mixup=0.1", "mix.cutmix=1.0", "loss=bce_threshold", "train.repeats=3"]

@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import load
 from mldec.checkpoint.sources import TAG_LIST, TAG_THRESHOLDS
-from mldec.demo.app import Answerer, application
-from mldec.evaluation import scores
-from mldec.predict.engine import TorchEngine
+from mldec.evaluation.run import scores
+from mldec.tools.demo.app import Answerer, application
+from mldec.tools.predict.engine import TorchEngine
 
 TAGS = ("dog", "living room", "sofa", "tree", "Set")
 CLASSES = ("tree", "couch", "puppy")  # of other data

@@ -10,7 +10,7 @@ from readers import write_picture
 from support import write_coco
 
 from mldec.config.compose import compose, options
-from mldec.runtime.torch_files import read_torch
+from mldec.files.torch_files import read_torch
 
 RECIPES = [name for name in options("experiment") if name.startswith(("q2l_", "asl_"))]
 # A small network of the same family, whose parameters have the same names.

@@ -13,7 +13,7 @@ from PIL import Image
 from support import QUICK, numbers, one_line, wait_until
 
 from mldec.checkpoint import loading
-from mldec.runtime.torch_files import read_torch
+from mldec.files.torch_files import read_torch
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import yaml
 from pictures import picture
 from support import assert_same_rows
 
-from mldec.runtime.distributed import NUMBERS
+from mldec.tools.predict.inputs import NUMBERS
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -64,7 +64,7 @@ def test_an_engine_gives_the_rows_of_the_command(work, heading):
     run(sys.executable, "program.py", "few.parquet", "answers.parquet", **offline)
 
     words = ["best.pt", "--list", "few.parquet", "--top", "3", *OPTIONS, "--parquet", "c.parquet"]
-    run(sys.executable, "-m", "mldec.predict", *words, status=1)
+    run(sys.executable, "-m", "mldec", "predict", *words, status=1)
     table = parquet.read_table("answers.parquet")
     assert table.column_names == ["path", "error", "classes", "scores"]
     # An engine promises no order.

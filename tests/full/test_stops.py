@@ -13,8 +13,8 @@ import patches
 import pytest
 from support import QUICK, assert_equal, numbers, one_line, process_state, wait_until
 
+from mldec.files.torch_files import read_torch
 from mldec.runtime import signals
-from mldec.runtime.torch_files import read_torch
 
 # Forward passes of an epoch: 1 to 4 train; 5 and 6 evaluate the average and the weights on a batch,
 # and with batches of 20 images 7 and 8 on another one.

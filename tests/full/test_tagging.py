@@ -45,7 +45,7 @@ def photos(tmp_path_factory):
 def command(run, photos, folder, *launcher):
     words = [run / "checkpoints" / "best.pt", photos, "--plugin", "patches", "--threshold", "0"]
     words += ["--top", "2", "--jsonl", folder / "r.jsonl", "--features", folder / "r.npy"]
-    return [sys.executable, *(launcher or ["-m"]), "mldec.predict", *map(str, words)]
+    return [sys.executable, *(launcher or ["-m"]), "mldec.tools.predict", *map(str, words)]
 
 
 def start(words, folder):
@@ -130,7 +130,7 @@ def test_every_image_once_after_many_ends(digits_run, photos, tmp_path, whole):
 def test_shards_that_are_killed_are_the_whole(digits_run, photos, tmp_path, whole, kind, shards):
     pytest.importorskip("pyarrow")
     generator = random.Random(shards)
-    words = [sys.executable, "-m", "mldec.predict", str(digits_run / "checkpoints" / "best.pt")]
+    words = [sys.executable, "-m", "mldec", "predict", str(digits_run / "checkpoints" / "best.pt")]
     words += [str(photos), "--plugin", "patches", "--threshold", "0", "--top", "2"]
     remaining, kills = [*range(shards)], 0
     while remaining:

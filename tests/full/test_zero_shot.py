@@ -13,10 +13,10 @@ from clip_models import siglip_folder
 from support import CONFIGS, one_line
 
 from mldec.checkpoint import load_model, loading
-from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import read_image
-from mldec.data.word_vectors import word_vectors
-from mldec.runtime.torch_files import read_torch
+from mldec.files.torch_files import read_torch
+from mldec.words.encoder import open_encoder
+from mldec.words.vectors import word_vectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 QUICK = [

@@ -20,10 +20,10 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
+from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.predict.answers import Rule
 from mldec.runtime.devices import Copies
-from mldec.runtime.torch_files import read_torch
+from mldec.tools.predict.answers import Rule
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,7 +107,7 @@ def trained(tmp_path_factory):
 
 def answers(run, name, *words):
     """Return the scores of `predict` for the photos of a run, by class."""
-    command = [sys.executable, "-m", "mldec.predict", str(run), str(run), "--content", "scores"]
+    command = [sys.executable, "-m", "mldec", "predict", str(run), str(run), "--content", "scores"]
     file = run / f"{name}.jsonl"
     done = subprocess.run([*command, "--jsonl", str(file), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ import torch
 from support import QUICK, numbers
 from synchronised import BATCH, reference
 
-from mldec.runtime.torch_files import read_torch
+from mldec.files.torch_files import read_torch
 
 CUDA_MARKS = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import assert_equal, numbers
 
-from mldec.runtime.torch_files import read_torch
+from mldec.files.torch_files import read_torch
 
 CUDA_MARKS = [
     pytest.mark.gpu,
@@ -42,7 +42,7 @@ WORDS = [
 
 
 def train(folder, *words, stop_at_forward=0):
-    """Run `mldec.train` in a process, stop it by SIGTERM in a forward pass; return its status."""
+    """Run `mldec train` in a process, stop it by SIGTERM in a forward pass; return its status."""
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PATCHES_SIGNAL": f"SIGTERM:{stop_at_forward}"}
     command = [sys.executable, "-m", "mldec.train", *WORDS, *words]

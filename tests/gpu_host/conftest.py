@@ -50,7 +50,7 @@ class NullGPU:
         """Run `python WORDS` on one or several null GPUs.
 
         Args:
-            words: the arguments of Python, such as "-m", "mldec.train", "device=cuda". The name of
+            words: the arguments of Python, such as "-m", "mldec train", "device=cuda". The name of
                 a file in scripts/ is completed to its path.
             cwd: working folder.
             devices: number of GPUs.

@@ -6,7 +6,7 @@ import official
 import pytest
 import torch
 
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose, override
 from mldec.data.types import Classes
 from mldec.heads.ml_decoder import MLDecoder

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from mldec import build
 from mldec.checkpoint import load_model, released
 from mldec.checkpoint.loading import COMPUTED, check_fit
 from mldec.checkpoint.thresholds import with_thresholds
-from mldec.config import build
 from mldec.config.compose import parse
 from mldec.data.types import Classes
 

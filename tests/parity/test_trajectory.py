@@ -7,7 +7,7 @@ import numpy as np
 import official
 import torch
 
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose
 from mldec.data.loader import Batch
 from mldec.data.transforms import EvalTransform

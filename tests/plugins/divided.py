@@ -11,7 +11,7 @@ import torch
 from squares import fit, resume, settings, trainer
 
 from mldec.runtime import distributed
-from mldec.runtime.cli import to_console
+from mldec.runtime.console import to_console
 from mldec.runtime.signals import listening
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from mldec import build
 from mldec.checkpoint.state import FORMAT
-from mldec.config import build
 from mldec.config.compose import compose, to_dict
 from mldec.data.types import Classes
-from mldec.runtime import facts
+from mldec.runtime import environment as facts
 
 NAMES = ("zero", "one", "two")
 WORDS = [

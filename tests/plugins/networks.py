@@ -16,10 +16,10 @@ from mldec.config.schema import Config
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.export import Program, onnx_content, open_axes, traced, translated
 from mldec.heads import CSRA, GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
-from mldec.predict.engine import Metadata
+from mldec.tools.export import Program, onnx_content, open_axes, traced, translated
+from mldec.tools.predict.engine import Metadata
 
 CLASSES = 7
 WIDTH = 5  # of word vectors

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mldec.data.randomness import SampleRandom
+from mldec.data.sampling import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import DataError

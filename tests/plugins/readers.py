@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from support import made
 
-from mldec.data.randomness import SampleRandom
+from mldec.data.sampling import SampleRandom
 from mldec.data.settings import Source
 from mldec.data.types import DataModule, ImageDataset, Split, fixed_sample
 from mldec.errors import DataError

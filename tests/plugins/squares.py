@@ -10,20 +10,20 @@ from patches import Patches
 from support import assert_equal, numbers
 from torch import nn
 
+from mldec import build
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import loading
-from mldec.config import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
-from mldec.data.randomness import SampleRandom
+from mldec.data.sampling import SHUFFLED, SampleRandom, Sampling
 from mldec.data.transforms import EvalTransform
-from mldec.data.types import SHUFFLED, Classes, DataModule, Sampling, Split
+from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import DataError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
-from mldec.runtime.torch_files import read_torch
 from mldec.training.log import RunLog
 from mldec.training.trainer import Trainer
 

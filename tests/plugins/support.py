@@ -19,7 +19,8 @@ import yaml
 from PIL import Image
 from torch import multiprocessing, nn
 
-from mldec.config import build
+from mldec import build
+from mldec.__main__ import module_of
 from mldec.config.compose import config_dir
 from mldec.data.types import DataModule
 
@@ -59,12 +60,12 @@ class Cli:
 
     def __call__(self, command: str, *words: str | Path) -> Outcome:
         """Run a command; return what a user sees."""
-        self.monkeypatch.setattr(sys, "argv", [f"mldec-{command}", *map(str, words)])
+        self.monkeypatch.setattr(sys, "argv", [f"mldec {command}", *map(str, words)])
         self.capsys.readouterr()
         random_state, log = torch.get_rng_state(), logging.getLogger("mldec")
         handlers, level = list(log.handlers), log.level
         try:
-            importlib.import_module(f"mldec.{command}").main()
+            importlib.import_module(module_of(command)).main()
             status = 0
         except SystemExit as stop:
             status = int(stop.code or 0)

@@ -17,8 +17,8 @@ from support import one_line
 
 from mldec.checkpoint import loading
 from mldec.errors import CheckpointError
-from mldec.runtime.torch_files import read_torch
-from mldec.summary import COLUMNS, Run, draw, gather, paired, shared_name, table
+from mldec.files.torch_files import read_torch
+from mldec.tools.summary import COLUMNS, Run, draw, gather, paired, shared_name, table
 from mldec.training.log import Evaluation, Progress, read_progress
 
 HEADS = {".png": b"\x89PNG", ".SVG": b"<?xml", ".pdf": b"%PDF"}

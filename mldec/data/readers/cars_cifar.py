@@ -12,12 +12,15 @@ from numpy._core.multiarray import _reconstruct
 from PIL import Image
 
 from mldec.data.cache import TableCache
+from mldec.data.labels import from_single
 from mldec.data.settings import Source
-from mldec.data.table import Table, TableBuilder, check_names, from_single, log_split
+from mldec.data.splits import log_split
+from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import Storage, StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import read_bytes
+from mldec.files.text import read_bytes
+from mldec.names import check_names
 
 _SEE = "see DATASETS.md, section Stanford-Cars"
 _LABELLED = "cars_test_annos_withlabels.mat"

@@ -14,24 +14,15 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from mldec.data.cache import TableCache
+from mldec.data.labels import Labels, fixed_per_class, from_statements, random_drop
 from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
-from mldec.data.table import (
-    COCO_NAMES,
-    Labels,
-    Table,
-    as_name,
-    encode_paths,
-    fixed_per_class,
-    from_statements,
-    names_fault,
-    path_inside,
-    random_drop,
-    warn_empty_classes,
-)
+from mldec.data.splits import warn_empty_classes
+from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import read_json
+from mldec.files.text import read_json
+from mldec.names import COCO_NAMES, as_name, names_fault
 
 log = logging.getLogger("mldec")
 

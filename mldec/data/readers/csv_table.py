@@ -17,26 +17,13 @@ import numpy as np
 
 from mldec.data.cache import TableCache
 from mldec.data.settings import Source
-from mldec.data.table import (
-    Table,
-    TableBuilder,
-    as_name,
-    check_fraction,
-    check_names,
-    check_val,
-    given_names,
-    hold_out,
-    hold_out_stratified,
-    listed,
-    log_split,
-    path_inside,
-    shown,
-    split_names,
-)
+from mldec.data.splits import check_fraction, check_val, hold_out, hold_out_stratified, log_split
+from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import csv_rows, read_bytes
+from mldec.files.text import csv_rows, read_bytes
+from mldec.names import as_name, check_names, given_names, listed, shown, split_names
 
 log = logging.getLogger("mldec")
 

@@ -11,23 +11,14 @@ import numpy as np
 
 from mldec.data.cache import TableCache
 from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.labels import from_single
 from mldec.data.settings import Source
-from mldec.data.table import (
-    Table,
-    as_name,
-    check_fraction,
-    check_names,
-    check_val,
-    encode_paths,
-    from_single,
-    given_names,
-    hold_out,
-    log_split,
-    unknown_class,
-)
+from mldec.data.splits import check_fraction, check_val, hold_out, log_split
+from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
+from mldec.names import as_name, check_names, given_names, unknown_class
 
 log = logging.getLogger("mldec")
 

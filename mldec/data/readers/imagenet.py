@@ -14,11 +14,13 @@ from pathlib import Path
 from mldec.data.cache import TableCache
 from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
 from mldec.data.settings import Source
-from mldec.data.table import Table, TableBuilder, check_names, log_split, told_apart, unknown_class
+from mldec.data.splits import log_split
+from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import csv_columns, read_json, read_lines
+from mldec.files.text import csv_columns, read_json, read_lines
+from mldec.names import check_names, told_apart, unknown_class
 
 _SEE = "see DATASETS.md, section ImageNet"
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")

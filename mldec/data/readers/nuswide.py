@@ -16,20 +16,14 @@ from typing import Literal
 import numpy as np
 
 from mldec.data.cache import TableCache
+from mldec.data.labels import from_dense
 from mldec.data.settings import DEFAULT_VECTORS, LoadSplit, Source, VectorSettings
-from mldec.data.table import (
-    Table,
-    TableBuilder,
-    check_names,
-    encode_paths,
-    from_dense,
-    path_inside,
-    split_names,
-)
+from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
+from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
+from mldec.names import check_names, split_names
 
 log = logging.getLogger("mldec")
 

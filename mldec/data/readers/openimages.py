@@ -12,24 +12,16 @@ from typing import Literal
 import numpy as np
 
 from mldec.data.cache import TableCache
+from mldec.data.labels import Labels, from_statements
 from mldec.data.settings import Source
-from mldec.data.table import (
-    Labels,
-    Table,
-    check_names,
-    encode_paths,
-    from_statements,
-    log_split,
-    path_inside,
-    shown,
-    told_apart,
-    without_quotes,
-)
+from mldec.data.splits import log_split
+from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import PartialLabels
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import csv_columns, read_lines
-from mldec.runtime.torch_files import read_torch
+from mldec.files.text import csv_columns, read_lines
+from mldec.files.torch_files import read_torch
+from mldec.names import check_names, shown, told_apart, without_quotes
 
 log = logging.getLogger("mldec")
 

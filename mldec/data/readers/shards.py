@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from mldec.data.cache import TableCache
+from mldec.data.labels import Labels
 from mldec.data.settings import Source
-from mldec.data.table import Labels
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.data.types import Storage, StoredImages, check_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import open_binary, reading
-from mldec.runtime.torch_files import sha256_of
+from mldec.files.text import open_binary, reading
+from mldec.files.torch_files import sha256_of
 
 log = logging.getLogger("mldec")
 

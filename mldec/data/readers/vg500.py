@@ -7,11 +7,13 @@ from pathlib import Path
 
 from mldec.data.cache import TableCache
 from mldec.data.settings import Source
-from mldec.data.table import Table, TableBuilder, encode_paths, given_names, log_split
+from mldec.data.splits import log_split
+from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import read_json, read_lines
+from mldec.files.text import read_json, read_lines
+from mldec.names import given_names
 
 _SEE = "see DATASETS.md, section Visual Genome 500"
 

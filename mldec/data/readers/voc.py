@@ -10,11 +10,12 @@ from typing import Literal
 
 from mldec.data.cache import TableCache
 from mldec.data.settings import Source
-from mldec.data.table import VOC, Table, TableBuilder, path_inside, unknown_class
+from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import read_bytes, read_lines
+from mldec.files.text import read_bytes, read_lines
+from mldec.names import VOC, unknown_class
 
 log = logging.getLogger("mldec")
 

@@ -13,19 +13,13 @@ from typing import Any
 from mldec.data.cache import TableCache
 from mldec.data.images import READ, UnsupportedFiles
 from mldec.data.settings import Source
-from mldec.data.table import (
-    TableBuilder,
-    as_name,
-    check_names,
-    check_val,
-    log_split,
-    path_inside,
-    shown,
-)
+from mldec.data.splits import check_val, log_split
+from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, refusing
-from mldec.runtime.text import read_lines, read_text, read_yaml
+from mldec.files.text import read_lines, read_text, read_yaml
+from mldec.names import as_name, check_names, shown
 
 log = logging.getLogger("mldec")
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mldec import build
 from mldec.backbones import HFBackbone
-from mldec.config import build
 from mldec.config.compose import compose
 from mldec.errors import ConfigError
 

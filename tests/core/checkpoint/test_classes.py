@@ -19,12 +19,14 @@ from mldec.checkpoint.classes import (
     same_names,
     scoring,
 )
-from mldec.checkpoint.open_vocabulary import queries_for
-from mldec.data.digits import class_names, class_queries, digits_zsl
-from mldec.data.text_encoder import open_encoder
-from mldec.data.types import Classes, VectorOrigin
-from mldec.data.word_vectors import word_vectors
+from mldec.data.digits import digits_zsl
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, DataError
+from mldec.evaluation.class_list import queries_for
+from mldec.words.digits import class_names, class_queries
+from mldec.words.encoder import open_encoder
+from mldec.words.types import VectorOrigin
+from mldec.words.vectors import word_vectors
 
 PATH = Path("x.pt")
 ABC, CAB = Classes(("a", "b", "c")), Classes(("c", "a", "b"))

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+from mldec import build
 from mldec.checkpoint import load_model, loading
 from mldec.checkpoint.loading import copy_fitting, load_strict
-from mldec.config import build
 from mldec.config.compose import compose
 from mldec.config.schema import ByName, Init
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, UserError
-from mldec.runtime.torch_files import read_torch, save
+from mldec.files.torch_files import read_torch, save
 
 
 @pytest.fixture

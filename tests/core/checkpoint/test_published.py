@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mldec import build
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import load
 from mldec.checkpoint.published import CONFIG, QUERIES, WEIGHTS, with_weights, write
 from mldec.checkpoint.state import Best, Checkpoint
-from mldec.config import build
-from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluation import scores
-from mldec.runtime.torch_files import sha256_of
+from mldec.evaluation.run import scores
+from mldec.files.torch_files import sha256_of
+from mldec.words.types import VectorOrigin
 
 IMAGES = torch.randint(
     0, 256, (4, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -111,7 +111,7 @@ LACKING = object()
 @pytest.mark.parametrize(
     ("place", "value", "fault"),
     [
-        ("library", "timm", "is not one that mldec.publish wrote"),
+        ("library", "timm", "is not one that mldec publish wrote"),
         ("layout", 2, "use a newer mldec"),
         ("sha256", LACKING, "cannot be used"),
         ("sha256", {WEIGHTS: "0" * 64}, "is damaged: its sha256"),

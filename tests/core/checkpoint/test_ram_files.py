@@ -16,8 +16,8 @@ from mldec.checkpoint.sources import RELEASED, TAG_LIST, TAG_THRESHOLDS, local
 from mldec.checkpoint.thresholds import with_thresholds
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, UserError
-from mldec.runtime import torch_files
-from mldec.runtime.torch_files import known_hashes
+from mldec.files import torch_files
+from mldec.files.torch_files import known_hashes
 
 TAGS = ("dog", "living room", "3D", "tree")
 LISTS = {TAG_LIST: "\n".join(TAGS).encode(), TAG_THRESHOLDS: b"0.65\n0.8\n0.5\n1\n"}

@@ -10,7 +10,7 @@ import pytest
 from mldec.checkpoint import load_model, sources
 from mldec.checkpoint.sources import RELEASED, local, released_file
 from mldec.errors import CheckpointError, DataError
-from mldec.runtime.torch_files import known_hashes, sha256_of
+from mldec.files.torch_files import known_hashes, sha256_of
 
 NAME = "tresnet_l_coco_448"
 FILE = RELEASED[NAME].file

@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 
 from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint
 from mldec.data.fingerprint import Fingerprint
-from mldec.data.types import VectorOrigin
 from mldec.errors import CheckpointError, DataError
+from mldec.words.types import VectorOrigin
 
 PATH = Path("x.pt")
 NAMES = hostile.NAMES

@@ -5,13 +5,14 @@ import pytest
 import torch
 from support import CONFIGS
 
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose, options, override
 from mldec.config.schema import PARTS
-from mldec.data.table import from_dense
+from mldec.data.labels import from_dense
 from mldec.data.types import Classes
 from mldec.errors import ConfigError
 from mldec.heads import GAP, Cosine
+from mldec.training import start
 from mldec.training.optim import check_trainable
 
 HOSTILE = ["os.system", "builtins.eval", "torch.hub.load", "torch.nn.Linear", "mldec.os.system"]
@@ -120,11 +121,11 @@ def test_a_loss_counts_the_annotated_training_labels_if_it_needs_them():
 def test_a_class_starts_with_its_frequency_as_its_score():
     labels = from_dense(np.array([[1, 0, 1], [1, 0, 0], [-1, -1, 0], [1, 1, 0]], np.int8))
     head = GAP(4, 3)
-    build.start_at_frequency(head, labels)
+    start.start_at_frequency(head, labels)
     scores = head(torch.zeros(1, 2, 4)).sigmoid()[0].tolist()
     assert scores == pytest.approx([4 / 5, 2 / 5, 2 / 6])
     with pytest.raises(ConfigError, match=r"^train\.start_at_frequency: Cosine has no bias per"):
-        build.start_at_frequency(Cosine(4, 3), labels)
+        start.start_at_frequency(Cosine(4, 3), labels)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def together(*words, data="digits_single"):
     parts = build.check(config)
     module = build.data(parts)
     labels = from_dense(np.eye(len(module.train.classes), dtype=np.int8))
-    build.check_together(config, module, build.loss(parts, lambda: labels))
+    start.check_together(config, module, build.loss(parts, lambda: labels))
 
 
 @pytest.mark.parametrize(
@@ -220,9 +221,9 @@ def test_parts_that_do_not_fit_each_other_are_refused_at_the_start(data, words, 
 def test_a_loss_of_a_users_own_need_not_say_what_it_is_for():
     config = compose(["+experiment=digits_single"])
     data = build.data(build.check(config))
-    build.check_together(config, data, torch.nn.MSELoss())
+    start.check_together(config, data, torch.nn.MSELoss())
     with pytest.raises(ConfigError, match="MSELoss wants 0 and 1"):
-        build.check_together(override(config, ["mix.cutmix=1"]), data, torch.nn.MSELoss())
+        start.check_together(override(config, ["mix.cutmix=1"]), data, torch.nn.MSELoss())
 
 
 OWN_PHOTOS = [name for name in options("experiment") if name.startswith("finetune")]

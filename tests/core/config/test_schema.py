@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.config import build, schema
+from mldec import build
+from mldec.config import schema
 from mldec.config.compose import compose, diff, parse, to_dict
 from mldec.config.schema import (
     HARMLESS,

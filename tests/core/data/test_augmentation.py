@@ -16,7 +16,7 @@ from mldec.data.official_augment import (
     augment_by_pair,
     cutout,
 )
-from mldec.data.randomness import SampleRandom, sample_seed, seeded
+from mldec.data.sampling import SampleRandom, sample_seed, seeded
 from mldec.data.transforms import TrainTransform, View
 
 # The cutout

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mldec.data.cache import TableCache, cache_folder, write_cached
-from mldec.data.table import Table, encode_paths, from_entries
+from mldec.data.cache import TableCache
+from mldec.data.labels import from_entries
+from mldec.data.table import Table, encode_paths
+from mldec.files.cache import cache_folder, write_cached
 
 
 def make_table():

@@ -12,10 +12,7 @@ from sklearn.datasets import load_digits
 from support import made
 
 from mldec.data.digits import (
-    COLOURS,
-    NAMES,
     choose_unseen,
-    class_queries,
     coloured_digits,
     compose,
     digit,
@@ -24,11 +21,12 @@ from mldec.data.digits import (
     draw_coloured,
     split_writings,
 )
-from mldec.data.randomness import SampleRandom
+from mldec.data.sampling import SampleRandom
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.words.digits import COLOURS, NAMES, class_queries
 
 MAKERS = [digits, digit, coloured_digits, digits_zsl]
 COLOUR_TABLE = np.array(list(COLOURS.values()), float)

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldec.data.table import (
-    Table,
+from mldec.data.labels import from_dense
+from mldec.data.sampling import Sampling
+from mldec.data.splits import (
     check_fraction,
-    encode_paths,
     fold_numbers,
-    from_dense,
     hold_out,
     hold_out_stratified,
     stratified,
 )
-from mldec.data.types import Sampling
+from mldec.data.table import Table, encode_paths
 
 FILES = [f"photos/{number}.jpg" for number in range(2000)]
 KEYS = encode_paths(FILES)

@@ -158,7 +158,7 @@ def test_faults_of_a_file_are_named(tmp_path, monkeypatch):
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
         assert "too large" in one_line_about(path)
     denied = PermissionError(13, "no")
-    monkeypatch.setattr("mldec.runtime.text.open_binary", lambda _: (_ for _ in ()).throw(denied))
+    monkeypatch.setattr("mldec.files.text.open_binary", lambda _: (_ for _ in ()).throw(denied))
     assert "cannot be read (no)" in one_line_about(path)
 
 

@@ -8,7 +8,7 @@ import torch
 from numbered import Numbers, as_data
 
 from mldec.data.loader import TrainBatches, eval_loader, train_loader, unwrap
-from mldec.data.randomness import sample_seed
+from mldec.data.sampling import sample_seed
 from mldec.errors import ConfigError, DataError
 
 FACTORS = np.array([1, 1, 2.5, 1, 1.2, 3, 1, 1])

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from mldec.config.schema import Mix, MixLabels, MixMode
 from mldec.data.loader import TrainBatches, train_loader, unwrap
 from mldec.data.mixing import Mixing
-from mldec.data.randomness import seeded
+from mldec.data.sampling import seeded
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split
 from mldec.errors import DataError

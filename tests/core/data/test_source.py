@@ -11,21 +11,17 @@ from PIL import Image
 from support import made
 from trees import tree
 
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import option, options
-from mldec.data.randomness import SampleRandom
+from mldec.data.labels import from_dense
 from mldec.data.readers.coco import coco
+from mldec.data.sampling import SampleRandom, Sampling
 from mldec.data.settings import FileSettings, Observed, Source, View, assemble
-from mldec.data.table import Table, encode_paths, fold_numbers, from_dense
+from mldec.data.splits import fold_numbers
+from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, ZeroShot
 from mldec.data.transforms import EvalTransform, TrainTransform
-from mldec.data.types import (
-    Classes,
-    Sampling,
-    StoredImages,
-    fixed_sample,
-    in_folder,
-)
+from mldec.data.types import Classes, StoredImages, fixed_sample, in_folder
 from mldec.errors import ConfigError, DataError
 
 NAMES = ("cat", "dog", "eel")

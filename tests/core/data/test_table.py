@@ -5,30 +5,29 @@ import logging
 import numpy as np
 import pytest
 
-from mldec.data.table import (
-    Table,
-    TableBuilder,
-    as_name,
-    check_names,
-    encode_paths,
+from mldec.data.labels import (
     fixed_per_class,
     from_dense,
     from_entries,
     from_single,
     from_statements,
-    given_names,
     listed_positives,
-    log_split,
-    name_fault,
-    names_fault,
-    path_inside,
     random_drop,
     random_positives,
+)
+from mldec.data.splits import log_split
+from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
+from mldec.data.types import Classes
+from mldec.errors import DataError
+from mldec.names import (
+    as_name,
+    check_names,
+    given_names,
+    name_fault,
+    names_fault,
     split_names,
     told_apart,
 )
-from mldec.data.types import Classes
-from mldec.errors import DataError
 
 SEE = "see there"
 

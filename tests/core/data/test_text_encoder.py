@@ -10,7 +10,8 @@ import pytest
 import torch
 from clip_models import CLIP, clip_folder, siglip_folder
 
-from mldec.data.text_encoder import (
+from mldec.errors import ConfigError, UserError
+from mldec.words.encoder import (
     BATCH_SIZE,
     ClipModel,
     ClipSource,
@@ -19,7 +20,6 @@ from mldec.data.text_encoder import (
     open_model,
     read_templates,
 )
-from mldec.errors import ConfigError, UserError
 
 TEMPLATES = ("a {}", "the {}")
 

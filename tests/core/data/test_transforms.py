@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from mldec.data.images import load_image
 from mldec.data.official_augment import augment_by_pair, cutout
-from mldec.data.randomness import SampleRandom
+from mldec.data.sampling import SampleRandom
 from mldec.data.transforms import EvalTransform, TrainTransform, View, to_tensor
 from mldec.errors import ConfigError, DataError
 

@@ -17,21 +17,20 @@ from PIL import Image
 
 from mldec.data.digits import SceneSettings, digits
 from mldec.data.fingerprint import check_same, fingerprint
+from mldec.data.labels import from_dense, from_entries
 from mldec.data.loader import labels_of
-from mldec.data.table import Table, encode_paths, from_dense, from_entries
+from mldec.data.sampling import Sampling, draw, repeat_factors
+from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
     Classes,
     ImageFiles,
-    Sampling,
     Split,
     StoredImages,
     check_folder,
-    draw,
     fixed_sample,
     in_folder,
     picture,
-    repeat_factors,
 )
 from mldec.errors import CheckpointError, DataError
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from clip_models import clip_folder
 
-from mldec.check_data.examine import neighbours
 from mldec.data.settings import VectorSettings
-from mldec.data.text_encoder import open_encoder, read_templates
-from mldec.data.types import Classes, VectorOrigin, WordVectors
-from mldec.data.word_vectors import described, word_vectors
+from mldec.data.types import Classes
 from mldec.errors import DataError
+from mldec.tools.check_data.examine import neighbours
+from mldec.words.encoder import open_encoder, read_templates
+from mldec.words.types import VectorOrigin, WordVectors
+from mldec.words.vectors import described, word_vectors
 
 NAMES = ["sky", "dog", "sea"]
 ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.check_data.examine import neighbours
-from mldec.data.table import Table, encode_paths, from_dense
+from mldec.data.labels import from_dense
+from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import ZeroShot, split_classes, warn_of_twins
-from mldec.data.types import Classes, VectorOrigin, WordVectors, in_folder
-from mldec.data.word_vectors import ClassList, read_class_list
+from mldec.data.types import Classes, in_folder
 from mldec.errors import DataError
+from mldec.tools.check_data.examine import neighbours
+from mldec.words.types import VectorOrigin, WordVectors
+from mldec.words.vectors import ClassList, read_class_list
 
 NAMES = ("ant", "bee", "cat", "dogs")
 SEEN, UNSEEN = [0, 2], [1, 3]

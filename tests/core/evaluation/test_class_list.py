@@ -1,7 +1,6 @@
 """Any class list with synonyms, against scikit-learn and the zero-shot task."""
 
 import logging
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,16 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch import nn
 
+from mldec import build
 from mldec.checkpoint import Loaded
-from mldec.checkpoint.open_vocabulary import SelectedClasses, with_class_list
-from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import CheckpointError, ConfigError, DataError
-from mldec.evaluation import evaluate, open_for_evaluation
+from mldec.evaluation.class_list import SelectedClasses, with_class_list
+from mldec.evaluation.open import open_for_evaluation
+from mldec.evaluation.options import EvalOptions
+from mldec.evaluation.run import evaluate
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 
@@ -101,7 +102,7 @@ def listing(folder, listed=LISTED, **options):
     np.save(folder / "words.npy", vectors(names).numpy())
     (folder / "words.txt").write_text("\n".join(names))
     given = {"class_list": str(file), "vectors": str(folder / "words.npy"), "seen": None}
-    return Namespace(**{"checkpoint": "best.pt", **given, **options})
+    return EvalOptions(**{"checkpoint": "best.pt", **given, **options})
 
 
 def best_scores():
@@ -193,7 +194,7 @@ def test_names_of_the_training_count_without_case_or_from_a_file(config, tmp_pat
             DataError,
             "classes.txt: best.pt knows no name of 2 of 5 classes: bus, boat; add a synonym",
         ),
-        ({"unseen": None}, {}, CheckpointError, "which classes it was trained on: pass --seen"),
+        ({"unseen": None}, {}, CheckpointError, "are unknown; pass --seen FILE"),
         (
             {"classes": Classes(TRAINED, queries=torch.ones(3, 5))},
             {},
@@ -255,9 +256,8 @@ def test_the_list_of_all_classes_has_the_numbers_of_the_zero_shot_task(tmp_path)
     )
 
     def results(*settings, **options):
-        more = {"image_size": None, "class_names": None, "threshold": None, **options}
-        args = Namespace(checkpoint="best.pt", settings=[*settings], **more)
-        setup = open_for_evaluation(checkpoint, args)
+        given = EvalOptions(checkpoint="best.pt", settings=[*settings], **options)
+        setup = open_for_evaluation(checkpoint, given)
         threshold = setup.logit_threshold()
         return evaluate(
             setup.network, setup.data, setup.config, device=CPU, logit_threshold=threshold

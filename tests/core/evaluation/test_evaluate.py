@@ -15,23 +15,13 @@ from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.evaluate import class_table, table
-from mldec.evaluation import (
-    EvaluationSetup,
-    Results,
-    all_scores,
-    evaluate,
-    evaluate_all,
-    left_out,
-    memory_advice,
-    report,
-    same_scores,
-    score,
-    to_csv,
-)
+from mldec.evaluation.open import EvaluationSetup
+from mldec.evaluation.output import Results, left_out, report, same_scores, to_csv
+from mldec.evaluation.run import all_scores, evaluate, evaluate_all, memory_advice, score
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.files.atomic import to_json
 from mldec.runtime import distributed
-from mldec.runtime.results import to_json
 
 CPU = torch.device("cpu")
 BAD = (1, *range(6, 12))

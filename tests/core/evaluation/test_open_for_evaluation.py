@@ -1,6 +1,5 @@
 """What a checkpoint is asked about: data, image size, precision, word vectors and thresholds."""
 
-import argparse
 import logging
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,16 +9,15 @@ import torch
 from clip_models import clip_folder, siglip_folder
 from networks import save_calibrated
 
+from mldec import build
 from mldec.checkpoint import load_model
 from mldec.checkpoint.state import Calibration
-from mldec.config import build
 from mldec.config.compose import compose, override
 from mldec.data.fingerprint import fingerprint
-from mldec.data.text_encoder import open_encoder
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, Split
 from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluation import (
+from mldec.evaluation.open import (
     check_size,
     chosen_settings,
     chosen_thresholds,
@@ -28,7 +26,9 @@ from mldec.evaluation import (
     stored_thresholds,
     with_same_classes,
 )
+from mldec.evaluation.options import EvalOptions
 from mldec.runtime import distributed
+from mldec.words.encoder import open_encoder
 
 CPU = torch.device("cpu")
 
@@ -49,8 +49,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def options(*settings, **changes):
-    args = {"checkpoint": "clip:X", "image_size": None, "class_names": None, "threshold": None}
-    return argparse.Namespace(**{**args, "settings": [*settings], **changes})
+    changes.setdefault("checkpoint", "clip:X")
+    return EvalOptions(settings=[*settings], **changes)
 
 
 def digits(tower, name="digits"):

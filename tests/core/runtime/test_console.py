@@ -10,6 +10,16 @@ import sys
 import pytest
 
 from mldec.checkpoint import load_model
+from mldec.cli import (
+    VERSION,
+    add_model_options,
+    chosen_model,
+    command,
+    fraction,
+    image_side,
+    positive,
+    run_command,
+)
 from mldec.errors import (
     CheckpointError,
     ConfigError,
@@ -20,18 +30,7 @@ from mldec.errors import (
     refusing,
     visible,
 )
-from mldec.runtime.cli import (
-    VERSION,
-    add_model_options,
-    chosen_model,
-    command,
-    fraction,
-    image_side,
-    keep_output_clean,
-    positive,
-    run_command,
-    to_console,
-)
+from mldec.runtime.console import keep_output_clean, to_console
 from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 log = logging.getLogger("mldec")

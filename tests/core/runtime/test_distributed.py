@@ -18,7 +18,8 @@ from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
 from mldec.runtime.devices import Copies, Precision, check_device, moved, processors
-from mldec.runtime.distributed import chosen_shard, pick_device
+from mldec.runtime.distributed import pick_device
+from mldec.tools.predict.inputs import chosen_shard
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 

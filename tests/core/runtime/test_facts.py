@@ -14,9 +14,9 @@ from mldec.errors import UserError
 from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
-from mldec.model import Classifier
-from mldec.runtime import facts
-from mldec.runtime.facts import explain_out_of_memory, git_commit, installed, multiply_accumulates
+from mldec.model import Classifier, multiply_accumulates
+from mldec.runtime import environment as facts
+from mldec.runtime.environment import explain_out_of_memory, git_commit, installed
 
 
 class Free(nn.Module):
@@ -131,7 +131,7 @@ def test_an_error_of_memory_becomes_the_advice_and_others_stay(fault):
 # Blocks of 40 MiB, each of which has 10,240 pages; the first one has to be paid for.
 CODE = """
 import resource
-from mldec.runtime.facts import keep_freed_memory
+from mldec.runtime.environment import keep_freed_memory
 
 kept = keep_freed_memory()
 bytearray(b"x" * 40) * 2**20

@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from mldec.errors import ConfigError, DataError
-from mldec.runtime.results import (
+from mldec.files.atomic import (
     check_folder,
     check_targets,
     replacing,

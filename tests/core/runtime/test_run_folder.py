@@ -15,8 +15,8 @@ import pytest
 from support import QUICK
 
 from mldec.errors import CheckpointError, RunInUseError
-from mldec.runtime import run_folder
-from mldec.runtime.run_folder import (
+from mldec.files import run_folder
+from mldec.files.run_folder import (
     LOG_FILE,
     RUN_FILE,
     RunFacts,
@@ -29,7 +29,7 @@ from mldec.runtime.run_folder import (
 
 FACTS = RunFacts(
     name="日本",
-    command="python -m mldec.train",
+    command="mldec train",
     versions={"mldec": "1"},
     commit=None,
     epochs=2,
@@ -77,7 +77,7 @@ def test_what_no_run_writes_is_one_line(tmp_path, content):
 
 def test_the_command_line_can_be_pasted_into_a_shell(tmp_path):
     script = tmp_path / "a script.py"
-    script.write_text("from mldec.runtime.run_folder import command_line\nprint(command_line())\n")
+    script.write_text("from mldec.files.run_folder import command_line\nprint(command_line())\n")
     words = [sys.executable, str(script), "data.root=/a b", "name='x'", "$HOME", "[1,2]"]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert shlex.split(printed) == words

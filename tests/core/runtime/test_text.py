@@ -3,8 +3,8 @@
 import pytest
 
 from mldec.errors import DataError
-from mldec.runtime import text
-from mldec.runtime.text import (
+from mldec.files import text
+from mldec.files.text import (
     csv_columns,
     csv_rows,
     open_binary,

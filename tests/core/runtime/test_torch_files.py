@@ -14,7 +14,7 @@ from hostile import Runs
 from safetensors.torch import load_file
 
 from mldec.errors import CheckpointError, DataError
-from mldec.runtime.torch_files import known_hashes, read_torch, save, snapshot, write_safetensors
+from mldec.files.torch_files import known_hashes, read_torch, save, snapshot, write_safetensors
 
 STATE = {"format": 1, "model": {"weight": torch.arange(1000.0)}, "epoch": 3}
 
@@ -65,7 +65,7 @@ def test_a_crash_between_the_renames_leaves_a_checkpoint_that_loads(last, monkey
 def test_a_full_disk_keeps_the_last_good_checkpoint(last):
     code = (
         "import resource, signal, sys, torch; from pathlib import Path; "
-        "from mldec.runtime.torch_files import save\n"
+        "from mldec.files.torch_files import save\n"
         "from mldec.errors import one_line\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"

@@ -10,8 +10,8 @@ import torch
 from pictures import picture, saved
 from torch import nn
 
+from mldec import build
 from mldec.backbones import TimmBackbone
-from mldec.config import build
 from mldec.config.compose import compose
 from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped

@@ -7,7 +7,7 @@ import torch
 import yaml
 from support import QUICK, one_line
 
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Train
 from mldec.errors import ConfigError

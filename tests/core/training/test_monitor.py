@@ -17,7 +17,7 @@ from mldec.config.schema import Log
 from mldec.data.loader import Batch
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split
-from mldec.evaluation import Results
+from mldec.evaluation.output import Results
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.training import monitor

@@ -19,9 +19,9 @@ from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose
 from mldec.config.schema import FreezeBatchNorm, Train
 from mldec.errors import ConfigError
+from mldec.files import torch_files
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.model import Classifier
-from mldec.runtime import torch_files
 from mldec.training.optim import (
     build_optimizer,
     build_schedule,

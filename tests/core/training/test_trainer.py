@@ -13,30 +13,31 @@ from squares import Spoilt, check_resume, fit, resume, settings, trainer
 from support import QUICK, assert_equal, numbers
 from torch import nn
 
-from mldec import train
+from mldec import build
 from mldec.checkpoint.loading import load
 from mldec.checkpoint.state import Best
-from mldec.config import build
 from mldec.config.compose import compose
-from mldec.data.types import Classes, Sampling
+from mldec.data.sampling import Sampling
+from mldec.data.types import Classes
 from mldec.errors import CheckpointError, DataError, UserError
-from mldec.evaluation import Results
+from mldec.evaluation.output import Results
 from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.files import torch_files
+from mldec.files.torch_files import read_torch
 from mldec.losses.missing import GeneralizedRobustLoss, LargeLoss
 from mldec.losses.partial import PartialAsymmetricLoss
-from mldec.runtime import distributed, torch_files
+from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
-from mldec.runtime.torch_files import read_torch
+from mldec.training import start
 from mldec.training import trainer as module
-from mldec.training.trainer import (
-    Trainer,
+from mldec.training.start import (
     describe_run,
     few_per_batch_norm,
     images_per_batch_norm,
     run_facts,
     start_weights,
-    update_best,
 )
+from mldec.training.trainer import Trainer, update_best
 
 STEM = ("backbone.network.conv1.", "backbone.network.bn1.", "backbone.network.layer1.")
 FINE_TUNING = [
@@ -476,5 +477,5 @@ def test_a_run_goes_on_in_the_precision_of_its_beginning(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     checkpoint = saved and SimpleNamespace(config={"train": {"precision": saved}})
     for name, expected in (("cpu", on_cpu), ("cuda:0", on_gpu)):
-        used = train.used_precision(Precision(wanted), checkpoint, torch.device(name))
+        used = start.used_precision(Precision(wanted), checkpoint, torch.device(name))
         assert used.value == expected

@@ -1,4 +1,4 @@
-"""Jobs of `mldec.benchmark` on everything that they can measure."""
+"""Jobs of `mldec benchmark` on everything that they can measure."""
 
 import argparse
 import json
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mldec.benchmark import profile
-from mldec.benchmark.cost import cost
-from mldec.benchmark.throughput import prepare, settings
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose, options
 from mldec.data.types import Classes
-from mldec.runtime.facts import multiply_accumulates
+from mldec.model import multiply_accumulates
+from mldec.tools.benchmark import profile
+from mldec.tools.benchmark.cost import cost
+from mldec.tools.benchmark.throughput import prepare, settings
 
 # A small network in place of each, whose layers have other names than those that are frozen.
 TINY = [

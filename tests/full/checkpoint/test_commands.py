@@ -6,7 +6,7 @@ import pytest
 from support import QUICK, one_line
 
 from mldec.checkpoint import load_model, loading, published
-from mldec.runtime.torch_files import read_torch, save
+from mldec.files.torch_files import read_torch, save
 
 ORDER = [3, 1, 4, 9, 5, 2, 6, 8, 7, 0]  # of the ten classes in the reordered checkpoint
 FEW = ["--plugin", "patches", "data.val_images=20", "device=cpu"]

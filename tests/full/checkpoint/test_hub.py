@@ -106,7 +106,7 @@ def test_what_the_hub_refuses_is_one_line(hub, commit, monkeypatch):
     ("files", "fault"),
     [
         ({"README.md": b"", "model.pth": b""}, "Entry Not Found"),
-        ({CONFIG: b"{}", WEIGHTS: b""}, "is not one that mldec.publish wrote"),
+        ({CONFIG: b"{}", WEIGHTS: b""}, "is not one that mldec publish wrote"),
         ({CONFIG: b"[" * 9999, WEIGHTS: b""}, "RecursionError"),
     ],
 )

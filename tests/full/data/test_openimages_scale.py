@@ -12,8 +12,9 @@ import numpy as np
 from support import made
 
 from mldec.data.cache import TableCache
+from mldec.data.labels import from_statements
 from mldec.data.readers import openimages
-from mldec.data.table import Table, from_statements
+from mldec.data.table import Table
 
 IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
 GIB = 2**30

@@ -43,7 +43,7 @@ def served(home, *words, number=signal.SIGTERM, status=143):
         [str(Path(mldec.__file__).parents[1]), environment["PYTHONPATH"]]
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "mldec.demo", *map(str, words), "--port", "0", "--device", "cpu"],
+        [sys.executable, "-m", "mldec", "demo", *map(str, words), "--port", "0", "--device", "cpu"],
         cwd=home / "work",
         env=environment,
         stdout=subprocess.PIPE,

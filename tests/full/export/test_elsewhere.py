@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mldec.checkpoint import load_model
-from mldec.evaluation import scores
+from mldec.evaluation.run import scores
 
 
 @pytest.mark.parametrize("words", [(), ("--any-size",)])

@@ -18,7 +18,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from mldec.checkpoint import load_model
 from mldec.data.images import load_image
-from mldec.evaluation import scores
+from mldec.evaluation.run import scores
 
 PAGE = Path(__file__).parents[3] / "docs" / "export.md"
 ENGINE = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")

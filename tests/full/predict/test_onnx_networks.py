@@ -6,8 +6,8 @@ import torch
 from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
 
 from mldec.backbones import HFBackbone, TimmBackbone
-from mldec.export import Program, onnx_content, open_axes, traced, translated
-from mldec.predict.engine import OnnxFile
+from mldec.tools.export import Program, onnx_content, open_axes, traced, translated
+from mldec.tools.predict.engine import OnnxFile
 
 pytest.importorskip("onnxruntime")
 

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 from mldec.checkpoint import load_model
-from mldec.predict.engine import TorchEngine
+from mldec.tools.predict.engine import TorchEngine
 
 WORDS = ["--plugin", "patches"]
 

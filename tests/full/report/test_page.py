@@ -13,10 +13,10 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from support import QUICK, wait_until
 
-from mldec import report
-from mldec.report.make import gather, prepare, prepare_other
-from mldec.report.page import page
-from mldec.report.statistics import Interval
+from mldec.tools import report
+from mldec.tools.report.make import gather, prepare, prepare_other
+from mldec.tools.report.page import page
+from mldec.tools.report.statistics import Interval
 
 HOSTILE = "<b>&amp;</b><img src=x onerror=\"document.title='hacked'\"></script>\u2028{{ 7 * 7 }}"
 SHOWN = HOSTILE.replace("\u2028", "?")  # as `mldec.errors.visible` does

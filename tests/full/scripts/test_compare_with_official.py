@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mldec.benchmark.throughput import prepare, settings
 from mldec.heads.ml_decoder import MLDecoder
+from mldec.tools.benchmark.throughput import prepare, settings
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_with_official.py"
 SMALL = [

@@ -15,8 +15,8 @@ from PIL import Image
 from support import made
 
 from mldec.data import readers
-from mldec.data.digits import NAMES
 from mldec.data.types import fixed_sample
+from mldec.words.digits import NAMES
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_digits.py"
 spec = importlib.util.spec_from_file_location("make_digits", SCRIPT)

@@ -5,7 +5,7 @@ import torch
 from squares import fit, settings, trainer
 from torch._dynamo.testing import CompileCounter
 
-from mldec.config import build
+from mldec import build
 from mldec.config.compose import compose
 from mldec.data.types import Classes
 

@@ -10,9 +10,9 @@ from support import assert_equal
 
 from mldec.checkpoint import load_model
 from mldec.config.compose import compose
-from mldec.data.types import Sampling
+from mldec.data.sampling import Sampling
+from mldec.files.torch_files import read_torch
 from mldec.losses.cross_entropy import BinaryCrossEntropy
-from mldec.runtime.torch_files import read_torch
 from mldec.train import run
 
 ONE_LABEL = ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.warmup_epochs=1"]

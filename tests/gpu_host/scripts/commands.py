@@ -20,10 +20,12 @@ from pathlib import Path
 
 from null_gpu import counted, truths
 
+from mldec.__main__ import module_of
+
 
 def run(name, *words):
     """Run a command; return its status, what it prints, and its counts."""
-    sys.argv = [f"mldec-{name}", *words]
+    sys.argv = [f"mldec {name}", *words]
     out = io.StringIO()
     err = io.StringIO()
     status = 0
@@ -33,7 +35,7 @@ def run(name, *words):
         if name == "demo":
             threading.Thread(target=ask, args=(out,), daemon=True).start()
         try:
-            importlib.import_module(f"mldec.{name}").main()
+            importlib.import_module(module_of(name)).main()
         except SystemExit as stop:
             status = stop.code or 0
         except BaseException:

@@ -10,10 +10,10 @@ import numpy as np
 from null_gpu import counted, truths
 from PIL import Image
 
-from mldec.data.decode import Item
-from mldec.predict import opened
-from mldec.predict.answers import Predictor
 from mldec.runtime.signals import StopRequest
+from mldec.tools.predict import opened
+from mldec.tools.predict.answers import Predictor
+from mldec.tools.predict.decode import Item
 
 BATCH, BATCHES = 4, 6
 IMAGE = Image.fromarray(np.zeros((40, 40, 3), np.uint8))

@@ -13,7 +13,7 @@ import traceback
 import torch
 from null_gpu import counted, finish
 
-from mldec.benchmark.throughput import prepare, settings
+from mldec.tools.benchmark.throughput import prepare, settings
 
 IMAGES = 4
 

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 from null_gpu import truths
 
-from mldec.predict import Tagger
+from mldec.tools.predict import Tagger
 
 batch = {"image": [np.zeros((40, 40, 3), np.uint8)]}
 scores = {}

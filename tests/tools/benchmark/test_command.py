@@ -1,4 +1,4 @@
-"""The command `mldec.benchmark`: its options, what it prints and writes, and the job `predict`."""
+"""The command `mldec benchmark`: its options, what it prints and writes, and the job `predict`."""
 
 import json
 from types import SimpleNamespace
@@ -10,14 +10,14 @@ import torch
 from pictures import picture
 from support import one_line
 
-from mldec import benchmark
-from mldec.benchmark import predict
 from mldec.errors import DataError
-from mldec.runtime import facts
+from mldec.runtime import environment as facts
+from mldec.tools import benchmark
+from mldec.tools.benchmark import predict
 
 
 def test_figures_are_printed_and_written(cli, tmp_path, monkeypatch):
-    from mldec.benchmark import cost
+    from mldec.tools.benchmark import cost
 
     monkeypatch.setattr(cost, "cost", lambda args: {"seconds": 1234.5678, "name": "x"})
     monkeypatch.delattr(cost, "table")
@@ -33,7 +33,7 @@ def test_figures_are_printed_and_written(cli, tmp_path, monkeypatch):
 
 
 def test_what_was_measured_before_a_fault_is_written(cli, tmp_path, monkeypatch):
-    from mldec.benchmark import cost
+    from mldec.tools.benchmark import cost
 
     def measure(args):
         yield {"first": 1}
@@ -45,7 +45,7 @@ def test_what_was_measured_before_a_fault_is_written(cli, tmp_path, monkeypatch)
 
 
 def test_wrong_words_are_refused_before_anything_is_measured(cli, tmp_path, monkeypatch):
-    from mldec.benchmark import cost, profile
+    from mldec.tools.benchmark import cost, profile
 
     monkeypatch.setattr(cost, "cost", lambda args: pytest.fail("it was measured"))
     monkeypatch.setattr(profile, "profile", lambda args: pytest.fail("it was measured"))

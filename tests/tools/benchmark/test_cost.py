@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support import decoder_macs
 
-from mldec.benchmark import cost as measure_cost
-from mldec.benchmark.cost import POINTS, ROWS, TOLERANCE, built
-from mldec.runtime.facts import count_parameters, multiply_accumulates
+from mldec.model import count_parameters, multiply_accumulates
+from mldec.tools.benchmark import cost as measure_cost
+from mldec.tools.benchmark.cost import POINTS, ROWS, TOLERANCE, built
 
 # What the job wrote; tests/full counts all of it again.
 COMMITTED = json.loads(

@@ -7,9 +7,9 @@ import torch
 from pictures import picture, saved
 from support import one_line
 
-from mldec.benchmark import data as measure_data
-from mldec.benchmark.data import PARTS, official, ours
-from mldec.data.randomness import SampleRandom
+from mldec.data.sampling import SampleRandom
+from mldec.tools.benchmark import data as measure_data
+from mldec.tools.benchmark.data import PARTS, official, ours
 
 pytest.importorskip("simplejpeg", reason="the fast path needs it")
 

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from mldec.benchmark import profile
-from mldec.benchmark.profile import PARTS, Stopwatch
+from mldec.tools.benchmark import profile
+from mldec.tools.benchmark.profile import PARTS, Stopwatch
 
 SMALL = [
     "data.image_size=32",

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from mldec.benchmark.throughput import (
+from mldec.tools.benchmark.throughput import (
     blocks,
     in_turns,
     prepare,

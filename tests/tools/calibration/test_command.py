@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 from support import QUICK, assert_equal, one_line
 
-from mldec.calibrate import in_order, target
 from mldec.checkpoint import load_model, loading
 from mldec.errors import ConfigError
-from mldec.report.training import of_run, run_folder
-from mldec.runtime.torch_files import duplicate, hash_record, save, sha256_of
+from mldec.files.torch_files import duplicate, hash_record, save, sha256_of
+from mldec.tools.calibrate import in_order, target
+from mldec.tools.report.training import of_run, run_folder
 
 WORDS = ["--plugin", "patches", "data.val_images=120"]
 

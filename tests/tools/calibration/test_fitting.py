@@ -13,8 +13,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
 from torch.nn.functional import cross_entropy
 
-from mldec import calibrate as module
-from mldec.calibrate import (
+from mldec.errors import DataError
+from mldec.evaluation.run import Scores
+from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
+from mldec.tools import calibrate as module
+from mldec.tools.calibrate import (
     BINS,
     TEMPERATURES,
     Choice,
@@ -27,10 +31,6 @@ from mldec.calibrate import (
     unscaled,
     with_one_label,
 )
-from mldec.errors import DataError
-from mldec.evaluation import Scores
-from mldec.evaluators.average_precision import average_precision
-from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
 
 # Few different logits, so that many are equal.
 LOGITS = st.integers(-8, 8).map(lambda number: number / 2)

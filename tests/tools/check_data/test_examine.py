@@ -13,17 +13,18 @@ import torch
 from PIL import Image
 from support import one_line, write_coco
 
-from mldec.check_data import examine
-from mldec.check_data.examine import (
+from mldec.config.compose import config_dir
+from mldec.data.labels import from_dense, from_single
+from mldec.data.types import Classes, Split
+from mldec.names import COCO_NAMES, VOC
+from mldec.tools.check_data import examine
+from mldec.tools.check_data.examine import (
     OFFICIAL,
     bar_chart,
     label_faults,
     split_statistics,
 )
-from mldec.config.compose import config_dir
-from mldec.data.table import COCO_NAMES, VOC, from_dense, from_single
-from mldec.data.types import Classes, Split
-from mldec.runtime.pages import NAME_LENGTH, save
+from mldec.tools.pages import NAME_LENGTH, save
 
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)

@@ -14,8 +14,8 @@ from markupsafe import escape
 from PIL import Image
 from support import one_line
 
-from mldec.check_data.label_errors import COLUMNS, Suspect, page
 from mldec.evaluators.label_errors import calibrated, platt, rank, suspected_labels
+from mldec.tools.check_data.label_errors import COLUMNS, Suspect, page
 
 EVIL = '<script>alert("&")</script>\'\x1b[31m\n\udcff'
 SHOWN = '<script>alert("&")</script>\'?[31m??'

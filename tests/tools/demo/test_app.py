@@ -12,11 +12,11 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from mldec.data.images import read_image
-from mldec.demo import app
-from mldec.demo.app import Answerer, application
-from mldec.evaluation import scores
-from mldec.predict.engine import ExportedEngine, OnnxFile, TorchEngine
-from mldec.predict.heat_maps import Explainer
+from mldec.evaluation.run import scores
+from mldec.tools.demo import app
+from mldec.tools.demo.app import Answerer, application
+from mldec.tools.predict.engine import ExportedEngine, OnnxFile, TorchEngine
+from mldec.tools.predict.heat_maps import Explainer
 
 PREDICT = "/api/predict"
 

@@ -4,10 +4,10 @@ import networks
 import pytest
 from support import one_line
 
-from mldec.demo import announce, listener, parser
-from mldec.demo.app import open_engine
 from mldec.errors import CheckpointError, ConfigError
-from mldec.predict.engine import ExportedEngine
+from mldec.tools.demo import announce, listener, parser
+from mldec.tools.demo.app import open_engine
+from mldec.tools.predict.engine import ExportedEngine
 
 
 def options(*words):

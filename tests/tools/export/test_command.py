@@ -11,14 +11,14 @@ from pictures import picture
 from PIL import Image
 from support import one_line
 
-from mldec import export as exporting
 from mldec.checkpoint import load_model
 from mldec.data.images import load_image
 from mldec.data.transforms import to_tensor
 from mldec.errors import ConfigError
-from mldec.evaluation import scores
-from mldec.predict.engine import parse
-from mldec.runtime.torch_files import sha256_of
+from mldec.evaluation.run import scores
+from mldec.files.torch_files import sha256_of
+from mldec.tools import export as exporting
+from mldec.tools.predict.engine import parse
 
 
 @pytest.fixture(scope="module")

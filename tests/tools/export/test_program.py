@@ -12,9 +12,9 @@ from PIL import Image
 
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.errors import CheckpointError
-from mldec.evaluation import scores
-from mldec.export import Program, Resize, decided, traced
+from mldec.evaluation.run import scores
 from mldec.model import Classifier
+from mldec.tools.export import Program, Resize, decided, traced
 
 SIZES = ((32, 32), (64, 48), (31, 90), (200, 33), (20, 30), (1, 1), (500, 333))
 TRANSFORMS = [

@@ -10,8 +10,8 @@ from pictures import picture
 
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, DataError
-from mldec.evaluation import scores
-from mldec.export import BATCH, Comparison, Program, check, compare, generated, stored
+from mldec.evaluation.run import scores
+from mldec.tools.export import BATCH, Comparison, Program, check, compare, generated, stored
 
 GENERATED = generated(32, any_size=False)
 

@@ -18,12 +18,12 @@ from support import assert_same_rows, one_line
 
 import mldec
 from mldec.errors import ConfigError
-from mldec.predict import answers, engine, results
-from mldec.predict.run import FORMATS
+from mldec.files.run_folder import RunLock
+from mldec.files.torch_files import read_torch
 from mldec.runtime.devices import MAX_IMAGE_SIZE
-from mldec.runtime.distributed import chosen_shard
-from mldec.runtime.run_folder import RunLock
-from mldec.runtime.torch_files import read_torch
+from mldec.tools.predict import answers, engine, results
+from mldec.tools.predict.inputs import chosen_shard
+from mldec.tools.predict.run import FORMATS
 
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
 

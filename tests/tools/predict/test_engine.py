@@ -13,21 +13,21 @@ from networks import CALIBRATION, metadata, noise
 from pictures import picture
 from torch._subclasses import FakeTensorMode
 
-from mldec.checkpoint.open_vocabulary import with_classes
 from mldec.checkpoint.sources import is_exported
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError
-from mldec.evaluation import decided, scores
-from mldec.export import Program, onnx_content, open_axes, quantised, traced, translated
-from mldec.predict.engine import (
+from mldec.evaluation.class_list import with_classes
+from mldec.evaluation.run import decided, scores
+from mldec.runtime import distributed
+from mldec.runtime.devices import Precision
+from mldec.tools.export import Program, onnx_content, open_axes, quantised, traced, translated
+from mldec.tools.predict.engine import (
     ExportedEngine,
     OnnxFile,
     TorchEngine,
     parse,
 )
-from mldec.runtime import distributed
-from mldec.runtime.devices import Precision
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ from PIL import Image
 from random_weights import randomise
 from torch import Tensor, nn
 
-from mldec.data.decode import Item
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, UserError
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
-from mldec.predict import answers, heat_maps
-from mldec.predict.answers import Pictures, Prediction
-from mldec.predict.engine import TorchEngine
-from mldec.predict.heat_maps import Explainer, file_name, fonts, heated
+from mldec.tools.predict import answers, heat_maps
+from mldec.tools.predict.answers import Pictures, Prediction
+from mldec.tools.predict.decode import Item
+from mldec.tools.predict.engine import TorchEngine
+from mldec.tools.predict.heat_maps import Explainer, file_name, fonts, heated
 
 IN, CLASSES, SIDE = 6, 7, 3
 SIZES = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}

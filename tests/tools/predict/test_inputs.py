@@ -13,17 +13,17 @@ import torch
 from pictures import picture, saved
 from PIL import Image
 
-from mldec.data import decode as decode_module
-from mldec.data.decode import Decoder, Item, decoded, read_item
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, Stopped
-from mldec.predict import answers as answers_module
-from mldec.predict import inputs as inputs_module
-from mldec.predict.answers import Predictor, Rule
-from mldec.predict.engine import Answers
-from mldec.predict.inputs import Inputs
 from mldec.runtime.signals import NothingCame, StopRequest
+from mldec.tools.predict import answers as answers_module
+from mldec.tools.predict import decode as decode_module
+from mldec.tools.predict import inputs as inputs_module
+from mldec.tools.predict.answers import Predictor, Rule
+from mldec.tools.predict.decode import Decoder, Item, decoded, read_item
+from mldec.tools.predict.engine import Answers
+from mldec.tools.predict.inputs import Inputs
 
 
 def names(inputs):

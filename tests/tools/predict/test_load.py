@@ -8,10 +8,10 @@ from pictures import picture
 from PIL import Image
 
 import mldec
-from mldec.data.decode import Decoder, Item
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError, DataError, UserError
-from mldec.predict.photos import items
+from mldec.tools.predict.decode import Decoder, Item
+from mldec.tools.predict.photos import items
 
 OPTIONS = {"plugin": ["patches"], "device": "cpu", "threshold": 0.0, "top": 2}
 

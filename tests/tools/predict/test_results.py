@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.decode import Item
 from mldec.data.images import UnsupportedFiles
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, RunInUseError
-from mldec.predict import results
-from mldec.predict.answers import Prediction, Row, Rule, chosen_rule, entries
-from mldec.predict.results import (
+from mldec.files.atomic import named
+from mldec.files.run_folder import locked
+from mldec.tools.predict import results
+from mldec.tools.predict.answers import Prediction, Row, Rule, chosen_rule, entries
+from mldec.tools.predict.decode import Item
+from mldec.tools.predict.results import (
     Journal,
     Outputs,
     Record,
@@ -35,8 +37,6 @@ from mldec.predict.results import (
     write,
     write_chunk,
 )
-from mldec.runtime.results import named
-from mldec.runtime.run_folder import locked
 
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)

@@ -14,11 +14,10 @@ import pytest
 from pictures import picture
 from support import assert_same_rows, one_line
 
-from mldec.data.decode import read_item
 from mldec.errors import DataError
-from mldec.predict import results
-from mldec.predict.inputs import Inputs
-from mldec.runtime import storage
+from mldec.tools.predict import results, storage
+from mldec.tools.predict.decode import read_item
+from mldec.tools.predict.inputs import Inputs
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")

@@ -8,7 +8,7 @@ import pytest
 from pictures import picture
 
 from mldec.errors import DataError
-from mldec.predict import Tagger, tagger
+from mldec.tools.predict import Tagger, tagger
 
 OPTIONS = {"plugin": ["patches"], "device": "cpu", "threshold": 0.0}
 

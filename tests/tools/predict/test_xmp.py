@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from mldec.errors import ConfigError, DataError
-from mldec.predict import xmp
-from mldec.predict.answers import Prediction, Row
-from mldec.predict.xmp import write_sidecar
+from mldec.tools.predict import xmp
+from mldec.tools.predict.answers import Prediction, Row
+from mldec.tools.predict.xmp import write_sidecar
 
 SUBJECT, TAGS, OWN = "Xmp.dc.subject", "Xmp.digiKam.TagsList", "Xmp.mldec.keywords"
 

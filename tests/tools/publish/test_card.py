@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from mldec.checkpoint.state import Calibration
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
-from mldec.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card
+from mldec.tools.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
 CALIBRATION = Calibration(

@@ -1,4 +1,4 @@
-"""What `mldec.publish` writes without a hub, says and refuses."""
+"""What `mldec publish` writes without a hub, says and refuses."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_the_folder_of_a_dry_run_is_a_checkpoint(cli):
     assert status == 0, err
     assert out.splitlines() == [
         "the card has neither intervals nor a table of classes: pass --results with a file of "
-        "mldec.report --json",
+        "mldec report --json",
         "the card states no licence of the model: pass --license, such as apache-2.0",
         "files/mine: the files for me/mine; not uploaded",
     ]

@@ -7,7 +7,8 @@ import pytest
 
 from mldec.data.types import Classes
 from mldec.errors import DataError
-from mldec.publish import (
+from mldec.model import count_parameters, multiply_accumulates
+from mldec.tools.publish import (
     command_of,
     cost_of,
     of_checkpoint,
@@ -16,7 +17,6 @@ from mldec.publish import (
     start_of,
     without_folders,
 )
-from mldec.runtime.facts import count_parameters, multiply_accumulates
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_the_cost_is_computed_and_what_the_run_says(loaded, tmp_path):
 
     run = {"name": "x", "versions": {}, "commit": None, "epochs": 1, "image_size": 64}
     run |= {"parameters": 1, "multiply_accumulates": None}
-    run["command"] = "/usr/bin/python -m mldec.train 'data.root=/home/me/my x' init=zoo:a lr=0.1"
+    run["command"] = "/usr/bin/mldec train 'data.root=/home/me/my x' init=zoo:a lr=0.1"
     (tmp_path / "run.json").write_text(json.dumps(run))
     lines = [{"step": step, "time": 100.0 * step} for step in (1, 40)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    expected = ".../python -m mldec.train 'data.root=.../my x' init=zoo:a lr=0.1"
+    expected = ".../mldec train 'data.root=.../my x' init=zoo:a lr=0.1"
     for path in (tmp_path / "best.pt", tmp_path / "checkpoints" / "best.pt"):
         assert command_of(path) == expected
         assert dict(cost_of(loaded, path))["Training time"].startswith("1:06:40 ")

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from mldec.report.advice import next_steps
-from mldec.report.examples import Example, Suspect, first_to_look_at
-from mldec.report.statistics import ClassTable, Histograms, Interval
+from mldec.tools.report.advice import next_steps
+from mldec.tools.report.examples import Example, Suspect, first_to_look_at
+from mldec.tools.report.statistics import ClassTable, Histograms, Interval
 
-CHECK = "python -m mldec.check_data --checkpoint 'a b.pt' --out check"
+CHECK = "mldec check-data --checkpoint 'a b.pt' --out check"
 
 # Name, positives of 100 images, AP, and the half width of its interval.
 CLASSES = [
@@ -56,9 +56,9 @@ def test_classes_are_named_by_what_their_intervals_say():
         (
             {"suspects": 7},
             "7 below",
-            "python -m mldec.check_data --checkpoint 'a b.pt' --out check",
+            "mldec check-data --checkpoint 'a b.pt' --out check",
         ),
-        ({"calibrated": False}, "Calib", "python -m mldec.calibrate 'a b.pt' --out calibrated.pt"),
+        ({"calibrated": False}, "Calib", "mldec calibrate 'a b.pt' --out calibrated.pt"),
         ({"main": Interval(73.4, 68.0, 79.0)}, "11 points wide", None),
         ({"main": Interval(73.4)}, None, None),  # without an interval nothing is said of it
     ],

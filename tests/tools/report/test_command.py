@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 from support import CONFIGS, QUICK, one_line
 
-from mldec.report import make
-from mldec.report.make import to_dict
-from mldec.report.page import page
-from mldec.report.training import learning_curves, of_run
-from mldec.runtime.run_folder import folder_of_run
+from mldec.files.run_folder import folder_of_run
+from mldec.tools.report import make
+from mldec.tools.report.make import to_dict
+from mldec.tools.report.page import page
+from mldec.tools.report.training import learning_curves, of_run
 
 WORDS = ["--plugin", "patches"]
 
@@ -115,7 +115,7 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     assert "fitted on these images" in notes
     assert "on images outside the fit their calibration error is" in notes
     assert "Train anew: " not in Path("r.html").read_text()
-    assert not any("mldec.calibrate" in str(step.command) for step in content.steps)
+    assert not any("mldec.tools.calibrate" in str(step.command) for step in content.steps)
 
     # Images by class, each with a place where the model looked.
     assert content.heat_method
@@ -190,7 +190,7 @@ def test_a_fold_of_files_with_a_damaged_one(cli, squares, contents):
     assert re.search(r'alt="Image \d+\.png; ', text)
     assert "<li>7.png: " in text
     assert text.count(f"{squares.parent.parent / 'mine'}") == 2, "data and settings"
-    calibrate = f"python -m mldec.calibrate {squares} --out calibrated.pt"
+    calibrate = f"mldec calibrate {squares} --out calibrated.pt"
     assert calibrate in [step.command for step in content.steps]
 
     # A name cannot leave the text it stands in.

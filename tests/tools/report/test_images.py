@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
+from mldec.build import chosen_data
 from mldec.checkpoint import load_model
-from mldec.config.build import chosen_data
-from mldec.data.table import from_dense
+from mldec.data.labels import from_dense
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, ImageFiles, Split, StoredImages
 from mldec.evaluators.label_errors import rank
-from mldec.report import examples as module
-from mldec.report.examples import (
+from mldec.tools.report import examples as module
+from mldec.tools.report.examples import (
     PER_KIND,
     SIDE,
     Example,
@@ -27,7 +27,7 @@ from mldec.report.examples import (
     thumbnail,
     with_heat,
 )
-from mldec.report.statistics import Answers
+from mldec.tools.report.statistics import Answers
 
 
 def made(images=200, classes=4):

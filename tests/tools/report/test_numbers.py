@@ -8,9 +8,9 @@ from sklearn.metrics import average_precision_score, confusion_matrix
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
-from mldec.report import comparison, statistics
-from mldec.report.comparison import changes, compare
-from mldec.report.statistics import (
+from mldec.tools.report import comparison, statistics
+from mldec.tools.report.comparison import changes, compare
+from mldec.tools.report.statistics import (
     BINS,
     MOST_PAIRED,
     STEP,

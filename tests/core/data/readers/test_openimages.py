@@ -14,7 +14,7 @@ from mldec.data.readers.openimages import class_names
 from mldec.data.types import fixed_sample
 from mldec.errors import DataError
 from mldec.evaluators.partial import PartialLabelEvaluator
-from mldec.runtime import text as inputs
+from mldec.files import text as inputs
 
 # By image id; classes in the order of the trainable list.
 TARGETS = [[-1, -1, -1, -1], [1, 1, -1, -1], [1, 1, 0, -1]]

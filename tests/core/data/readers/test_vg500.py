@@ -7,7 +7,7 @@ from trees import tree
 
 from mldec.data.readers import vg500
 from mldec.errors import DataError
-from mldec.runtime.text import read_lines
+from mldec.files.text import read_lines
 
 
 @pytest.fixture

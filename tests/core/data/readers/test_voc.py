@@ -10,7 +10,7 @@ from support import made
 from trees import VOC_SPLITS, tree, voc_xml, write_voc
 
 from mldec.data.readers import voc
-from mldec.data.table import VOC as CLASSES
+from mldec.names import VOC as CLASSES
 
 
 @pytest.fixture

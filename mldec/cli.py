@@ -1,0 +1,208 @@
+"""What the commands share: the console, options that choose a model, checks of values."""
+
+import argparse
+import importlib.util
+import logging
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import mldec
+from mldec.errors import ConfigError, complain, one_line, suggest
+from mldec.runtime.console import to_console
+from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
+
+log = logging.getLogger("mldec")
+
+
+VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses a command line in one line, with the option that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong, without the usage, and end with status 2."""
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        if unknown:
+            hint = suggest(unknown.partition("=")[0], list(self._option_string_actions))
+            message = f"'{unknown}' is not understood{hint}"
+        complain(f"{message}; see {self.prog} --help")
+        sys.exit(2)
+
+
+def command(name: str, description: str) -> argparse.ArgumentParser:
+    """Return the parser of `mldec NAME`, with --version."""
+    parser = _Parser(
+        prog=f"mldec {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    return parser
+
+
+def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
+    """Add the checkpoint, which may be an `exported` file, and the options of how it is used."""
+    files = ""
+    if exported:
+        files = "; or an .onnx file of mldec export (a .pt2 file is refused: it can run code)"
+    arguments.add_argument(
+        "checkpoint",
+        help="a run's folder, such as outputs/digits (its calibrated.pt if that was made from the "
+        "current best.pt, else best.pt), a checkpoint in it, a released .pth file, "
+        "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md), or clip:MODEL[:WEIGHTS], a model "
+        f"of open_clip (see docs/zero_shot.md){files}",
+    )
+    add_weights_options(arguments)
+    arguments.add_argument(
+        "--image-size",
+        type=image_side,
+        metavar="S",
+        help="pixels per side; default: as the checkpoint says",
+    )
+    arguments.add_argument(
+        "--class-names",
+        metavar="FILE",
+        help="other names of its classes, one per line, in the checkpoint's order",
+    )
+    arguments.add_argument(
+        "--thresholds",
+        metavar="FILE",
+        help="thresholds of its classes, a number per line in the checkpoint's order, or a .csv "
+        "file with the columns class and threshold; a score above one counts as present",
+    )
+
+
+def add_views_option(arguments: argparse._ActionsContainer) -> None:
+    """Add --views, for a command that scores images."""
+    arguments.add_argument(
+        "--views",
+        choices=("flip", "scales"),
+        help="average the logits of two views of each image: it and its mirror image, or two sizes",
+    )
+
+
+def add_threshold_option(arguments: argparse._ActionsContainer) -> None:
+    """Add --threshold, for a command whose default is that of the data in the config."""
+    arguments.add_argument(
+        "--threshold",
+        type=fraction,
+        help="score from 0 to 1 above which a class counts as present; default: the thresholds "
+        "that mldec calibrate stored, else data.threshold",
+    )
+
+
+def add_weights_options(arguments: argparse._ActionsContainer) -> None:
+    """Add the options that choose the weights of a checkpoint, and allow packages of its parts."""
+    arguments.add_argument(
+        "--weights",
+        choices=("ema", "raw"),
+        help="default: those that scored best in the run; with this option a run's folder means "
+        "its best.pt",
+    )
+    arguments.add_argument(
+        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
+    )
+
+
+def add_data_options(arguments: argparse.ArgumentParser) -> None:
+    """Add settings and --precision, for a command that scores the data of a checkpoint."""
+    arguments.add_argument(
+        "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
+    )
+    add_precision_option(arguments, "that of the training; fp32 on a CPU")
+
+
+def add_class_options(arguments: argparse._ActionsContainer) -> None:
+    """Add the options that name other classes of a zero-shot model."""
+    arguments.add_argument(
+        "--classes",
+        metavar="NAMES",
+        help="other classes of a zero-shot model, with commas between",
+    )
+    arguments.add_argument(
+        "--vectors",
+        metavar="FILE|clip:MODEL",
+        help="word vectors of --classes, or a text encoder; default: the text encoder of the "
+        "training; see DATASETS.md, Word vectors",
+    )
+
+
+def add_precision_option(arguments: argparse._ActionsContainer, default: str) -> None:
+    """Add --precision; `default` says what is used without it, for --help."""
+    arguments.add_argument(
+        "--precision",
+        choices=[precision.value for precision in Precision],
+        help="number format on CUDA; auto: bf16 where the GPU computes with it, else fp16; on a "
+        f"CPU auto and fp16 mean fp32; default: {default}",
+    )
+
+
+def chosen_precision(args: argparse.Namespace) -> Precision | None:
+    """Return the value of --precision, or None without it."""
+    return None if args.precision is None else Precision(args.precision)
+
+
+def precision_setting(args: argparse.Namespace) -> list[str]:
+    """Return --precision as a setting of the run that made the checkpoint."""
+    return [] if args.precision is None else [f"train.precision={args.precision}"]
+
+
+def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `load_model` that the options of `add_model_options` stand for."""
+    return {
+        "path": args.checkpoint,
+        "weights": args.weights,
+        "image_size": args.image_size,
+        "class_names": args.class_names,
+        "thresholds": args.thresholds,
+        "plugins": args.plugin,
+        "views": getattr(args, "views", None),  # not every command has them
+    }
+
+
+def run_command(
+    parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
+) -> None:
+    """Parse the command line and do the work of a command; an error ends it with one line."""
+    with one_line():
+        args = parse()
+        to_console()
+        sys.exit(work(args))
+
+
+def require(what: str, extra: str, *packages: str) -> None:
+    """Refuse what needs packages of one of our extras, if they are missing, before its work."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{what} needs {package}: run pip install -e '.[{extra}]'")
+
+
+def whole(text: str, *, smallest: int = 0) -> int:
+    """Read a whole number from 0, or `smallest`, on."""
+    if not text.isdecimal() or int(text) < smallest:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {smallest} on")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1 on."""
+    return whole(text, smallest=1)
+
+
+def image_side(text: str) -> int:
+    """Read a number of pixels per side."""
+    side = positive(text)
+    if side > MAX_IMAGE_SIZE:
+        raise argparse.ArgumentTypeError(f"{text} is above {MAX_IMAGE_SIZE} pixels")
+    return side
+
+
+def fraction(text: str) -> float:
+    """Read a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return value

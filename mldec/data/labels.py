@@ -1,0 +1,258 @@
+"""Sparse labels, and simulations of missing labels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mldec.errors import DataError, refusing
+from mldec.files.text import read_lines
+from mldec.names import shown
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Sparse labels of N images and K classes in CSR form; unlisted entries equal `default`.
+
+    These are numpy arrays, so that loader workers share their memory. Lists would be copied little
+    by little, because every access changes the reference counts in their pages.
+    """
+
+    starts: np.ndarray  # [N + 1] int64: where the entries of each image start
+    classes: np.ndarray  # [M] int32: the class of each entry
+
+    # [M] int8: 1 present, 0 absent, -1 not annotated, or a code that only this dataset uses.
+    values: np.ndarray
+
+    num_classes: int  # K
+    default: int = 0  # value of unlisted entries: 0 (absent) or -1 (not annotated)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def row(self, index: int) -> Tensor:
+        """Return the target of one image, int8 [K], as a new tensor."""
+        entries = slice(self.starts[index], self.starts[index + 1])
+        target = np.full(self.num_classes, self.default, np.int8)
+        target[self.classes[entries]] = self.values[entries]
+        return torch.from_numpy(target)
+
+    def dense(self) -> np.ndarray:
+        """Return all targets as a matrix, int8 [N, K]."""
+        matrix = np.full((len(self), self.num_classes), self.default, np.int8)
+        matrix[self.images(), self.classes] = self.values
+        return matrix
+
+    def images(self) -> np.ndarray:
+        """Return the image of each entry, int64 [M]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+    def counts(self, value: int = 1) -> np.ndarray:
+        """Count the listed entries of this value per class: int64 [K]."""
+        return np.bincount(self.classes[self.values == value], minlength=self.num_classes)
+
+    def all_counts(self, value: int) -> np.ndarray:
+        """Count the images of this value per class, listed or not: int64 [K]."""
+        counts = self.counts(value)
+        if value == self.default:
+            counts = counts + len(self) - np.bincount(self.classes, minlength=self.num_classes)
+        return counts
+
+    def counts_per_image(self, value: int = 1) -> np.ndarray:
+        """Count the listed entries of this value per image: int64 [N]."""
+        return np.bincount(self.images()[self.values == value], minlength=len(self))
+
+    def select(self, images: np.ndarray) -> "Labels":
+        """Return the labels of some images: bool [N], or their indices in the wanted order."""
+        indices = np.flatnonzero(images) if images.dtype == bool else images
+        lengths = np.diff(self.starts)[indices]
+        starts = _starts(lengths)
+
+        # The entries of an image stay together, so that all of them move by the same distance.
+        shifts = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths)
+        old = np.arange(starts[-1]) + shifts
+        return replace(self, starts=starts, classes=self.classes[old], values=self.values[old])
+
+    def select_classes(self, columns: Sequence[int]) -> "Labels":
+        """Return the labels of some classes only: their indices, in the wanted order."""
+        new_column = np.full(self.num_classes, -1, np.int32)
+        new_column[list(columns)] = np.arange(len(columns))
+
+        # The classes that were not asked for have no new column.
+        classes = new_column[self.classes]
+        renumbered = replace(self, classes=classes, num_classes=len(columns))
+        return renumbered.only(classes >= 0)
+
+    def only(self, entries: np.ndarray) -> "Labels":
+        """Return the labels with some of the listed entries, bool [M]."""
+        # The number of kept entries before each old start is the new start.
+        starts = _starts(entries)[self.starts]
+        return replace(
+            self, starts=starts, classes=self.classes[entries], values=self.values[entries]
+        )
+
+
+def from_dense(matrix: np.ndarray, *, default: int = 0) -> Labels:
+    """Return the labels in a matrix, int8 [N, K]; entries equal to `default` are not listed."""
+    images, classes = np.nonzero(matrix != default)
+
+    # `np.nonzero` returns the entries row by row, so that the images ascend.
+    starts = np.searchsorted(images, np.arange(len(matrix) + 1)).astype(np.int64)
+    values = matrix[images, classes].astype(np.int8)
+    return Labels(starts, classes.astype(np.int32), values, matrix.shape[1], default)
+
+
+def from_single(classes: np.ndarray, num_classes: int) -> Labels:
+    """Return the labels of images with one class each, given as integers [N] from 0 to K - 1."""
+    starts = np.arange(len(classes) + 1)
+    ones = np.ones(len(classes), np.int8)
+    return Labels(starts, np.asarray(classes, np.int32), ones, num_classes)
+
+
+def from_entries(
+    entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0
+) -> Labels:
+    """Return the labels of N images from one mapping per image: class index -> value."""
+    starts = _starts([len(image_entries) for image_entries in entries])
+    total = int(starts[-1])
+
+    # Streamed into arrays: lists of all entries would need many times their memory.
+    columns = chain.from_iterable(entries)
+    codes = chain.from_iterable(image_entries.values() for image_entries in entries)
+    classes = np.fromiter(columns, np.int32, total)
+    values = np.fromiter(codes, np.int8, total)
+    return Labels(starts, classes, values, num_classes, default)
+
+
+def from_statements(
+    images: np.ndarray,
+    classes: np.ndarray,
+    values: np.ndarray,
+    *,
+    num_images: int,
+    num_classes: int,
+    default: int = -1,
+) -> tuple[Labels, int]:
+    """Return the labels of M statements in any order, and the number of contradictory pairs.
+
+    A statement says of an image [M] and a class [M] whether it is present: value [M] 1 or 0. A pair
+    that is stated to be both counts as present.
+    """
+    # Encode each statement as the number 2 * (image * K + class) + value. This is done in place,
+    # because 57 million statements are half a gigabyte.
+    statements = images.astype(np.int64)
+    statements *= num_classes
+    statements += classes
+    statements *= 2
+    statements += values == 1
+
+    # Sorting groups the statements by pair and puts "present" after "absent". Of each group the
+    # last statement therefore decides.
+    statements.sort()
+    pairs = statements >> 1
+    is_last = np.ones(len(pairs), bool)
+    is_last[:-1] = pairs[:-1] != pairs[1:]
+
+    # A contradictory pair has exactly one place where a different statement follows within the
+    # group: from "absent" to "present".
+    other_statement_follows = statements[:-1] != statements[1:]
+    contradictions = int(np.count_nonzero(~is_last[:-1] & other_statement_follows))
+
+    rows, columns = np.divmod(pairs[is_last], num_classes)
+    starts = _starts(np.bincount(rows, minlength=num_images))
+    present = (statements[is_last] & 1).astype(np.int8)
+    labels = Labels(starts, columns.astype(np.int32), present, num_classes, default)
+    return labels, contradictions
+
+
+def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return where the entries of each of N images start, and their total: int64 [N + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def random_drop(labels: Labels, p: float, seed: int) -> Labels:
+    """Return labels with each entry independently set to -1 (not annotated) with probability p.
+
+    Source: Alibaba-MIIL/PartialLabelingCSL, coco_simulation.py ("rps"), arXiv 2110.10955.
+    """
+    matrix = labels.dense()
+    rng = np.random.default_rng(seed)
+    matrix[rng.random(matrix.shape, np.float32) < p] = -1
+    return from_dense(matrix, default=labels.default)
+
+
+def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
+    """Return labels that keep n random positives and n random negatives per class, or all of fewer.
+
+    All other entries become -1 (not annotated). Source: as of `random_drop` ("fpc").
+    """
+    matrix = labels.dense()
+    kept = np.full_like(matrix, -1)
+    rng = np.random.default_rng(seed)
+
+    for column in range(labels.num_classes):
+        for value in (1, 0):
+            images = np.flatnonzero(matrix[:, column] == value)
+            chosen = rng.choice(images, min(n, len(images)), replace=False)
+            kept[chosen, column] = value
+
+    return from_dense(kept, default=-1)
+
+
+def random_positives(labels: Labels, seed: int, share: float | None = None) -> np.ndarray:
+    """Choose one random positive of each image, and with `share` more of them: bool [M] of entries.
+
+    With `share` this fraction of all positives is chosen, or more, where each image needs one.
+    Source of one per image: Cole et al. (CVPR 2021, arXiv 2106.09708); a share of all, at least one
+    per image: as the lists of Zhang et al. (arXiv 2112.07368), which are not drawn at random alone.
+    """
+    shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(labels.values == 1))
+    _, first = np.unique(labels.images()[shuffled], return_index=True)
+    chosen = np.zeros(len(labels.values), bool)
+    chosen[shuffled[first]] = True
+
+    if share is not None:
+        others = np.delete(shuffled, first)
+        more = max(round(share * len(shuffled)) - len(first), 0)
+        chosen[others[:more]] = True
+    return chosen
+
+
+def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str) -> np.ndarray:
+    """Choose the positives that a file lists for each image: bool [M] of entries.
+
+    Its lines are those of xinyu1205/robust-loss-mlml, `name.jpg,3 41`: the name of an image file,
+    without its folder, and the indices of classes; those of images that are not here do not count.
+    `files` are the paths of the N images, each of which must be listed.
+    """
+    rows: dict[str, int] = {}
+    for row, file in enumerate(files):
+        name = Path(file).name
+        if name in rows:
+            other = files[rows[name]]
+            raise DataError(
+                f"{path}: it names images without their folders, and {name} is the name of both "
+                f"{other} and {file}: rename one; {see}"
+            )
+        rows[name] = row
+    entries = zip(labels.images(), labels.classes, labels.values, strict=True)
+    positions = {(row, c): entry for entry, (row, c, value) in enumerate(entries) if value == 1}
+    chosen = np.zeros(len(labels.values), bool)
+
+    with refusing(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):
+        for line in read_lines(path, see):
+            name, _, columns = line.partition(",")
+            if name not in rows:
+                continue
+            row = rows.pop(name)
+            for column in columns.split():
+                if (row, int(column)) not in positions:
+                    raise ValueError(f"{shown(name)} does not show class {column}")
+                chosen[positions[row, int(column)]] = True
+        if rows:
+            raise ValueError(f"{len(rows):,} training images are not in it, as {next(iter(rows))}")
+    return chosen

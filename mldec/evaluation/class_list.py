@@ -1,0 +1,295 @@
+"""Zero-shot models and any classes: word vectors for names, and evaluation of a class list."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mldec.checkpoint import Loaded
+from mldec.checkpoint.classes import COMPARED, Reordered, can_make, check_queries, same_names
+from mldec.data.sampling import SampleRandom
+from mldec.data.tasks import warn_of_twins
+from mldec.data.types import Classes, DataModule, ImageDataset, Split
+from mldec.errors import CheckpointError, ConfigError, DataError
+from mldec.evaluation.options import EvalOptions
+from mldec.evaluators import Evaluator, Thresholded
+from mldec.evaluators.zero_shot import ZeroShotEvaluator
+from mldec.files.text import read_lines
+from mldec.names import check_names, listed
+from mldec.words.types import PREFIX, PROMPT, VectorOrigin, WordVectors
+from mldec.words.vectors import ClassList, made_alike, read_class_list, word_vectors
+
+log = logging.getLogger("mldec")
+
+_SEE = "see docs/zero_shot.md, section Any class list"
+
+
+def queries_for(
+    names: Sequence[str],
+    vectors: str | None,
+    trained: Classes | None,
+    *,
+    option: str,
+    keep: bool = True,
+) -> Classes:
+    """Return classes with word vectors that a zero-shot model takes.
+
+    The vectors are from a file or a text encoder, see `word_vectors`, or made as those of the
+    training were. `trained` are the classes of the training, None if these are not known; `option`
+    asked for the classes, each named once.
+    """
+    origin = None if trained is None else trained.origin
+    if vectors is None:
+        made = _as_before(names, origin, option, keep=keep)
+    else:
+        # A few classes of the training, whose vectors are known, are made too.
+        known = () if trained is None else trained.names
+        others = [name for name in known if name not in names][:COMPARED]
+        templates = origin.templates if origin is not None and origin.is_encoder else (PROMPT,)
+        made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
+
+    if trained is not None:
+        current = Classes(made.names, queries=made.queries, origin=made.origin)
+        check_queries(trained, current, "the checkpoint")
+    return Classes(
+        tuple(names),
+        exclusive=trained is not None and trained.exclusive,
+        queries=made.queries[: len(names)],
+        origin=made.origin,
+    )
+
+
+def _as_before(
+    names: Sequence[str], origin: VectorOrigin | None, option: str, *, keep: bool
+) -> WordVectors:
+    """Make word vectors as those of the training were made."""
+    if origin is None or not origin.makes_others:
+        source = "the checkpoint does not say how its word vectors were made"
+        if origin is not None:
+            source = f"the checkpoint was trained with the word vectors of {origin.described()}"
+        raise CheckpointError(f"{option}: {source}; pass vectors of that kind with --vectors FILE")
+
+    remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
+    made = made_alike(names, origin, where=option, remedy=remedy, keep=keep)
+
+    log.info("word vectors of %d classes by %s", len(names), origin.source)
+    return made
+
+
+def check_class_options(classes: str | None, class_names_file: str | None) -> None:
+    """Raise a `ConfigError` if --classes and --class-names are wrong or given together."""
+    if classes is None:
+        return
+    class_names(classes)
+    if class_names_file is not None:
+        raise ConfigError(
+            "--classes and --class-names exclude each other: other classes, or other names for "
+            "those of the checkpoint"
+        )
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """Return the names of classes in a text with commas between them."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
+
+    for name in set(names):
+        if names.count(name) > 1:
+            raise ConfigError(f"--classes names {name!r} twice: name each class once")
+    return names
+
+
+def read_classes(
+    text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
+) -> Classes:
+    """Return classes by their names with commas between them; see `queries_for`."""
+    names = class_names(text)
+    if trained is not None and trained.exclusive and len(names) < 2:
+        raise ConfigError(
+            f"--classes names {names[0]!r} alone, and the scores of this model are shares of the "
+            f"classes: name at least two"
+        )
+    return queries_for(names, vectors, trained, option="--classes", keep=keep)
+
+
+def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
+    """Return a zero-shot model that scores other classes; see `read_classes`."""
+    if loaded.classes.queries is None:
+        raise CheckpointError(
+            "--classes: the checkpoint knows its own classes only, "
+            "it was not trained by word vectors"
+        )
+    return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
+
+
+class BestName(nn.Module):
+    """Score each of K classes by the best of its names: word vectors [N, D_w] and their classes.
+
+    Without vectors the model has a logit per name.
+    """
+
+    vectors: Tensor | None
+    class_of_name: Tensor
+
+    def __init__(
+        self, model: nn.Module, vectors: Tensor | None, class_of_name: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.num_classes = max(class_of_name) + 1
+        self.register_buffer("vectors", vectors, persistent=False)
+        self.register_buffer("class_of_name", torch.tensor(class_of_name), persistent=False)
+
+    def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
+        """Map images [B, 3, H, W] to logits [B, K]; its own vectors replace the queries."""
+        logits = self.model(images, self.vectors)
+        best = logits.new_full((len(logits), self.num_classes), -torch.inf)
+        return best.scatter_reduce(1, self.class_of_name.expand_as(logits), logits, "amax")
+
+
+class SelectedClasses:
+    """A dataset with the targets of some columns of its classes, in their order."""
+
+    def __init__(self, dataset: ImageDataset, columns: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.columns = torch.tensor(columns)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        """Return the image uint8 [3, H, W] and its target int8 [number of columns]."""
+        image, target = self.dataset.load(index, rng)
+        return image, target[self.columns]
+
+    def name(self, index: int) -> str:
+        """Describe the image in messages: its path, if it has one."""
+        return self.dataset.name(index)
+
+
+def with_class_list(
+    loaded: Loaded, data: DataModule, options: EvalOptions
+) -> tuple[nn.Module, DataModule]:
+    """Return a model that scores the K classes of --class-list, and the data with these classes.
+
+    A model without word vectors scores those that it knows by one of their names. Otherwise a class
+    counts as seen if the checkpoint was trained on it, under any of its names.
+    """
+    path, classes = options.checkpoint, data.val.classes
+    if classes.exclusive:
+        raise ConfigError(
+            "--class-list: an image of this data has one label, and the metrics of seen and unseen "
+            "classes are those of several; leave it out"
+        )
+
+    assert options.class_list is not None
+    class_list = read_class_list(Path(options.class_list))
+    columns = class_list.columns(classes.names)
+    own_names = tuple(names[0] for names in class_list.classes)
+    if left_out := [name for name in classes.names if name not in own_names]:
+        log.info(
+            f"{class_list.path} leaves out {len(left_out):,} of {len(classes):,} classes of the "
+            f"data: {listed(left_out)}"
+        )
+    split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
+    if loaded.classes.queries is None:
+        return _by_known_names(loaded, class_list, options), replace(data, load_val=lambda: split)
+
+    queries = _queries(class_list, options.vectors, loaded.classes, classes, path)
+    trained_names = _trained_names(loaded, options)
+    unseen = [
+        index
+        for index, names in enumerate(class_list.classes)
+        if not any(name.casefold() in trained_names for name in names)
+    ]
+
+    seen = len(class_list) - len(unseen)
+    log.info(
+        f"{class_list.path}: {len(class_list):,} classes by {len(class_list.names):,} names, "
+        f"{seen:,} seen and {len(unseen):,} unseen by {path}"
+    )
+    warn_of_twins(trained_names, [own_names[index] for index in unseen])
+
+    own_evaluator = data.evaluator()
+
+    def evaluator(classes: Classes) -> Evaluator:
+        zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")
+        if isinstance(own_evaluator, Thresholded):
+            zero_shot.logit_threshold = own_evaluator.logit_threshold
+        return zero_shot
+
+    model = BestName(loaded.model, queries, class_list.class_of_name)
+    return model, replace(data, load_val=lambda: split, make_evaluator=evaluator)
+
+
+def _by_known_names(loaded: Loaded, class_list: ClassList, options: EvalOptions) -> nn.Module:
+    """Return a model that scores the classes of a list by the names that it was trained with."""
+    for option, value in (("--vectors", options.vectors), ("--seen", options.seen)):
+        if value is not None:
+            raise ConfigError(
+                f"{option} {value}: {options.checkpoint} knows its own classes only, it was not "
+                f"trained by word vectors; leave it out"
+            )
+
+    found = same_names(class_list.names, loaded.classes.names)
+    pairs = [
+        (column, number)
+        for column, number in zip(found, class_list.class_of_name, strict=True)
+        if column is not None
+    ]
+    own_columns, class_of_name = [list(numbers) for numbers in zip(*pairs, strict=True)] or ([], [])
+    missing = [names[0] for n, names in enumerate(class_list.classes) if n not in class_of_name]
+    if missing:
+        raise DataError(
+            f"{class_list.path}: {options.checkpoint} knows no name of {len(missing):,} of "
+            f"{len(class_list):,} classes: {listed(missing)}; add a synonym, or leave them out"
+        )
+    log.info(f"{class_list.path}: {len(class_list):,} classes by {len(pairs):,} known names")
+    return BestName(Reordered(loaded.model, own_columns), None, class_of_name)
+
+
+def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
+    """Return the names of the classes of a training, without differences of case."""
+    if options.seen is not None:
+        names = check_names(read_lines(Path(options.seen), _SEE), options.seen, _SEE)
+        return {name.casefold() for name in names}
+
+    # Neither the authors' files nor a tagger without a training name any class.
+    if not loaded.classes.names:
+        return set()
+    if loaded.unseen is None:
+        raise CheckpointError(
+            f"--class-list: the training classes of {options.checkpoint} are unknown; pass "
+            f"--seen FILE with one class name per line"
+        )
+    return {name.casefold() for name in set(loaded.classes.names) - set(loaded.unseen)}
+
+
+def _queries(
+    class_list: ClassList, vectors: str | None, trained: Classes, data: Classes, path: str
+) -> Tensor:
+    """Return the word vectors of all names, [N, D_w], of the kind of the training."""
+    vector_of: dict[str, Tensor] = {}
+    for classes in (data, trained):
+        if classes.queries is not None:
+            vector_of |= dict(zip(classes.names, classes.queries, strict=True))
+    missing = [name for name in class_list.names if name not in vector_of]
+
+    if vectors is not None or (missing and can_make(trained)):
+        made = queries_for(class_list.names, vectors, trained, option="--class-list")
+        assert made.queries is not None
+        return made.queries
+
+    if missing:
+        raise DataError(
+            f"{class_list.path}: in the checkpoint and the data, {len(missing):,} of "
+            f"{len(class_list.names):,} names have no vector: {listed(missing)}; "
+            f"pass --vectors, the word vectors of the training, {_SEE}"
+        )
+    queries = torch.stack([vector_of[name] for name in class_list.names])
+    check_queries(trained, Classes(class_list.names, queries=queries), path)
+    return queries

@@ -1,0 +1,228 @@
+"""Write tensor files atomically, and read them with checks and without running anything in them."""
+
+import errno
+import hashlib
+import os
+import pickle
+import re
+import shutil
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors.torch import save as packed
+from torch import Tensor
+
+from mldec.errors import CheckpointError, refusing, writing
+from mldec.files.atomic import replacing, write_file
+
+SUFFIX = ".safetensors"
+MAPPED = 2**30  # bytes from which on a file is mapped into memory, not read
+
+
+def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
+    """Write a checkpoint so that a crash at any moment leaves a complete one, new or old.
+
+    The new file is written beside the old one, flushed to the disk and renamed. While a name passes
+    from one file to the next, its checksum file holds the hashes of both. The state is plain
+    containers and tensors; `keep` versions stay, this one included, see `versions`.
+    """
+    with replacing(path, durable=True, of_run=of_run) as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # What torch says of a short write is an unexpected position in the file.
+            raise OSError(errno.ENOSPC, "the disk is full, or did not take all of it") from error
+        file.flush()
+        os.fsync(file.fileno())
+
+        # From the oldest to the newest: no version is overwritten before it has moved.
+        paths = versions(path, keep)
+        for older, newer in reversed(list(zip(paths[1:], paths, strict=False))):
+            if newer.exists():
+                _rename(newer, older, known_hashes(newer))
+        new_hash = sha256_of(Path(file.name))
+        write_hashes(path, [new_hash, *known_hashes(path)])
+    _sync_folder(path.parent)
+    write_hashes(path, [new_hash])
+
+
+def versions(path: Path, keep: int) -> list[Path]:
+    """Return the paths of `keep` versions, the newest first: last.pt, last.1.pt and so on."""
+    older = [path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep)]
+    return [path, *older]
+
+
+def duplicate(source: Path, target: Path) -> None:
+    """Give a checkpoint a second name, by a hard link or a copy; replace an existing target."""
+    temporary = target.with_name(target.name + ".tmp")
+    with writing(target, of_run=True):
+        # An interrupted run may have left one, and a link needs a name that is free.
+        temporary.unlink(missing_ok=True)
+
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        _rename(temporary, target, known_hashes(source))
+
+
+def snapshot(value: Any) -> Any:
+    """Copy plain containers and tensors to main memory: training goes on changing the originals."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [snapshot(item) for item in value]
+    return value
+
+
+def read_torch(path: Path) -> Any:
+    """Read a file of torch.save without running anything in it, and compare its checksum, if any.
+
+    Whatever cannot be read is a `CheckpointError` that names the file.
+    """
+    # A pipe is no file either: reading it would block.
+    if not path.is_file():
+        raise CheckpointError(f"no file at {path}: check the path")
+    if path.suffix == ".pt2":
+        raise CheckpointError(
+            f"{path}: no command opens a .pt2 file, which can run code; pass the checkpoint, or to "
+            f"predict, demo and benchmark an .onnx file of it"
+        )
+
+    # torch warns about the way a file was pickled, which its reader cannot change.
+    with refusing(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
+        # An empty record is none: its writer was killed.
+        record = hash_record(path)
+        has_record = record.is_file() and record.stat().st_size
+        if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
+            raise CheckpointError(
+                f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy"
+            )
+        if fault := _start_fault(file):
+            raise CheckpointError(f"{path} {fault}")
+
+        # Of a mapped file the parts that nobody uses, such as moments of an optimiser, take no
+        # memory. The older format cannot be mapped.
+        is_mapped = path.stat().st_size >= MAPPED and zipfile.is_zipfile(file)
+        file.seek(0)
+        source: Any = str(path) if is_mapped else file
+        try:
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
+        except pickle.UnpicklingError as error:
+            # One line of the message names what the pickle asked for. The others, and the end of
+            # this one, are advice to trust the file.
+            lines = str(error).splitlines()
+            asked = [line for line in lines if "Unsupported" in line or "GLOBAL" in line]
+            reason = "".join(asked[:1]).partition(" Please")[0].strip()
+            raise CheckpointError(
+                f"{path} is refused: it holds more than tensors and plain values, or is damaged "
+                f"({reason}); use another copy"
+            ) from error
+
+
+def _start_fault(file: BinaryIO) -> str | None:
+    """Say what is wrong with an empty file, a web page, or an archive that unpacks to more.
+
+    torch.save compresses nothing, so the members of its archive are no larger than the file.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    start = file.read(4)
+    if start == b"" or start.startswith(b"<"):
+        kind = "a web page" if start else "an empty file"
+        return f"is no file of tensors, but {kind}: download it again"
+
+    if start == b"PK\x03\x04":
+        members = zipfile.ZipFile(file).infolist()
+        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+        if not stored or sum(member.file_size for member in members) > size:
+            return (
+                "is refused: its members unpack to more than the file has, and torch.save "
+                "compresses nothing; use another copy"
+            )
+    return None
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, completely or not at all; those that share memory are written separately."""
+    separate = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    write_file(path, packed(separate, {"format": "pt"}))
+
+
+def hash_record(path: Path) -> Path:
+    """Return the path of the checksum file that belongs to a file."""
+    return path.with_name(path.name + ".sha256")
+
+
+def known_hashes(path: Path) -> list[str]:
+    """Return the hashes in the checksum file of a file, in lower case; none without such a file.
+
+    Both forms of `sha256sum` are read: "HASH  NAME" and "SHA256 (NAME) = HASH".
+    """
+    record = hash_record(path)
+    if not record.is_file():
+        return []
+    text = record.read_text(encoding="utf-8", errors="replace")
+    return [match.lower() for match in re.findall(r"\b[0-9a-fA-F]{64}\b", text)]
+
+
+def write_hashes(path: Path, hashes: list[str]) -> None:
+    """Write the checksum file of a file atomically, in the format of `sha256sum`."""
+    write_text(hash_record(path), "".join(f"{line}  {path.name}\n" for line in hashes))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file of a run: a crash leaves either the old one or the new one."""
+    with replacing(path, durable=True, of_run=True) as file:
+        file.write(text.encode())
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 hash of a file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def recorded_hash(path: Path) -> str:
+    """Return the SHA-256 hash in the checksum file of a file; compute it if there is not just one.
+
+    A checksum file holds two hashes while its file is being replaced.
+    """
+    hashes = known_hashes(path)
+    return hashes[0] if len(hashes) == 1 else sha256_of(path)
+
+
+def _rename(source: Path, target: Path, hashes: list[str]) -> None:
+    """Rename a complete file and update the checksum file of its new name, if its hash is known."""
+    # Until the rename has reached the disk, the checksum file must match both files.
+    if hashes:
+        old_hashes = [known for known in known_hashes(target) if known not in hashes]
+        write_hashes(target, [*hashes, *old_hashes])
+    else:
+        hash_record(target).unlink(missing_ok=True)
+
+    source.replace(target)
+    _sync_folder(target.parent)
+
+    if hashes:
+        write_hashes(target, hashes)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the renames in a folder to the disk; Windows cannot open a folder."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,150 @@
+"""Class names: validation, disambiguation, and the classes of COCO and VOC."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from mldec.errors import DataError
+from mldec.files.text import read_lines
+
+# These characters would control the terminal that prints a name, break its line or not be valid
+# UTF-8: control characters (C0, DEL, C1), line and paragraph separators, surrogates.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def name_fault(name: object) -> str | None:
+    """Return why a value cannot be a class name, such as "is empty"; None if it can be one."""
+    if not isinstance(name, str):
+        return f"is of type {type(name).__name__}, not text"
+    if not name.strip():
+        return "is empty"
+    if control := _CONTROL.search(name):
+        return f"has the control character U+{ord(control[0]):04X}"
+    return None
+
+
+def names_fault(names: Sequence[object]) -> str | None:
+    """Return why values cannot be the class names of a dataset; None if they can."""
+    numbers: dict[object, int] = {}
+    for number, name in enumerate(names):
+        if fault := name_fault(name):
+            return f"the name {shown(name)} of class {number} {fault}"
+        if name in numbers:
+            return f"the classes {numbers[name]} and {number} are both called {shown(name)}"
+        numbers[name] = number
+    return None
+
+
+def as_name(value: object, where: str | Path, see: str) -> str:
+    """Return a class name from a file; a number becomes text.
+
+    A `DataError` for a name that is not allowed begins with `where`, the file and the row, and ends
+    with `see`, a pointer to the documentation.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if fault := name_fault(value):
+        raise DataError(f"{where}: the class name {shown(value)} {fault}: rename it; {see}")
+    return str(value)
+
+
+def split_names(text: str, separator: str, where: str | Path, see: str) -> list[str]:
+    """Return the class names in a text, stripped; blank ones are left out. See `as_name`."""
+    names = map(str.strip, text.split(separator))
+    return [as_name(name, where, see) for name in names if name]
+
+
+def shown(value: object) -> str:
+    """Return the repr of a value for a message, cut to 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Return up to `most` names and the number of the others, for a message."""
+    text = ", ".join(names[:most])
+    num_others = len(names) - most
+    return f"{text} and {num_others:,} more" if num_others > 0 else text
+
+
+def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:
+    """Return the class names of the setting `data.classes`; None if it is not set.
+
+    It is a list, or the path, relative to `root`, of a text file with one name per line.
+    """
+    if isinstance(classes, str):
+        path = root / Path(classes).expanduser()
+        return check_names(read_lines(path, see), path, see)
+    return None if classes is None else check_names(map(str.strip, classes), "data.classes", see)
+
+
+def without_quotes(name: str) -> str:
+    """Return a display name of Open Images without its stray quotes and blanks."""
+    return re.sub(r"\s+", " ", name.strip(" \t\r\n'\""))
+
+
+def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
+    """Return the names, with a mark in brackets appended to those that several classes share.
+
+    The marks of the K names are different ones, by default their indices.
+    """
+    if marks is None:
+        marks = range(len(names))
+
+    count = Counter(names)
+    unique_names = []
+    for name, mark in zip(names, marks, strict=True):
+        is_shared = count[name] > 1
+        unique_names.append(f"{name} ({mark})" if is_shared else name)
+    return tuple(unique_names)
+
+
+def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:
+    """Return the names; a `DataError` refuses those that are equal or differ in case only."""
+    seen: dict[str, str] = {}
+    for name in names:
+        as_name(name, where, see)
+        if other := seen.get(name.casefold()):
+            problem = "is there twice" if other == name else f"and {other!r} differ in case only"
+            raise DataError(f"{where}: the class {name!r} {problem}: rename one; {see}")
+        seen[name.casefold()] = name
+    return tuple(seen.values())
+
+
+def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> DataError:
+    """Return the error for a label that is not among the classes, with the nearest class name."""
+    known = list(names)
+    same_letters = [other for other in known if other.casefold() == name.casefold()]
+    near = same_letters or get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return DataError(
+        f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}"
+    )
+
+
+_COCO = (
+    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,"
+    "stop sign,parking meter,bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,"
+    "backpack,umbrella,handbag,tie,suitcase,frisbee,skis,snowboard,sports ball,kite,"
+    "baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,fork,"
+    "knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,"
+    "chair,couch,potted plant,bed,dining table,toilet,tv,laptop,mouse,remote,keyboard,"
+    "cell phone,microwave,oven,toaster,sink,refrigerator,book,clock,vase,scissors,teddy bear,"
+    "hair drier,toothbrush"
+)
+
+
+_VOC = (
+    "aeroplane,bicycle,bird,boat,bottle,bus,car,cat,chair,cow,diningtable,dog,horse,motorbike,"
+    "person,pottedplant,sheep,sofa,train,tvmonitor"
+)
+
+
+# In the order of the category ids; the ids themselves have gaps.
+COCO_NAMES = tuple(_COCO.split(","))
+
+
+# In the order of the devkit.
+VOC = tuple(_VOC.split(","))

@@ -1,0 +1,1 @@
+"""Commands around training and evaluation: `mldec calibrate`, `mldec predict` and others."""

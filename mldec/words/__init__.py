@@ -1,0 +1,1 @@
+"""Word vectors of class names, from text encoders and files."""
