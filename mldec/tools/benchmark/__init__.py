@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
 
     # As in training.
     facts.keep_freed_memory()
-    module = importlib.import_module(f"mldec benchmark.{args.job}")
+    module = importlib.import_module(f"mldec.tools.benchmark.{args.job}")
     measured = getattr(module, args.job)(args)
     report(args.job, measured, args.json, getattr(module, "table", listed))
 
