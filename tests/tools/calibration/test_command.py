@@ -7,13 +7,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from support import QUICK, assert_equal, one_line
 
 from mldec.checkpoint import load_model, loading
 from mldec.errors import ConfigError
-from mldec.files.torch_files import duplicate, hash_record, save, sha256_of
+from mldec.files.torch_files import duplicate, hash_record, read_torch, save, sha256_of
 from mldec.tools.calibrate import in_order, target
 from mldec.tools.report.training import of_run, run_folder
 
@@ -230,6 +231,24 @@ def test_copy_outside_run_needs_a_name(best, tmp_path):
     for path in (last.with_name("last.1.pt"), tmp_path / "best.pt", tmp_path / "x.safetensors"):
         with pytest.raises(ConfigError, match=r"^--out: "):
             target(None, path)
+
+
+def test_values_are_stored_in_the_order_of_the_checkpoint(cli, best, tmp_path):
+    state = read_torch(best)
+    state["classes"]["names"] = state["classes"]["names"][::-1]
+    for weights in (state["model"], state["ema"]):
+        for name in ("head.queries", "head.pool_weight", "head.pool_bias"):
+            weights[name] = weights[name].flip(0)
+    save(tmp_path / "reversed.pt", state)
+
+    stored = []
+    for path in (best, tmp_path / "reversed.pt"):
+        out = tmp_path / "calibrated.pt"
+        cli.out("calibrate", path, *WORDS, "--folds", "2", "--out", out)
+        made = loading.load(out).calibration
+        stored.append(np.array([made.thresholds, made.slopes, made.offsets]))
+    assert stored[1] == pytest.approx(stored[0][:, ::-1])
+    assert stored[1] != pytest.approx(stored[0])
 
 
 def test_values_return_to_the_order_of_the_checkpoint():

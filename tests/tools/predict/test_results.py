@@ -21,11 +21,13 @@ from mldec.files.run_folder import locked
 from mldec.tools.predict import results
 from mldec.tools.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.tools.predict.decode import Item
+from mldec.tools.predict.inputs import Inputs
 from mldec.tools.predict.results import (
     Journal,
     Outputs,
     Record,
     cells_of,
+    joined,
     line_of,
     lines_in,
     part_of,
@@ -393,6 +395,34 @@ def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, cou
     (tmp_path / "part-00000-of-00003.parquet").touch()
     with pytest.raises(ConfigError, match="holds parts of several kinds"):
         parts_in(str(tmp_path))
+
+
+def test_parts_are_joined_in_the_order_of_the_images(tmp_path):
+    for number in range(6):
+        (tmp_path / f"{number}.png").touch()
+    inputs = Inputs([str(tmp_path)])
+    parts = [str(tmp_path / f"{number}.jsonl") for number in range(2)]
+    for number, part in enumerate(parts):
+        rows = [json.dumps({"image": item.name}) + "\n" for item in inputs.of(number, 2)]
+        assert len(rows) > 1
+        Path(part).write_text("".join(rows))
+    names = [row_of(line)["image"] for line in joined(parts, inputs)]
+    assert names == [str(tmp_path / f"{number}.png") for number in range(6)]
+
+    # Another name at the same place, whose hash belongs to the same shard.
+    owners = [owner for owner, _ in inputs.divided(2)]
+    file = tmp_path / "3.png"
+    for letter in "abcdefgh":
+        file = file.rename(tmp_path / f"3{letter}.png")
+        if [owner for owner, _ in inputs.divided(2)] == owners:
+            break
+    with pytest.raises(DataError, match=r"\(number 4 is another one\)"):
+        list(joined(parts, inputs))
+
+    file.rename(tmp_path / "3.png")
+    (tmp_path / "5.png").unlink()
+    with pytest.raises(DataError, match=r"\(they were more than 5\)"):
+        list(joined(parts, inputs))
 
 
 # ------------------------------------------------------------------------------------------ streams
