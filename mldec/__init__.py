@@ -57,7 +57,7 @@ def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
 
 __all__ = ["load"]
 
-__getattr__ = lazily(__name__, {"load": "predict"})
+__getattr__ = lazily(__name__, {"load": "tools.predict"})
 
 
 def __dir__() -> list[str]:
