@@ -140,11 +140,6 @@ def add_precision_option(arguments: argparse._ActionsContainer, default: str) ->
     )
 
 
-def chosen_precision(args: argparse.Namespace) -> Precision | None:
-    """Return the value of --precision, or None without it."""
-    return None if args.precision is None else Precision(args.precision)
-
-
 def precision_setting(args: argparse.Namespace) -> list[str]:
     """Return --precision as a setting of the run that made the checkpoint."""
     return [] if args.precision is None else [f"train.precision={args.precision}"]

@@ -181,8 +181,8 @@ checkpoints: in-place ABN is converted without its epsilon
 - value = value.abs() + 1e-5
 + value = value.abs()
 checkpoints: logits stay in the order of the checkpoint's classes
-- return Reordered(model, [column_of[name] for name in current.names])
-+ return Reordered(model, list(column_of.values()))
+- columns = [column_of[name] for name in current.names]
++ columns = list(column_of.values())
 checkpoints: older versions of a damaged checkpoint are not tried
 - paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
 + paths = [path]

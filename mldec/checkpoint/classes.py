@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from mldec.checkpoint.state import Calibration
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import read_text
@@ -75,31 +76,83 @@ def _folded(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
-class Reordered(nn.Module):
-    """A classifier with some logits of a model, in another order: those of its `columns`."""
+class ScoredClassifier(nn.Module):
+    """A model that scores given classes: its logits are calibrated, selected and merged.
 
-    def __init__(self, model: nn.Module, columns: Sequence[int]) -> None:
+    Each step is optional. They are applied in the order of the arguments.
+
+    Args:
+        model: images [B, 3, H, W] and queries -> logits [B, C].
+        calibration: scales the logits of all C classes, in float32.
+        columns: indices of the N logits to keep, in their new order.
+        class_of_name: class of each of the N logits, from 0 to K - 1. A class scores the maximum
+            over its names.
+        word_vectors: [C, D_w], passed to the model instead of the queries.
+    """
+
+    columns: Tensor | None
+    class_of_name: Tensor | None
+    word_vectors: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        calibration: Calibration | None = None,
+        columns: Sequence[int] | None = None,
+        class_of_name: Sequence[int] | None = None,
+        word_vectors: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("columns", torch.tensor(columns), persistent=False)
+        self.calibration = calibration
+        self.num_classes = None if class_of_name is None else max(class_of_name) + 1
+        buffers = {
+            "columns": None if columns is None else torch.tensor(columns),
+            "class_of_name": None if class_of_name is None else torch.tensor(class_of_name),
+            "word_vectors": word_vectors,
+        }
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer, persistent=False)
 
     def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map images [B, 3, H, W] to logits [B, number of columns]."""
-        return self.model(images, queries)[:, self.columns]
+        """Map images [B, 3, H, W] to logits [B, K]."""
+        if self.word_vectors is not None:
+            queries = self.word_vectors
+        logits = self.model(images, queries)
+
+        if self.calibration is not None:
+            logits = self.calibration.scaled(logits.float())
+        if self.columns is not None:
+            logits = logits[:, self.columns]
+        if self.class_of_name is not None:
+            best = logits.new_full((len(logits), self.num_classes), -torch.inf)
+            index = self.class_of_name.expand_as(logits)
+            logits = best.scatter_reduce(1, index, logits, "amax")
+        return logits
 
 
-def scoring(model: nn.Module, trained: Classes, current: Classes, path: str | Path) -> nn.Module:
+def scoring(
+    model: nn.Module,
+    trained: Classes,
+    current: Classes,
+    path: str | Path,
+    calibration: Calibration | None = None,
+) -> nn.Module:
     """Return a checkpoint's model, with its logits in the order of the data's classes.
 
-    A zero-shot model follows the order of the word vectors that it is given: nothing changes.
+    A zero-shot model follows the order of the word vectors that it is given: nothing is reordered.
     """
     check_queries(trained, current, path)
-    if trained.queries is not None or trained.names == current.names:
-        return model
+    columns = None
+    if trained.queries is None and trained.names != current.names:
+        log.info(f"{path} has the classes of the data in another order: its logits are reordered")
+        column_of = {name: column for column, name in enumerate(trained.names)}
+        columns = [column_of[name] for name in current.names]
 
-    log.info(f"{path} has the classes of the data in another order: its logits are reordered")
-    column_of = {name: column for column, name in enumerate(trained.names)}
-    return Reordered(model, [column_of[name] for name in current.names])
+    if columns is None and calibration is None:
+        return model
+    return ScoredClassifier(model, calibration=calibration, columns=columns)
 
 
 def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:

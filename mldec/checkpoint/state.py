@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
@@ -77,19 +77,6 @@ def in_order(
         return tuple(values)
     value_of = dict(zip(names, values, strict=True))
     return tuple(value_of[name] for name in wanted)
-
-
-class Calibrated(nn.Module):
-    """A model whose logits are calibrated."""
-
-    def __init__(self, model: nn.Module, calibration: Calibration) -> None:
-        super().__init__()
-        self.model = model
-        self.calibration = calibration
-
-    def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Return the calibrated logits, float32 [B, K], of images [B, 3, H, W]."""
-        return self.calibration.scaled(self.model(images, queries).float())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded
-from mldec.checkpoint.classes import COMPARED, Reordered, can_make, check_queries, same_names
+from mldec.checkpoint.classes import (
+    COMPARED,
+    ScoredClassifier,
+    can_make,
+    check_queries,
+    same_names,
+)
 from mldec.data.sampling import SampleRandom
 from mldec.data.tasks import warn_of_twins
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
@@ -126,31 +132,6 @@ def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
     return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
 
 
-class BestName(nn.Module):
-    """Score each of K classes by the best of its names: word vectors [N, D_w] and their classes.
-
-    Without vectors the model has a logit per name.
-    """
-
-    vectors: Tensor | None
-    class_of_name: Tensor
-
-    def __init__(
-        self, model: nn.Module, vectors: Tensor | None, class_of_name: Sequence[int]
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.num_classes = max(class_of_name) + 1
-        self.register_buffer("vectors", vectors, persistent=False)
-        self.register_buffer("class_of_name", torch.tensor(class_of_name), persistent=False)
-
-    def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map images [B, 3, H, W] to logits [B, K]; its own vectors replace the queries."""
-        logits = self.model(images, self.vectors)
-        best = logits.new_full((len(logits), self.num_classes), -torch.inf)
-        return best.scatter_reduce(1, self.class_of_name.expand_as(logits), logits, "amax")
-
-
 class SelectedClasses:
     """A dataset with the targets of some columns of its classes, in their order."""
 
@@ -222,7 +203,9 @@ def with_class_list(
             zero_shot.logit_threshold = own_evaluator.logit_threshold
         return zero_shot
 
-    model = BestName(loaded.model, queries, class_list.class_of_name)
+    model = ScoredClassifier(
+        loaded.model, class_of_name=class_list.class_of_name, word_vectors=queries
+    )
     return model, replace(data, load_val=lambda: split, make_evaluator=evaluator)
 
 
@@ -249,7 +232,7 @@ def _by_known_names(loaded: Loaded, class_list: ClassList, options: EvalOptions)
             f"{len(class_list):,} classes: {listed(missing)}; add a synonym, or leave them out"
         )
     log.info(f"{class_list.path}: {len(class_list):,} classes by {len(pairs):,} known names")
-    return BestName(Reordered(loaded.model, own_columns), None, class_of_name)
+    return ScoredClassifier(loaded.model, columns=own_columns, class_of_name=class_of_name)
 
 
 def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:

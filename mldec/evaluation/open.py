@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mldec import build
 from mldec.checkpoint import Loaded
 from mldec.checkpoint.classes import check_queries, scoring
-from mldec.checkpoint.state import Calibrated, Calibration
+from mldec.checkpoint.state import Calibration
 from mldec.config.compose import override
 from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
@@ -198,10 +198,8 @@ def with_same_classes(
 
 def scorer(loaded: Loaded, data: DataModule, path: str, *, calibrated: bool = True) -> nn.Module:
     """Return a checkpoint's model with its logits in the order of the data's classes."""
-    model: nn.Module = loaded.model
-    if calibrated and loaded.calibration is not None:
-        model = Calibrated(model, loaded.calibration)
-    return scoring(model, loaded.classes, data.val.classes, path)
+    calibration = loaded.calibration if calibrated else None
+    return scoring(loaded.model, loaded.classes, data.val.classes, path, calibration)
 
 
 def stored_thresholds(loaded: Loaded) -> list[float] | None:

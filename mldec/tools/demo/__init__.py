@@ -75,11 +75,13 @@ def serve(args: argparse.Namespace) -> None:
     import uvicorn
 
     from mldec.runtime.signals import listening
-    from mldec.tools.demo.app import Answerer, application, open_engine
+    from mldec.tools.demo.app import Answerer, application
+    from mldec.tools.predict.engine import EngineOptions, open_engine
 
     # The model is loaded only once the port is ours.
     with listener(args.host, args.port) as server:
-        app = application(Answerer(open_engine(args), args.vectors), [args.host], args.token)
+        engine = open_engine(EngineOptions.of(vars(args)), typed_classes=True)
+        app = application(Answerer(engine, args.vectors), [args.host], args.token)
         config = uvicorn.Config(
             app,
             log_level="error",

@@ -1,6 +1,5 @@
 """Photos in, JSON out: the routes of the web page, and what stands before them."""
 
-import argparse
 import asyncio
 import base64
 import secrets
@@ -8,7 +7,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -24,27 +23,15 @@ from starlette.formparsers import MultiPartParser
 from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor
 
-from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
-from mldec.checkpoint.sources import is_exported
-from mldec.cli import chosen_model, chosen_precision
 from mldec.data.images import read_image
-from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, DataError, UserError, visible
+from mldec.errors import ConfigError, DataError, UserError, visible
 from mldec.evaluation.class_list import class_names, read_classes
 from mldec.evaluation.open import DEFAULT_THRESHOLD
 from mldec.evaluation.run import decided
-from mldec.runtime import distributed
 from mldec.tools.pages import data_url, template
-from mldec.tools.predict.engine import (
-    Engine,
-    ExportedEngine,
-    OnnxFile,
-    TorchEngine,
-    check_exported_options,
-)
+from mldec.tools.predict.engine import Engine, TorchEngine
 from mldec.tools.predict.heat_maps import heated
-from mldec.words.vectors import word_vectors
 
 MiB = 2**20
 MAX_PHOTOS = 16  # per request
@@ -62,31 +49,6 @@ POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-
-
-def open_engine(args: argparse.Namespace) -> Engine:
-    """Open the checkpoint or the exported file of the command line."""
-    engine: Engine
-    if is_exported(args.checkpoint):
-        check_exported_options(args)
-        exported, classes = OnnxFile(Path(args.checkpoint)), None
-        if exported.metadata.word_dim is not None and args.vectors is not None:
-            names, width = tuple(exported.metadata.classes), exported.metadata.word_dim
-            # A zero-shot file of the authors has no classes of its own: those that are typed.
-            queries = word_vectors(args.vectors, names).queries if names else torch.zeros(0, width)
-            classes = Classes(names, queries=queries)
-        engine = ExportedEngine(exported, classes)
-    else:
-        loaded = load_model(**chosen_model(args), device=distributed.pick_device(args.device))
-        engine = TorchEngine(loaded, chosen_precision(args))
-        if not loaded.classes.names and args.vectors is None and not can_make(loaded.classes):
-            raise CheckpointError(f"{args.checkpoint} names no classes: pass --vectors FILE")
-
-    if args.vectors is not None and not engine.zero_shot:
-        raise ConfigError(
-            f"--vectors has no effect: {args.checkpoint} knows its own classes only; leave it out"
-        )
-    return engine
 
 
 class Settings(BaseModel):

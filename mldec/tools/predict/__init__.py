@@ -191,13 +191,13 @@ def parsed(path: str | Path, options: Mapping[str, Any]) -> argparse.Namespace:
 def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
     """Return the engine of a checkpoint, with options of `load`, and the rule of its answers."""
     from mldec.tools.predict.answers import chosen_rule
-    from mldec.tools.predict.engine import open_engine
+    from mldec.tools.predict.engine import EngineOptions, open_engine
 
     for name in options:
         if name not in OF_LOAD:
             raise ConfigError(f"{name}: there is no such option{suggest(name, list(OF_LOAD))}")
     args = parsed(path, options)
-    engine = open_engine(args)
+    engine = open_engine(EngineOptions.of(vars(args)))
     return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
 
 

@@ -1,13 +1,12 @@
 """What scores images: a checkpoint in torch, or an exported file in ONNX Runtime."""
 
-import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.sources import is_exported
-from mldec.cli import chosen_model, chosen_precision, require
+from mldec.cli import require
 from mldec.config.schema import describe, matches
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
@@ -29,6 +28,7 @@ from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format, moved
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.predict.heat_maps import Explainer, Wanted
+from mldec.words.vectors import word_vectors
 
 # The names of inputs, of which a file has the first or both, and of outputs.
 INPUTS = ("images", "queries")
@@ -271,36 +271,126 @@ class ExportedEngine:
 Engine = TorchEngine | ExportedEngine
 
 
-def open_engine(args: argparse.Namespace) -> Engine:
-    """Load the network of the command line, with its classes."""
-    check_class_options(args.classes, args.class_names)
-    if is_exported(args.checkpoint):
-        check_exported_options(args)
-        classes = args.classes and read_classes(args.classes, args.vectors, None)
-        return ExportedEngine(OnnxFile(Path(args.checkpoint)), classes)
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """The network of predict and demo; the fields are options of the commands."""
 
-    loaded = load_model(**chosen_model(args), device=distributed.pick_device(args.device))
-    if args.classes is not None:
-        loaded = with_classes(loaded, args.classes, args.vectors)
-    if not loaded.classes.names:
+    checkpoint: str  # or an exported file, as the user names it
+    weights: str | None = None  # as in `load_model`, like the next five
+    image_size: int | None = None
+    class_names: str | None = None
+    thresholds: str | None = None
+    plugin: Sequence[str] = ()
+    views: str | None = None
+    device: str = "auto"
+    precision: str | None = None  # a value of `Precision`; None: see `TorchEngine`
+
+    classes: str | None = None  # other classes of a zero-shot model, separated by commas
+    vectors: str | None = None  # file of word vectors, or a text encoder
+
+    # Results that exported files do not provide.
+    features: str | None = None
+    pictures: str | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "EngineOptions":
+        """Return the options among the values of a command line."""
+        names = [option.name for option in fields(cls)]
+        return cls(**{name: values[name] for name in names if name in values})
+
+
+def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engine:
+    """Load a checkpoint or an exported file.
+
+    Args:
+        options: the options of the command.
+        typed_classes: the user types the classes of a zero-shot model later, see `for_classes`.
+            The model then needs no classes of its own, and `options.vectors` are for the typed
+            classes.
+
+    Raises:
+        UserError: if an option is invalid or has no effect, or the file cannot be used.
+    """
+    check_class_options(options.classes, options.class_names)
+    engine: Engine
+    if is_exported(options.checkpoint):
+        check_exported_options(options)
+        exported = OnnxFile(Path(options.checkpoint))
+        classes = None
+        if options.classes is not None:
+            classes = read_classes(options.classes, options.vectors, None)
+        elif typed_classes and options.vectors is not None:
+            classes = _exported_classes(exported.metadata, options.vectors)
+        engine = ExportedEngine(exported, classes)
+    else:
+        loaded = _load(options)
+        if not loaded.classes.names:
+            _check_classes(loaded.classes, options, typed_classes=typed_classes)
+        precision = None if options.precision is None else Precision(options.precision)
+        engine = TorchEngine(loaded, precision)
+
+    if typed_classes and options.vectors is not None and not engine.zero_shot:
+        raise ConfigError(
+            f"--vectors has no effect: {options.checkpoint} knows its own classes only; "
+            f"leave it out"
+        )
+    return engine
+
+
+def _load(options: EngineOptions) -> Loaded:
+    """Load a checkpoint, with other classes if they are given."""
+    loaded = load_model(
+        options.checkpoint,
+        options.weights,
+        image_size=options.image_size,
+        class_names=options.class_names,
+        thresholds=options.thresholds,
+        device=options.device,
+        plugins=options.plugin,
+        views=options.views,
+    )
+    if options.classes is None:
+        return loaded
+    return with_classes(loaded, options.classes, options.vectors)
+
+
+def _check_classes(classes: Classes, options: EngineOptions, *, typed_classes: bool) -> None:
+    """Raise a `CheckpointError` unless a model without classes gets them later."""
+    if not typed_classes:
         fault = "names no classes and holds no word vectors: pass --classes and --vectors"
-        if can_make(loaded.classes):
+        if can_make(classes):
             fault = "has no classes of its own: pass --classes"
-        raise CheckpointError(f"{args.checkpoint} {fault}")
-    return TorchEngine(loaded, chosen_precision(args))
+        raise CheckpointError(f"{options.checkpoint} {fault}")
+
+    if options.vectors is None and not can_make(classes):
+        raise CheckpointError(f"{options.checkpoint} names no classes: pass --vectors FILE")
 
 
-def check_exported_options(args: argparse.Namespace) -> None:
-    """Refuse options without effect on an exported file."""
-    of_checkpoints = "weights image_size class_names thresholds plugin precision views features"
-    idle = [name for name in f"{of_checkpoints} pictures".split() if getattr(args, name, None)]
-    if args.device not in ("auto", "cpu"):
+def _exported_classes(metadata: Metadata, vectors: str) -> Classes | None:
+    """Return the classes of an exported zero-shot file, with word vectors; None for other files."""
+    if metadata.word_dim is None:
+        return None
+
+    # A file converted from a released zero-shot checkpoint has no classes.
+    names = tuple(metadata.classes)
+    queries = torch.zeros(0, metadata.word_dim)
+    if names:
+        queries = word_vectors(vectors, names).queries
+    return Classes(names, queries=queries)
+
+
+def check_exported_options(options: EngineOptions) -> None:
+    """Raise a `ConfigError` for options that have no effect on an exported file."""
+    used = ("checkpoint", "device", "classes", "vectors")
+    names = [option.name for option in fields(options) if option.name not in used]
+    idle = [name for name in names if getattr(options, name)]
+    if options.device not in ("auto", "cpu"):
         idle.append("device")
     if idle:
-        option = f"--{idle[0].replace('_', '-')}"
+        name = idle[0].replace("_", "-")
         raise ConfigError(
-            f"{option} has no effect on an exported file such as {args.checkpoint}, which runs on "
-            f"the CPU: pass the checkpoint, or leave {option} out"
+            f"--{name} has no effect on an exported file such as {options.checkpoint}, which runs "
+            f"on the CPU: pass the checkpoint, or leave --{name} out"
         )
 
 

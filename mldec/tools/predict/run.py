@@ -38,7 +38,7 @@ from mldec.tools.predict.answers import (
     counted,
 )
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.engine import Engine, TorchEngine, open_engine
+from mldec.tools.predict.engine import Engine, EngineOptions, TorchEngine, open_engine
 from mldec.tools.predict.heat_maps import fonts
 from mldec.tools.predict.inputs import STANDARD_INPUT, Inputs, Shard, chosen_shard
 from mldec.tools.predict.results import Journal, Outputs, Record
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
     letters = fonts(args.font)
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
-    engine = open_engine(args)
+    engine = open_engine(EngineOptions.of(vars(args)))
     rule = chosen_rule(engine, content=args.content, top=args.top, threshold=args.threshold)
     is_ranked = args.threshold is None and rule.stored is None and rule.content == "top"
     if args.xmp and (rule.content == "scores" or is_ranked):

@@ -12,7 +12,8 @@ import torch
 from support import assert_equal
 from torch._subclasses import FakeTensorMode
 
-from mldec.checkpoint.state import FORMAT, Best, Calibrated, Calibration, Checkpoint
+from mldec.checkpoint.classes import ScoredClassifier
+from mldec.checkpoint.state import FORMAT, Best, Calibration, Checkpoint
 from mldec.data.fingerprint import Fingerprint
 from mldec.errors import CheckpointError, DataError
 from mldec.words.types import VectorOrigin
@@ -131,9 +132,16 @@ def test_logits_are_scaled_by_class_or_together():
         def forward(self, images, queries):
             return logits.half()
 
-    scaled = Calibrated(Half(), PLATT)(logits, None)
+    scaled = ScoredClassifier(Half(), calibration=PLATT)(logits, None)
     assert scaled.dtype == torch.float32
     assert scaled.equal(expected)
+
+    # The calibration is of the model's own classes, before they are selected and merged.
+    selected = ScoredClassifier(Half(), calibration=PLATT, columns=[2, 0])
+    assert selected(logits, None).equal(expected[:, [2, 0]])
+    merged = ScoredClassifier(Half(), calibration=PLATT, columns=[2, 0, 1], class_of_name=[1, 0, 0])
+    assert merged(logits, None).tolist() == [[3, 3], [-1, 3]]
+    assert not merged.state_dict()
 
 
 def test_a_gpu_receives_the_calibration_once(monkeypatch):

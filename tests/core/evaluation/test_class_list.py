@@ -162,7 +162,7 @@ def test_vectors_are_those_of_the_checkpoint_and_the_data(config, tmp_path):
     model, _ = with_class_list(loaded(config), module(queries=-vectors(NAMES)), args)
     # Those of the checkpoint come first: they are the ones that the model was trained with.
     expected = torch.stack([-vectors(["sofa"])[0], vectors(["couch"])[0], -vectors(["bus"])[0]])
-    assert torch.equal(model.vectors, expected)
+    assert torch.equal(model.word_vectors, expected)
 
 
 def test_names_of_the_training_count_without_case_or_from_a_file(config, tmp_path, caplog):

@@ -6,12 +6,15 @@ from support import one_line
 
 from mldec.errors import CheckpointError, ConfigError
 from mldec.tools.demo import announce, listener, parser
-from mldec.tools.demo.app import open_engine
-from mldec.tools.predict.engine import ExportedEngine
+from mldec.tools.predict.engine import EngineOptions, ExportedEngine, open_engine
 
 
 def options(*words):
     return parser().parse_args([*map(str, words)])
+
+
+def opened(args):
+    return open_engine(EngineOptions.of(vars(args)), typed_classes=True)
 
 
 def test_a_missing_extra_names_the_pip_command(cli, monkeypatch):
@@ -60,23 +63,23 @@ def test_the_console_says_who_can_reach_the_page(capsys):
 
 def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path):
     calibrated = networks.save_calibrated(tmp_path / "calibrated.pt")
-    engine = open_engine(options(calibrated, "--device", "cpu"))
+    engine = opened(options(calibrated, "--device", "cpu"))
     assert engine.thresholds == pytest.approx([0.2, 0.4, 0.6])
     exported = networks.save_onnx(tmp_path / "x.onnx", "gap")
-    assert isinstance(open_engine(options(exported)), ExportedEngine)
+    assert isinstance(opened(options(exported)), ExportedEngine)
     with pytest.raises(ConfigError, match="--weights has no effect on an exported file"):
-        open_engine(options(exported, "--weights", "raw"))
+        opened(options(exported, "--weights", "raw"))
     with pytest.raises(ConfigError, match=r"--vectors has no effect: .* its own classes only"):
-        open_engine(options(calibrated, "--vectors", "x.txt"))
+        opened(options(calibrated, "--vectors", "x.txt"))
 
 
 def test_an_exported_zero_shot_file_needs_vectors(tmp_path):
     path, vectors = networks.save_onnx(tmp_path / "x.onnx", "words"), tmp_path / "vectors.txt"
     with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors"):
-        open_engine(options(path))
+        opened(options(path))
     vectors.write_text("".join(f"thing_{number} 1 0 {number} 0 1\n" for number in range(7)))
-    engine = open_engine(options(path, "--vectors", vectors))
+    engine = opened(options(path, "--vectors", vectors))
     assert engine.classes.names == tuple(f"thing {number}" for number in range(7))
     # A released zero-shot file has no classes of its own.
     path = networks.save_onnx(path, "words", classes=[])
-    assert open_engine(options(path, "--vectors", vectors)).classes.names == ()
+    assert opened(options(path, "--vectors", vectors)).classes.names == ()
