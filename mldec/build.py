@@ -21,6 +21,7 @@ from mldec.data.types import Classes, DataModule
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
+from mldec.runtime import distributed
 
 # The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
 HOMES = {
@@ -34,7 +35,7 @@ RUNTIME_ARGUMENTS = {
     "data": (),
     "backbone": (),
     "head": ("in_features", "num_classes"),
-    "loss": ("label_counts",),
+    "loss": ("label_counts", "all_reduce"),
 }
 # A class without a constructor of its own shows torch's (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -225,8 +226,12 @@ def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
 def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
     """Build the loss; `labels` returns the training labels, for a loss that counts them."""
     part = parts["loss"]
-    runtime = {}
-    if labels is not None and "label_counts" in inspect.signature(part.target).parameters:
+    runtime: dict[str, Any] = {}
+    parameters = inspect.signature(part.target).parameters
+    if "all_reduce" in parameters:
+        runtime["all_reduce"] = distributed.total
+
+    if labels is not None and "label_counts" in parameters:
 
         def count_labels() -> LabelCounts:
             table = labels()
