@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from mldec.config.compose import compose, compose_with_options, option, override
-from mldec.config.schema import PARTS, Config, describe, matches
+from mldec.config.schema import PARTS, Config, Mix, describe, matches
 from mldec.data.labels import Labels
+from mldec.data.mixing import Mixing
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.transforms import View
@@ -241,6 +242,23 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
         runtime["label_counts"] = count_labels
     module: nn.Module = part.call(**runtime)
     return module
+
+
+def mixing(mix: Mix, classes: Classes) -> Mixing | None:
+    """Build mixup, cutmix and label smoothing, or return None if all of them are off."""
+    if not mix.on and not mix.soft:
+        return None
+
+    return Mixing(
+        classes,
+        mixup=mix.mixup,
+        cutmix=mix.cutmix,
+        prob=mix.prob,
+        switch_prob=mix.switch_prob,
+        mode=mix.mode.value,
+        labels=mix.labels.value,
+        smoothing=mix.smoothing,
+    )
 
 
 def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from mldec.config.schema import Mix
 from mldec.data.labels import Labels, from_dense
-from mldec.data.mixing import Mixing
 from mldec.data.sampling import SampleRandom, draw, sample_seed, seeded
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
@@ -228,13 +226,17 @@ class SeededDataset(Dataset[Any]):
 
 
 def train_loader(
-    data: DataModule, batches: TrainBatches, *, workers: int, pin: bool, mix: Mix | None = None
+    data: DataModule,
+    batches: TrainBatches,
+    *,
+    workers: int,
+    pin: bool,
+    mixing: Mixer | None = None,
 ) -> DataLoader[Batch]:
-    """Load the micro-batches of training, with mixup and cutmix if `mix` asks for them.
+    """Load the micro-batches of training, mixed by `mixing` if it is given.
 
     Set `batches.epoch` and `batches.start` before each pass over the loader.
     """
-    mixing = Mixing(mix, data.train.classes) if mix and (mix.on or mix.soft) else None
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
 
 

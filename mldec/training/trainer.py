@@ -15,6 +15,7 @@ import torch
 from timm.utils import distribute_bn
 from torch import nn
 
+from mldec import build
 from mldec.checkpoint.classes import check_classes
 from mldec.checkpoint.loading import saved_config
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
@@ -69,8 +70,9 @@ class Trainer:
         train = train.lasting(self.batches.steps)
         self.config = config = dataclasses.replace(config, train=train)
         pin = device.type == "cuda"
+        mixing = build.mixing(config.mix, data.train.classes)
         self.loader = train_loader(
-            data, self.batches, workers=train.loader_workers, pin=pin, mix=config.mix
+            data, self.batches, workers=train.loader_workers, pin=pin, mixing=mixing
         )
         steps, queries = train.epochs * self.batches.steps, data.train.classes.queries
         self.learner = Learner(config, model, loss, device=device, steps=steps, queries=queries)

@@ -16,7 +16,6 @@ from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.labels import from_dense
 from mldec.data.loader import Batch, collate
-from mldec.data.mixing import Mixing
 from mldec.data.types import Classes
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime import distributed
@@ -153,8 +152,7 @@ class Trial:
             with torch.no_grad(), autocast(self.device, config.train.precision):
                 images = self.model.backbone(images).float()
 
-        is_mixed = config.mix.on or config.mix.soft
-        mixing = Mixing(config.mix, self.classes) if is_mixed else None
+        mixing = build.mixing(config.mix, self.classes)
         keys = [(0, index, 0) for index in range(count)]
         samples = list(zip(images.cpu(), self._targets(count), keys, strict=True))
         batches = []

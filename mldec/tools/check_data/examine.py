@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
+from mldec import build
 from mldec.config.schema import Config, Mix
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
@@ -215,7 +216,7 @@ def print_statistics(
 def write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], mix: Mix) -> None:
     """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
-    mixing = Mixing(mix, data.train.classes) if mix.on else None
+    mixing = build.mixing(mix, data.train.classes) if mix.on else None
     batches = {
         "": sample_batch(data.train.viewed(data.transform)),
         "as in training": sample_batch(data.train, mixing),
