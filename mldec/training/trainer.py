@@ -22,7 +22,7 @@ from mldec.checkpoint.state import Best, Checkpoint, LogPosition
 from mldec.config.compose import diff, to_dict
 from mldec.config.schema import Config, Init, NonFinite, Train
 from mldec.data.fingerprint import check_same, fingerprint
-from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader, unwrap
+from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, Stopped, UserError
 from mldec.evaluation.output import Results, left_out, same_scores
@@ -187,7 +187,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """Load the micro-batches of an epoch; while it waits, the state can be saved."""
         try:
-            for batch in self.stop.bounded(unwrap(self.loader)):
+            for batch in self.stop.bounded(self.loader):
                 if not len(batch.images):
                     raise DataError(f"no image of a micro-batch can be read: {batch.bad[0]}")
                 yield batch

@@ -15,7 +15,7 @@ from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.labels import from_dense
-from mldec.data.loader import Batch, collate
+from mldec.data.loader import Batch, stack
 from mldec.data.types import Classes
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime import distributed
@@ -157,8 +157,7 @@ class Trial:
         samples = list(zip(images.cpu(), self._targets(count), keys, strict=True))
         batches = []
         for part in range(config.train.accumulate):
-            batch = collate(samples[part :: config.train.accumulate], mixing=mixing)
-            assert isinstance(batch, Batch)
+            batch = stack(samples[part :: config.train.accumulate], mixing=mixing)
             # From pinned memory a GPU copies while the processor goes on.
             if self.device.type == "cuda":
                 pinned = batch.images.pin_memory(), batch.targets.pin_memory()

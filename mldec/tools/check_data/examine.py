@@ -18,7 +18,7 @@ from mldec import build
 from mldec.config.schema import Config, Mix
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
-from mldec.data.loader import Batch, collate, labels_of
+from mldec.data.loader import Batch, labels_of, stack
 from mldec.data.mixing import Mixing
 from mldec.data.readers.shards import TarShards
 from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
@@ -240,9 +240,7 @@ def sample_batch(split: Split, mixing: Mixing | None = None) -> Batch:
             continue  # it is reported among the faults
         samples.append((image, target, (0, index, 0)))
 
-    batch = collate(samples, mixing=mixing)
-    assert isinstance(batch, Batch)
-    return batch
+    return stack(samples, mixing=mixing)
 
 
 def sample_sheet(batches: Mapping[str, Batch], classes: Sequence[str]) -> "Figure":

@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 
 from mldec import build
 from mldec.config.schema import Mix, MixLabels, MixMode
-from mldec.data.loader import TrainBatches, train_loader, unwrap
+from mldec.data.loader import TrainBatches, train_loader
 from mldec.data.mixing import Mixing
 from mldec.data.sampling import seeded
 from mldec.data.transforms import EvalTransform
@@ -193,7 +193,7 @@ def epoch(mix, classes=ONE, *, workers=0, start=0, number=1, broken=None, **more
     batches = TrainBatches(22, batch_size=8, seed=5, **more)
     batches.epoch, batches.start = number, start
     mixing = build.mixing(mix, classes)
-    return list(unwrap(train_loader(data, batches, workers=workers, pin=False, mixing=mixing)))
+    return list(train_loader(data, batches, workers=workers, pin=False, mixing=mixing))
 
 
 def equal(some, others):
