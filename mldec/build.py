@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from mldec.config.compose import compose, compose_with_options, option, override
-from mldec.config.schema import PARTS, Config, describe, matches
+from mldec.config.schema import PARTS, Config, Mix, describe, matches
 from mldec.data.labels import Labels
+from mldec.data.mixing import Mixing
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.transforms import View
@@ -21,6 +22,7 @@ from mldec.data.types import Classes, DataModule
 from mldec.errors import ConfigError, UserError, suggest
 from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
+from mldec.runtime import distributed
 
 # The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
 HOMES = {
@@ -34,7 +36,7 @@ RUNTIME_ARGUMENTS = {
     "data": (),
     "backbone": (),
     "head": ("in_features", "num_classes"),
-    "loss": ("label_counts",),
+    "loss": ("label_counts", "all_reduce"),
 }
 # A class without a constructor of its own shows torch's (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -225,8 +227,12 @@ def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
 def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
     """Build the loss; `labels` returns the training labels, for a loss that counts them."""
     part = parts["loss"]
-    runtime = {}
-    if labels is not None and "label_counts" in inspect.signature(part.target).parameters:
+    runtime: dict[str, Any] = {}
+    parameters = inspect.signature(part.target).parameters
+    if "all_reduce" in parameters:
+        runtime["all_reduce"] = distributed.total
+
+    if labels is not None and "label_counts" in parameters:
 
         def count_labels() -> LabelCounts:
             table = labels()
@@ -236,6 +242,23 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
         runtime["label_counts"] = count_labels
     module: nn.Module = part.call(**runtime)
     return module
+
+
+def mixing(mix: Mix, classes: Classes) -> Mixing | None:
+    """Build mixup, cutmix and label smoothing, or return None if all of them are off."""
+    if not mix.on and not mix.soft:
+        return None
+
+    return Mixing(
+        classes,
+        mixup=mix.mixup,
+        cutmix=mix.cutmix,
+        prob=mix.prob,
+        switch_prob=mix.switch_prob,
+        mode=mix.mode.value,
+        labels=mix.labels.value,
+        smoothing=mix.smoothing,
+    )
 
 
 def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:

@@ -252,7 +252,7 @@ def measure_loader(out: Path, words: list[str]) -> None:
     # Imported late, as are all modules that need more packages than torch.
     from mldec import build
     from mldec.config.compose import compose
-    from mldec.data.loader import TrainBatches, train_loader, unwrap
+    from mldec.data.loader import TrainBatches, train_loader
 
     config = compose(words).on(processes=1)
     train = config.train
@@ -265,7 +265,7 @@ def measure_loader(out: Path, words: list[str]) -> None:
     warm_up = 2 * workers
     images = 0
     start = time.perf_counter()
-    for number, batch in enumerate(unwrap(loader), start=1):
+    for number, batch in enumerate(loader, start=1):
         if number > warm_up:
             images += len(batch.images)
         else:

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from mldec import build
 from mldec.cli import positive
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
-from mldec.data.loader import start_worker, unwrap
+from mldec.data.loader import Loader
 from mldec.data.readers.shards import FORMAT
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import ConfigError, DataError, one_line
@@ -62,8 +62,8 @@ class Contents(Dataset[Any]):
     def __len__(self) -> int:
         return self.last - self.first
 
-    def __getitem__(self, offset: int) -> tuple[bytes, str] | DataError:
-        """Return an image, or its error, which the main process raises."""
+    def __getitem__(self, offset: int) -> tuple[bytes, str] | str:
+        """Return an image, or the message of its error, which the main process raises."""
         # Readers tell the format by the content; the suffix is for people and other tools.
         index = self.first + offset
         name = self.storage.name(index)
@@ -71,14 +71,14 @@ class Contents(Dataset[Any]):
         try:
             content = self.storage.content(index)
         except DataError as error:
-            return error
+            return str(error)
 
         if self.packing.short_side is None:
             return content, suffix
         try:
             return smaller(name, content, self.packing.short_side) or (content, suffix)
         except DataError as error:
-            return (content, suffix) if self.packing.keep_bad else error
+            return (content, suffix) if self.packing.keep_bad else str(error)
 
 
 def smaller(name: str, content: bytes, short_side: int) -> tuple[bytes, str] | None:
@@ -196,18 +196,17 @@ def write_shard(
 ) -> None:
     """Write one shard under a temporary name, rename it, and then write its record."""
     contents = Contents(images, first, last, packing)
-    loader: Any = DataLoader(
-        contents, 16, num_workers=packing.workers, collate_fn=list, worker_init_fn=start_worker
+    loader: Loader[list[tuple[bytes, str] | str]] = Loader(
+        contents, batch_size=16, num_workers=packing.workers, collate_fn=list
     )
 
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         shard = ShardFile(file)
-        batch: Any  # a list of the items of Contents
-        for batch in unwrap(loader):
+        for batch in loader:
             for item in batch:
-                if isinstance(item, DataError):
-                    raise item
+                if isinstance(item, str):
+                    raise DataError(item)
 
                 content, suffix = item
                 index = first + len(shard.sizes)

@@ -92,7 +92,10 @@ def test_there_are_no_circles() -> None:
 def test_libraries_stay_at_the_edge() -> None:
     edge = {"mldec.config.compose", "mldec.config.schema", "mldec.train"}
     assert importers("hydra", "omegaconf") == edge
+    assert "data" not in {room(module) for module in importers("mldec.config")}
     assert importers("torch.distributed") == {"mldec.runtime.distributed"}
+    # A loss receives the sum over all processes as a function.
+    assert "losses" not in {room(module) for module in importers("mldec.runtime.distributed")}
     # The first switches off the telemetry, and the second imports it before.
     assert importers("onnxruntime") == {"mldec.tools.predict.engine", "mldec.tools.export"}
 

@@ -17,43 +17,44 @@ from mldec.files.text import reading
 log = logging.getLogger("mldec")
 
 
-class TableCache:
-    """A folder of parsed tables, each valid as long as its annotation files do not change."""
+def cached_table(
+    name: str, sources: Sequence[Path], parse: Callable[[], Table], cache_dir: str | None, see: str
+) -> Table:
+    """Return the table that `parse` makes of annotation files, from the cache if it is valid.
 
-    def __init__(self, folder: str | None, see: str) -> None:
-        self.folder = folder
-        self.see = see  # a pointer to the documentation, for messages
+    An entry is valid as long as the size and time of each annotation file stay the same.
 
-    def table(self, name: str, sources: Sequence[Path], parse: Callable[[], Table]) -> Table:
-        """Return the table that `parse` makes of annotation files, from the cache if it is valid.
+    Args:
+        name: a word for the reader, and every setting that `parse` depends on.
+        sources: the annotation files, or folders.
+        parse: reads the annotation files.
+        cache_dir: folder of the cache, see `cache_folder`.
+        see: pointer to the documentation, for messages.
+    """
+    key = f"{FORMAT} {name}"
+    for source in sources:
+        with reading(source, see):
+            stat = source.stat()
+        key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
-        Its name has every setting that `parse` depends on; size and time of each annotation file
-        decide whether it is valid.
-        """
-        key = f"{FORMAT} {name}"
-        for source in sources:
-            with reading(source, self.see):
-                stat = source.stat()
-            key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
+    # One file per set of sources, so that a newer table replaces the old one.
+    identity = " ".join([name, *map(str, sources)])
+    digest = sha256(os.fsencode(identity)).hexdigest()[:16]
+    path = cache_folder(cache_dir) / f"{name.split()[0]}-{digest}.npz"
+    if stored := read_cached(path, key):
+        classes = tuple(json.loads(stored["classes"].tobytes()))
+        columns = (stored["starts"], stored["label_classes"], stored["values"])
+        labels = Labels(*columns, len(classes), int(stored["default"]))
+        return Table(stored["files"], labels, classes)
 
-        # One file per set of sources, so that a newer table replaces the old one.
-        identity = " ".join([name, *map(str, sources)])
-        digest = sha256(os.fsencode(identity)).hexdigest()[:16]
-        path = cache_folder(self.folder) / f"{name.split()[0]}-{digest}.npz"
-        if stored := read_cached(path, key):
-            classes = tuple(json.loads(stored["classes"].tobytes()))
-            columns = (stored["starts"], stored["label_classes"], stored["values"])
-            labels = Labels(*columns, len(classes), int(stored["default"]))
-            return Table(stored["files"], labels, classes)
-
-        table = parse()
-        arrays = {
-            "files": table.files,
-            "starts": table.labels.starts,
-            "label_classes": table.labels.classes,
-            "values": table.labels.values,
-            "default": table.labels.default,
-            "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
-        }
-        write_cached(path, key, arrays)
-        return table
+    table = parse()
+    arrays = {
+        "files": table.files,
+        "starts": table.labels.starts,
+        "label_classes": table.labels.classes,
+        "values": table.labels.values,
+        "default": table.labels.default,
+        "classes": np.frombuffer(json.dumps(table.classes).encode(), np.uint8),
+    }
+    write_cached(path, key, arrays)
+    return table

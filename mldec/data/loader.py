@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from mldec.config.schema import Mix
 from mldec.data.labels import Labels, from_dense
-from mldec.data.mixing import Mixing
 from mldec.data.sampling import SampleRandom, draw, sample_seed, seeded
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
@@ -37,53 +35,65 @@ ADVICE = (
 START = "fork" if sys.platform == "linux" else "spawn"
 
 
-def unwrap(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
-    """Iterate over a loader and raise the errors of its workers in this process.
+class Loader(DataLoader[Loaded]):
+    """A DataLoader whose worker faults are raised in this process as a `DataError`.
 
-    A `DataError` says that an image cannot be read, or a worker died or cannot hand over a batch.
+    An exception of a worker would arrive with a traceback in its message. A batch of type str is
+    therefore raised as the message of a `DataError`.
+
+    Args:
+        dataset: the dataset, with `__getitem__` for each key of the batch sampler.
+        num_workers: number of worker processes, or 0 to load in this process.
+        options: further arguments of DataLoader.
     """
-    # Workers keep sockets in a temporary folder. If this process makes it first, they share it, and
-    # it is removed with this process even if they are killed.
-    if loader.num_workers:
-        multiprocessing.util.get_temp_dir()
 
-    iterator = None
-    while True:
+    def __init__(self, dataset: Dataset[Any], *, num_workers: int, **options: Any) -> None:
+        super().__init__(
+            dataset,
+            num_workers=num_workers,
+            multiprocessing_context=START if num_workers else None,
+            worker_init_fn=start_worker,
+            # By default, a seed is drawn from the global generator, which the model uses.
+            generator=torch.Generator(),
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Loaded]:  # type: ignore[override]
+        # Workers keep sockets in a temporary folder. If this process makes it first, they share it,
+        # and it is removed with this process even if they are killed.
+        if self.num_workers:
+            multiprocessing.util.get_temp_dir()
+
         try:
-            if iterator is None:
-                iterator = _started(loader)
-            batch = next(iterator, None)
+            for batch in self._start():
+                if isinstance(batch, str):
+                    raise DataError(batch)
+                yield batch
         except (RuntimeError, OSError, EOFError) as error:
             # An error of the dataset itself, from a worker as "Caught ...", stays what it is.
-            if not loader.num_workers or str(error).startswith("Caught "):
+            if not self.num_workers or str(error).startswith("Caught "):
                 raise
             # A worker that dies while it hands over a batch is a broken connection.
             died = isinstance(error, (RuntimeError, EOFError, ConnectionError))
             problem = "died" if died else "cannot be used"
             raise DataError(f"a loader process {problem} ({brief(error)}), {ADVICE}") from error
 
-        if batch is None:
-            return
-        if isinstance(batch, DataError):
-            raise batch
-        yield batch
+    def _start(self) -> Iterator[Loaded]:
+        """Return an iterator without the handler of SIGCHLD that torch installs.
 
+        The handler would raise the death of a worker wherever the main thread is, in the middle of
+        a step or of a save. Without it, torch finds the death where a batch is waited for, within
+        five seconds.
+        """
+        number = getattr(signal, "SIGCHLD", None)
+        if number is None:
+            return super().__iter__()
 
-def _started(loader: DataLoader[Loaded]) -> Iterator[Loaded]:
-    """Return an iterator of the loader, without the handler of SIGCHLD that torch installs.
-
-    It would raise the death of a worker wherever the main thread is, in the middle of a step or of
-    a save. Without it, torch finds the death where a batch is waited for, within five seconds.
-    """
-    number = getattr(signal, "SIGCHLD", None)
-    if number is None:
-        return iter(loader)
-
-    handler = signal.getsignal(number)
-    iterator = iter(loader)
-    if signal.getsignal(number) is not handler:
-        signal.signal(number, handler)
-    return iterator
+        handler = signal.getsignal(number)
+        iterator = super().__iter__()
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+        return iterator
 
 
 def end_workers() -> None:
@@ -217,24 +227,28 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: ImageDataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
 
-    def __getitem__(self, key: Key) -> Sample | DataError:
+    def __getitem__(self, key: Key) -> Sample | str:
+        """Return a sample, or the message about an image that cannot be read."""
         rng = SampleRandom(sample_seed(self.seed, *key))
         try:
             image, target = self.dataset.load(key[1], rng)
         except DataError as error:
-            # Not raised: torch would make another error of it, whose message holds a traceback.
-            return error
+            return str(error)
         return image, target, key
 
 
 def train_loader(
-    data: DataModule, batches: TrainBatches, *, workers: int, pin: bool, mix: Mix | None = None
-) -> DataLoader[Batch]:
-    """Load the micro-batches of training, with mixup and cutmix if `mix` asks for them.
+    data: DataModule,
+    batches: TrainBatches,
+    *,
+    workers: int,
+    pin: bool,
+    mixing: Mixer | None = None,
+) -> Loader[Batch]:
+    """Load the micro-batches of training, mixed by `mixing` if it is given.
 
     Set `batches.epoch` and `batches.start` before each pass over the loader.
     """
-    mixing = Mixing(mix, data.train.classes) if mix and (mix.on or mix.soft) else None
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
 
 
@@ -246,7 +260,7 @@ def eval_loader(
     pin: bool,
     rank: int = 0,
     world_size: int = 1,
-) -> DataLoader[Batch]:
+) -> Loader[Batch]:
     """Load every validation image once; nothing is padded or dropped.
 
     The processes take the same batches in turn: the arithmetic on an image may depend on its batch.
@@ -259,41 +273,46 @@ def eval_loader(
     return _loader(data, data.val, batches, 0, workers, pin)
 
 
-def collate(
-    samples: Sequence[Sample | DataError],
-    *,
-    skip: bool = False,
-    mixing: Mixer | None = None,
-    seed: int = 0,
-) -> Batch | DataError:
-    """Stack samples into a batch; an error stands in place of each image that cannot be read.
-
-    With `skip` these are left out, and listed in `Batch.bad`; else the first error is returned.
-    """
-    errors = [sample for sample in samples if isinstance(sample, DataError)]
-    if errors and not skip:
-        return errors[0]
-
-    # An empty batch still carries the messages about its images.
-    messages = [str(error) for error in errors]
-    readable = [sample for sample in samples if not isinstance(sample, DataError)]
-    if not readable:
-        return Batch(torch.empty(0), torch.empty(0), torch.empty(0), messages)
-
-    image_list, target_list, keys = zip(*readable, strict=True)
-    images, targets = torch.stack(image_list), torch.stack(target_list)
+def stack(samples: Sequence[Sample], *, mixing: Mixer | None = None, seed: int = 0) -> Batch:
+    """Stack samples into a batch, mixed by `mixing` if it is given."""
+    image_list, target_list, keys = zip(*samples, strict=True)
+    images = torch.stack(image_list)
+    targets = torch.stack(target_list)
 
     # The seed has one more number than that of the sample itself, so that the two differ.
     if mixing:
         with seeded(sample_seed(seed, *keys[0], 1)):
             images, targets = mixing(images, targets)
 
-    indices = torch.tensor([index for _, index, _ in keys])
-    fault = share((images, targets, indices))
-    return fault or Batch(images, targets, indices, messages)
+    return Batch(images, targets, torch.tensor([index for _, index, _ in keys]))
 
 
-def share(tensors: Iterable[Tensor]) -> DataError | None:
+def collate(
+    samples: Sequence[Sample | str],
+    *,
+    skip: bool = False,
+    mixing: Mixer | None = None,
+    seed: int = 0,
+) -> Batch | str:
+    """Stack samples into a batch, or return the message of a fault, which `Loader` raises.
+
+    A sample of type str is the message about an image that cannot be read. With `skip` these images
+    are left out and listed in `Batch.bad`.
+    """
+    bad = [sample for sample in samples if isinstance(sample, str)]
+    if bad and not skip:
+        return bad[0]
+
+    # An empty batch still carries the messages about its images.
+    readable = [sample for sample in samples if not isinstance(sample, str)]
+    if not readable:
+        return Batch(torch.empty(0), torch.empty(0), torch.empty(0), bad)
+
+    batch = stack(readable, mixing=mixing, seed=seed)._replace(bad=bad)
+    return share(batch[:3]) or batch
+
+
+def share(tensors: Iterable[Tensor]) -> str | None:
     """Move what a loader process has loaded into shared memory; return the fault if it is full."""
     # The thread that hands batches over would silently drop one that does not fit.
     if get_worker_info() is None:
@@ -303,7 +322,7 @@ def share(tensors: Iterable[Tensor]) -> DataError | None:
         for tensor in tensors:
             tensor.share_memory_()
     except RuntimeError as error:
-        return DataError(f"a loader process cannot hand over a batch ({brief(error)}), {ADVICE}")
+        return f"a loader process cannot hand over a batch ({brief(error)}), {ADVICE}"
     return None
 
 
@@ -315,21 +334,17 @@ def _loader(
     workers: int,
     pin: bool,
     mixing: Mixer | None = None,
-) -> DataLoader[Batch]:
+) -> Loader[Batch]:
     """Return a loader of the batches of a split with these keys."""
     workers = workers if data.loads_slowly else 0
     skip = data.bad_images == "skip"
-    return DataLoader(
+    return Loader(
         SeededDataset(split.dataset, seed),
         batch_sampler=keys,
         num_workers=workers,
         collate_fn=partial(collate, skip=skip, mixing=mixing, seed=seed),
         pin_memory=pin,
         persistent_workers=workers > 0,
-        multiprocessing_context=START if workers else None,
-        worker_init_fn=start_worker,
-        # By default the loader would draw a seed from the generator that the model uses.
-        generator=torch.Generator(),
     )
 
 

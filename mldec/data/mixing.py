@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from mldec.config.schema import Mix, MixLabels
 from mldec.data.types import Classes
 
 # The smallest share of an image that counts: with a smaller one, mixup changes no 8-bit pixel.
@@ -14,7 +13,7 @@ class Mixing:
     """Mix image i of a micro-batch with image b - 1 - i (timm's FastCollateMixup).
 
     Each of the two has a share of the mixed image: of the pixels' values (mixup) or of the area
-    (cutmix). It is visible if its share is at least 1/510. Labels, by `mix.labels`:
+    (cutmix). It is visible if its share is at least 1/510. Labels, by `labels`:
 
     weighted: the mean of both images' labels, weighted by their shares; -1 (not annotated) if a
     visible image has -1.
@@ -24,28 +23,49 @@ class Mixing:
     Smoothing moves labels of 0 and 1 towards 1/K, or towards 1/2 for several labels per image.
 
     Random numbers come from numpy's global generator, and do not depend on the kind of labels.
+
+    Args:
+        classes: the classes of the targets.
+        mixup: alpha of the beta distribution of a share of the pixels' values, or 0 for no mixup.
+        cutmix: alpha of the beta distribution of a share of the area, or 0 for no cutmix.
+        prob: probability that a batch, pair or image is mixed, in [0, 1].
+        switch_prob: probability of cutmix instead of mixup if both are enabled, in [0, 1].
+        mode: "batch", "pair" or "elem": whether a batch, a pair or an image has a share of its own.
+        labels: "weighted" or "union", see above.
+        smoothing: label smoothing, in [0, 1).
     """
 
-    def __init__(self, mix: Mix, classes: Classes) -> None:
+    def __init__(
+        self,
+        classes: Classes,
+        *,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        prob: float = 1.0,
+        switch_prob: float = 0.5,
+        mode: str = "batch",
+        labels: str = "weighted",
+        smoothing: float = 0.0,
+    ) -> None:
         # timm is slow to import, and few recipes mix images.
         from timm.data.mixup import FastCollateMixup
 
         self.timm = FastCollateMixup(
-            mixup_alpha=mix.mixup,
-            cutmix_alpha=mix.cutmix,
-            prob=mix.prob,
-            switch_prob=mix.switch_prob,
-            mode=mix.mode.value,
+            mixup_alpha=mixup,
+            cutmix_alpha=cutmix,
+            prob=prob,
+            switch_prob=switch_prob,
+            mode=mode,
             label_smoothing=0.0,
             num_classes=2,
         )
-        self.timm.mixup_enabled = mix.on
-        self.union = mix.labels is MixLabels.union
+        self.timm.mixup_enabled = mixup > 0 or cutmix > 0
+        self.union = labels == "union"
 
         # The values of smoothed labels of 0 and 1, as in timm.
         num_outcomes = len(classes) if classes.exclusive else 2
-        self.off = mix.smoothing / num_outcomes
-        self.on = 1 - mix.smoothing + self.off
+        self.off = smoothing / num_outcomes
+        self.on = 1 - smoothing + self.off
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mix images uint8 [b, 3, H, W] and their targets [b, K] of 1, 0 and -1 (not annotated).

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from mldec.data.cache import TableCache
 from mldec.data.labels import listed_positives, random_positives
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.splits import fold_numbers, parse_fold
@@ -144,8 +143,8 @@ class VectorSettings:
 DEFAULT_VECTORS = VectorSettings()
 NO_VECTORS = VectorSettings(vectors=None)
 
-# Maps the name of a split and the cache to images and labels.
-LoadSplit = Callable[[str, TableCache], StoredImages]
+# Maps the name of a split and the folder of the cache, see `cache_folder`, to images and labels.
+LoadSplit = Callable[[str, str | None], StoredImages]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +180,6 @@ def assemble(
         )
     if sampling.fold is not None and isinstance(source.task, ZeroShot):
         raise ConfigError("data.fold: zero-shot data has no folds; leave it out")
-    tables = TableCache(files.cache_dir, source.see)
     eval_transform = view.eval()
 
     # A fold is a part of the training images, whose labels then mean what those of `val` mean.
@@ -189,7 +187,7 @@ def assemble(
 
     @cache
     def load_val() -> Split:
-        images = source.load(val, tables)
+        images = source.load(val, files.cache_dir)
         if sampling.fold is not None:
             images = _part(source, images, sampling.fold, held_out=True)
         images, classes = source.task.validation(images)
@@ -202,7 +200,7 @@ def assemble(
         return Split(replace(images, transform=eval_transform), classes)
 
     def load_train() -> Split:
-        images = (source.load_train or source.load)(source.train, tables)
+        images = (source.load_train or source.load)(source.train, files.cache_dir)
         images = observed.of_images(images, source.train, source.see)
         if sampling.fold is not None:
             images = _part(source, images, sampling.fold, held_out=False)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from mldec.checkpoint import Loaded
 from mldec.config.schema import Config
-from mldec.data.loader import Batch, eval_loader, unwrap
+from mldec.data.loader import Batch, eval_loader
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation.output import Results
@@ -92,7 +92,7 @@ def score(
     )
     queries = None if queries is None else queries.to(device)
 
-    batches: Iterable[Batch] = unwrap(loader)
+    batches: Iterable[Batch] = loader
     if progress:
         batches = progress(batches, total=len(loader))
     for batch in batches:

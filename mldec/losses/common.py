@@ -76,6 +76,14 @@ class LabelCounts(NamedTuple):
 # Counts the labels when it is called: a loss that does not need them costs nothing.
 CountLabels = Callable[[], LabelCounts]
 
+# Sums a tensor over all processes. It may overwrite the tensor.
+AllReduce = Callable[[Tensor], Tensor]
+
+
+def identity(value: Tensor) -> Tensor:
+    """Return the tensor itself, the sum over one process."""
+    return value
+
 
 def required(label_counts: CountLabels | None) -> CountLabels:
     """Return the argument; raise a `ValueError` if it is None, as for a loss without training."""

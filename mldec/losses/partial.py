@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from mldec.errors import DataError, refusing
 from mldec.files.text import open_text
-from mldec.losses.common import check_class_count, check_range, prepare
-from mldec.runtime import distributed
+from mldec.losses.common import AllReduce, check_class_count, check_range, identity, prepare
 from mldec.runtime.devices import in_double
 
 log = logging.getLogger("mldec")
@@ -53,6 +52,7 @@ class PartialAsymmetricLoss(nn.Module):
         prior_threshold: "selective": unannotated labels of classes with a higher prior do not
             count.
         eps: lower bound of a probability inside the logarithm.
+        all_reduce: sums a tensor over all processes, for "estimate".
     """
 
     reduction = "sum"
@@ -73,6 +73,7 @@ class PartialAsymmetricLoss(nn.Module):
         class_prior: Sequence[float] | str | None = None,
         prior_threshold: float = 0.5,
         eps: float = 1e-8,
+        all_reduce: AllReduce = identity,
     ) -> None:
         super().__init__()
         check_range(0, gamma_pos=gamma_pos, gamma_neg=gamma_neg)
@@ -89,7 +90,7 @@ class PartialAsymmetricLoss(nn.Module):
         self.class_prior: Tensor | None
         prior: Sequence[float] | None = None
         if class_prior == "estimate":
-            self.estimate = PriorEstimate(forgetting=mode == "selective")
+            self.estimate = PriorEstimate(forgetting=mode == "selective", all_reduce=all_reduce)
         elif isinstance(class_prior, str):
             prior = read_prior(class_prior)
         else:
@@ -163,9 +164,10 @@ class PriorEstimate(nn.Module):
     every class, must not count for ever.
     """
 
-    def __init__(self, *, forgetting: bool = False) -> None:
+    def __init__(self, *, forgetting: bool = False, all_reduce: AllReduce = identity) -> None:
         super().__init__()
         self.forgetting = forgetting
+        self.all_reduce = all_reduce
 
         # float64 [K + 1]: the sum of the probabilities per class, and the number of images.
         self.sums: Tensor | None = None
@@ -181,7 +183,7 @@ class PriorEstimate(nn.Module):
         finite = finite.to(probability.device)
         sums = probability.masked_fill(~finite, 0).sum(0)
         batch_sums = torch.cat([sums, finite.double().sum(0)])
-        batch_sums = distributed.total(batch_sums)
+        batch_sums = self.all_reduce(batch_sums)
 
         # After a resumption the sums so far may be on another device.
         if self.sums is None:

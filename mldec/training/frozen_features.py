@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.data.loader import end_workers, eval_loader, unwrap
+from mldec.data.loader import end_workers, eval_loader
 from mldec.data.sampling import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped, refusing
@@ -118,7 +118,7 @@ def _compute(
 
     done = 0
     bar = partial(tqdm, desc=f"{title} tokens", leave=False, disable=None)
-    for batch in bar(unwrap(loader), total=len(loader)):
+    for batch in bar(loader, total=len(loader)):
         if stop:
             end_workers()
             raise Stopped(

@@ -15,13 +15,14 @@ import torch
 from timm.utils import distribute_bn
 from torch import nn
 
+from mldec import build
 from mldec.checkpoint.classes import check_classes
 from mldec.checkpoint.loading import saved_config
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
 from mldec.config.compose import diff, to_dict
 from mldec.config.schema import Config, Init, NonFinite, Train
 from mldec.data.fingerprint import check_same, fingerprint
-from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader, unwrap
+from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, DataError, Stopped, UserError
 from mldec.evaluation.output import Results, left_out, same_scores
@@ -69,8 +70,9 @@ class Trainer:
         train = train.lasting(self.batches.steps)
         self.config = config = dataclasses.replace(config, train=train)
         pin = device.type == "cuda"
+        mixing = build.mixing(config.mix, data.train.classes)
         self.loader = train_loader(
-            data, self.batches, workers=train.loader_workers, pin=pin, mix=config.mix
+            data, self.batches, workers=train.loader_workers, pin=pin, mixing=mixing
         )
         steps, queries = train.epochs * self.batches.steps, data.train.classes.queries
         self.learner = Learner(config, model, loss, device=device, steps=steps, queries=queries)
@@ -185,7 +187,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """Load the micro-batches of an epoch; while it waits, the state can be saved."""
         try:
-            for batch in self.stop.bounded(unwrap(self.loader)):
+            for batch in self.stop.bounded(self.loader):
                 if not len(batch.images):
                     raise DataError(f"no image of a micro-batch can be read: {batch.bad[0]}")
                 yield batch

@@ -11,7 +11,7 @@ import numpy as np
 from numpy._core.multiarray import _reconstruct
 from PIL import Image
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.labels import from_single
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
@@ -41,7 +41,7 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
-def _load_split(root: Path, split: str, cache: TableCache) -> StoredImages:
+def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images of a split, in either layout."""
     if split not in ("train", "test"):
         raise DataError(f"Stanford-Cars has no split {split!r}: choose train or test; {_SEE}")
@@ -60,7 +60,7 @@ def _load_split(root: Path, split: str, cache: TableCache) -> StoredImages:
             in_devkit = root / "devkit" / _LABELLED
             sources[0] = in_devkit if in_devkit.is_file() else root / _LABELLED
 
-    table = cache.table(f"cars {split}", sources, partial(_parse, sources, split))
+    table = cached_table(f"cars {split}", sources, partial(_parse, sources, split), cache_dir, _SEE)
     log_split("cars", split, table)
     return in_folder(table, folder, _SEE)
 
@@ -143,7 +143,7 @@ class _Pictures(Storage):
         return _Pictures(self.file, self.pixels[images], self.numbers[images])
 
 
-def _load_cifar_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
+def _load_cifar_split(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images of a split; the pickle loads fast, so nothing is cached."""
     names = _unpickle(folder / "meta", "fine_label_names")
     classes = check_names(names, folder / "meta", _SEE_CIFAR)

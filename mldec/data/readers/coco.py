@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from pycocotools.coco import COCO
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, fixed_per_class, from_statements, random_drop
 from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
 from mldec.data.splits import warn_empty_classes
@@ -92,16 +92,17 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
 def load_split(
     root: Path,
     split: str,
-    cache: TableCache,
+    cache_dir: str | None,
     *,
     annotated_only: bool,
     thin: Callable[[Labels], Labels] | None = None,
+    see: str = _SEE,
 ) -> StoredImages:
     """Return the images of one split; `thin` makes their labels partial."""
     annotations = root / "annotations" / f"instances_{split}.json"
     if (roboflow := root / split / _ROBOFLOW).is_file():
         annotations = roboflow
-    table = cache.table("coco labels", [annotations], partial(_parse, annotations))
+    table = cached_table("coco labels", [annotations], partial(_parse, annotations), cache_dir, see)
 
     # Every entry of the sparse labels stands for an object, so an image without one has none.
     if annotated_only:
@@ -216,9 +217,9 @@ def coco_zsl(
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE_ZERO_SHOT)
 
 
-def _load_split(folder: Path, split: str, cache: TableCache) -> StoredImages:
+def _load_split(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the other 15 columns."""
-    images = load_split(folder, split, cache, annotated_only=False)
+    images = load_split(folder, split, cache_dir, annotated_only=False, see=_SEE_ZERO_SHOT)
 
     # The images are selected last: one that shows only unused classes has no label left.
     used = [column for column, name in enumerate(images.classes) if name in {*SEEN, *UNSEEN}]

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.settings import Source
 from mldec.data.splits import check_fraction, check_val, hold_out, hold_out_stratified, log_split
 from mldec.data.table import Table, TableBuilder, path_inside
@@ -121,7 +121,7 @@ def csv_table(
         task = PartialLabels(threshold)
     log.info("csv: %s has %s", source, form)
 
-    def load(part: str, cache: TableCache) -> StoredImages:
+    def load(part: str, cache_dir: str | None) -> StoredImages:
         if has_split and part == val:
             check_val(form.find_split(val), form.splits, source, _SEE)
 
@@ -129,7 +129,7 @@ def csv_table(
         wanted = form.find_split(part) if has_split else None
         parse = partial(_parse, source, form, wanted, names, separator, exclusive, image_folder)
         key = sha256(repr(parse.args).encode(errors="surrogateescape")).hexdigest()
-        table = cache.table(f"csv {key}", [source], parse)
+        table = cached_table(f"csv {key}", [source], parse, cache_dir, _SEE)
         if not has_split:
             num_images = len(table)
             table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)

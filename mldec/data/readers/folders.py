@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.images import READ, UnsupportedFiles
 from mldec.data.labels import from_single
 from mldec.data.settings import Source
@@ -24,23 +24,27 @@ log = logging.getLogger("mldec")
 
 
 def read_class_folders(
-    folder: Path, class_names: Sequence[str], display_names: tuple[str, ...], cache: TableCache
+    folder: Path,
+    class_names: Sequence[str],
+    display_names: tuple[str, ...],
+    cache_dir: str | None,
+    see: str,
 ) -> Table:
     """Return the images of all class folders, by class, in the given order, and then by file name.
 
     A folder may be absent, but no other one may be there; the table calls them `display_names`.
     """
-    present = list_class_folders(folder, cache.see)
+    present = list_class_folders(folder, see)
     for name in present:
         if name not in class_names:
-            raise unknown_class(name, class_names, str(folder), cache.see)
+            raise unknown_class(name, class_names, str(folder), see)
 
     def parse() -> Table:
         columns = {name: column for column, name in enumerate(class_names)}
         files: list[str] = []
         classes: list[int] = []
         for name in sorted(present, key=columns.__getitem__):
-            images = list_images(folder / name, cache.see)
+            images = list_images(folder / name, see)
             files += [f"{name}/{image}" for image in images]
             classes += [columns[name]] * len(images)
 
@@ -51,7 +55,7 @@ def read_class_folders(
     chosen = (tuple(class_names), display_names, sorted(READ))
     settings = sha256(os.fsencode(repr(chosen))).hexdigest()
     sources = [folder, *(folder / name for name in present)]
-    return cache.table(f"folders {settings}", sources, parse)
+    return cached_table(f"folders {settings}", sources, parse, cache_dir, see)
 
 
 def list_class_folders(folder: Path, see: str) -> list[str]:
@@ -118,7 +122,7 @@ def folders(
     # other one for a class.
     divided = (folder / train).is_dir() or (folder / val).is_dir()
 
-    def load(split: str, cache: TableCache) -> StoredImages:
+    def load(split: str, cache_dir: str | None) -> StoredImages:
         if divided and split == val:
             check_val(val, list_class_folders(folder, _SEE), folder, _SEE)
 
@@ -128,7 +132,7 @@ def folders(
         class_names = check_names(class_names, folder, _SEE)
 
         images = folder / split if divided else folder
-        table = read_class_folders(images, class_names, class_names, cache)
+        table = read_class_folders(images, class_names, class_names, cache_dir, _SEE)
         unsupported = find_unsupported(images, _SEE)
         if unsupported and not len(table):
             raise DataError(f"{images}: no image can be read: {unsupported}; {_SEE}")

@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.readers.folders import list_class_folders, list_images, read_class_folders
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
@@ -54,8 +54,8 @@ def imagenet(
         folder = folder / _KAGGLE
     wnids = _wnids(class_map, folder / train)
 
-    def load(split: str, cache: TableCache) -> StoredImages:
-        table = _read_split(folder, split, wnids, cache)
+    def load(split: str, cache_dir: str | None) -> StoredImages:
+        table = _read_split(folder, split, wnids, cache_dir)
         if real_labels and split == val:
             table = _with_real_labels(table, Path(real_labels).expanduser())
 
@@ -93,11 +93,11 @@ def _wnids(class_map: str, train: Path) -> list[str]:
     return sorted(check_names(wnids, file, _SEE))
 
 
-def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> Table:
+def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None) -> Table:
     """List the images of a split, in a folder per class or in Kaggle's flat folder."""
     folder, names = root / split, readable(wnids)
     if list_class_folders(folder, _SEE):
-        return read_class_folders(folder, wnids, names, cache)
+        return read_class_folders(folder, wnids, names, cache_dir, _SEE)
 
     # In a flat folder only Kaggle's table has the classes; it may lie some folders further up.
     candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
@@ -107,7 +107,7 @@ def _read_split(root: Path, split: str, wnids: list[str], cache: TableCache) -> 
         raise DataError(f"{folder}: {fault}: unpack and sort the official archives, {_SEE}")
     settings = sha256(" ".join(wnids).encode()).hexdigest()
     parse = partial(_parse_solution, solution, wnids, names)
-    return cache.table(f"imagenet {settings}", [solution], parse)
+    return cached_table(f"imagenet {settings}", [solution], parse, cache_dir, _SEE)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:

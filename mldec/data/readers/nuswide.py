@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.labels import from_dense
 from mldec.data.settings import DEFAULT_VECTORS, LoadSplit, Source, VectorSettings
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
@@ -95,8 +95,8 @@ def nuswide81(
         load_all = partial(_load_official_split, folder, images, with_tags=False)
         train, val = "Train", "Test"
 
-    def load(split: str, cache: TableCache) -> StoredImages:
-        listed = load_all(split, cache)
+    def load(split: str, cache_dir: str | None) -> StoredImages:
+        listed = load_all(split, cache_dir)
         if not annotated_only:
             return listed
         return listed.select(listed.labels.counts_per_image() > 0)
@@ -104,10 +104,12 @@ def nuswide81(
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
-def _load_split(root: Path, csv_file: str, split: str, cache: TableCache) -> StoredImages:
+def _load_split(root: Path, csv_file: str, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images of a split of a CSV file."""
     source = root / csv_file
-    table = cache.table(f"nuswide-{split}", [source], partial(_parse, source, split))
+    table = cached_table(
+        f"nuswide-{split}", [source], partial(_parse, source, split), cache_dir, _SEE
+    )
     log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
     return in_folder(table, root, _SEE)
 
@@ -189,7 +191,7 @@ def nuswide_official(
 
 
 def _load_official_split(
-    root: Path, images: str, split: str, cache: TableCache, *, with_tags: bool
+    root: Path, images: str, split: str, cache_dir: str | None, *, with_tags: bool
 ) -> StoredImages:
     """Return the images of a split that are on the disk, with the concepts and maybe the tags."""
     concepts = read_lines(root / _CONCEPTS, _SEE)
@@ -200,7 +202,7 @@ def _load_official_split(
         tags = root / "NUS_WID_Tags"
         sources += [tags / "TagList1k.txt", tags / f"{split}_Tags1k.dat"]
     parse = partial(_parse_official, sources, concepts)
-    table = cache.table(f"nuswide-official-{split}", sources, parse)
+    table = cached_table(f"nuswide-official-{split}", sources, parse, cache_dir, _SEE)
 
     # Most images are no longer on Flickr, and copies of the others have other names.
     files = _find(root / images, table.files)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, from_statements
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
@@ -72,11 +72,13 @@ def openimages(
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
 
 
-def _load_split(root: Path, names: str, prefix: int, split: str, cache: TableCache) -> StoredImages:
+def _load_split(
+    root: Path, names: str, prefix: int, split: str, cache_dir: str | None
+) -> StoredImages:
     """Return the images of a split."""
     sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
     parse = partial(_parse, sources, names, prefix)
-    table = cache.table(f"openimages {names} {prefix}", sources, parse)
+    table = cached_table(f"openimages {names} {prefix}", sources, parse, cache_dir, _SEE)
     log_split("openimages", split, table)
     return in_folder(table, root / split, _SEE)
 
@@ -207,7 +209,7 @@ def openimages_miil(
 
 
 def _load_miil_split(
-    root: Path, split: str, cache: TableCache, *, names: str, class_list: str | None
+    root: Path, split: str, cache_dir: str | None, *, names: str, class_list: str | None
 ) -> StoredImages:
     """Return the images of a split."""
     data, display = root / "data.csv", root / "mid_to_classes.pth"
@@ -216,7 +218,7 @@ def _load_miil_split(
 
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
-    table = cache.table(f"openimages_miil {split!r}", sources, parse)
+    table = cached_table(f"openimages_miil {split!r}", sources, parse, cache_dir, _SEE)
     log_split("openimages_miil", split, table)
     return in_folder(table, root, _SEE)
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mldec.data.cache import TableCache
 from mldec.data.labels import Labels
 from mldec.data.settings import Source
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
@@ -52,7 +51,7 @@ def shards(
     elif index.rest == -1:
         task = PartialLabels(threshold, vectors=vectors)
 
-    def load(split: str, _: TableCache) -> StoredImages:
+    def load(split: str, _: str | None) -> StoredImages:
         return load_shards(folder / split)
 
     return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
@@ -51,10 +51,10 @@ def vg500(
     if len(names) != num_classes:
         raise ValueError(f"num_classes is {num_classes}, and data.classes names {len(names)}")
 
-    def load(split: str, cache: TableCache) -> StoredImages:
+    def load(split: str, cache_dir: str | None) -> StoredImages:
         sources = [folder / split, folder / labels]
         parse = partial(_parse, sources[0], sources[1], num_classes)
-        table = cache.table(f"vg500 {num_classes}", sources, parse)
+        table = cached_table(f"vg500 {num_classes}", sources, parse, cache_dir, _SEE)
 
         # The names are not part of the cached table, so other names need no new one.
         table = replace(table, classes=names)

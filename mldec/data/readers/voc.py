@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.settings import Source
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import MultiLabel
@@ -77,12 +77,12 @@ def _find(root: Path, year: int) -> Path:
     raise DataError(f"{fault}; set data.root or data.year, {_SEE}")
 
 
-def _load_split(folder: Path, difficult: str, split: str, cache: TableCache) -> StoredImages:
+def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images of a split; `difficult` as in `voc`."""
     listing = folder / "ImageSets" / "Main" / f"{split}.txt"
     annotations = folder / "Annotations"
     parse = partial(_parse, listing, annotations)
-    table = cache.table("voc", [listing, annotations], parse)
+    table = cached_table("voc", [listing, annotations], parse, cache_dir, _SEE)
 
     only_difficult = table.labels.counts(DIFFICULT).sum()
     what = f"{folder.name} {split}"

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mldec.data.cache import TableCache
 from mldec.data.images import READ, UnsupportedFiles
 from mldec.data.settings import Source
 from mldec.data.splits import check_val, log_split
@@ -47,7 +46,7 @@ def yolo(
     folder = check_folder(root, "the YAML file", _SEE)
     source = folder / path_inside(file, "data.file", _SEE)
 
-    def load(split: str, _: TableCache) -> StoredImages:
+    def load(split: str, _: str | None) -> StoredImages:
         content = _read(source)
         if split == val:
             check_val(val, [key for key, value in content.items() if value], source, _SEE)

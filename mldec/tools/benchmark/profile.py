@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mldec import build
 from mldec.config.schema import Config
-from mldec.data.loader import Batch, labels_of, unwrap
+from mldec.data.loader import Batch, labels_of
 from mldec.data.types import DataModule
 from mldec.errors import UserError
 from mldec.files.atomic import replacing
@@ -236,7 +236,7 @@ def _steps(trainer: Trainer) -> Iterator[list[Batch]]:
     batches = trainer.batches
     for epoch in count():
         batches.epoch, batches.start = epoch, 0
-        loaded = unwrap(trainer.loader)
+        loaded = iter(trainer.loader)
         for position in range(batches.steps):
             micro_batches = [next(loaded) for _ in range(batches.accumulate)]
             if batches.images_in_step(position) == batches.images_in_step(0):

@@ -15,8 +15,7 @@ from mldec import build
 from mldec.config.compose import compose
 from mldec.config.schema import Config
 from mldec.data.labels import from_dense
-from mldec.data.loader import Batch, collate
-from mldec.data.mixing import Mixing
+from mldec.data.loader import Batch, stack
 from mldec.data.types import Classes
 from mldec.model import Classifier, TokenClassifier
 from mldec.runtime import distributed
@@ -153,14 +152,12 @@ class Trial:
             with torch.no_grad(), autocast(self.device, config.train.precision):
                 images = self.model.backbone(images).float()
 
-        is_mixed = config.mix.on or config.mix.soft
-        mixing = Mixing(config.mix, self.classes) if is_mixed else None
+        mixing = build.mixing(config.mix, self.classes)
         keys = [(0, index, 0) for index in range(count)]
         samples = list(zip(images.cpu(), self._targets(count), keys, strict=True))
         batches = []
         for part in range(config.train.accumulate):
-            batch = collate(samples[part :: config.train.accumulate], mixing=mixing)
-            assert isinstance(batch, Batch)
+            batch = stack(samples[part :: config.train.accumulate], mixing=mixing)
             # From pinned memory a GPU copies while the processor goes on.
             if self.device.type == "cuda":
                 pinned = batch.images.pin_memory(), batch.targets.pin_memory()

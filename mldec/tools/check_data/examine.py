@@ -14,10 +14,11 @@ import torch
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
+from mldec import build
 from mldec.config.schema import Config, Mix
 from mldec.data.images import read_image
 from mldec.data.labels import Labels
-from mldec.data.loader import Batch, collate, labels_of
+from mldec.data.loader import Batch, labels_of, stack
 from mldec.data.mixing import Mixing
 from mldec.data.readers.shards import TarShards
 from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
@@ -215,7 +216,7 @@ def print_statistics(
 def write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], mix: Mix) -> None:
     """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
-    mixing = Mixing(mix, data.train.classes) if mix.on else None
+    mixing = build.mixing(mix, data.train.classes) if mix.on else None
     batches = {
         "": sample_batch(data.train.viewed(data.transform)),
         "as in training": sample_batch(data.train, mixing),
@@ -239,9 +240,7 @@ def sample_batch(split: Split, mixing: Mixing | None = None) -> Batch:
             continue  # it is reported among the faults
         samples.append((image, target, (0, index, 0)))
 
-    batch = collate(samples, mixing=mixing)
-    assert isinstance(batch, Batch)
-    return batch
+    return stack(samples, mixing=mixing)
 
 
 def sample_sheet(batches: Mapping[str, Batch], classes: Sequence[str]) -> "Figure":

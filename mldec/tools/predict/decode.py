@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from mldec.data.images import FIX, load_image, read_image
-from mldec.data.loader import START, share, start_worker, unwrap
+from mldec.data.loader import Loader, share
 from mldec.data.transforms import Picture
 from mldec.errors import DataError, refusing, visible
 from mldec.files.text import open_binary, read_bytes
@@ -117,19 +117,15 @@ def decoded(
             waiting.append(batch)
             yield batch
 
-    loader: DataLoader[Any] = DataLoader(
+    loader: Loader[Any] = Loader(
         decoder,
         batch_sampler=batches(),
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=pin,
         prefetch_factor=AHEAD if workers else None,
-        worker_init_fn=start_worker,
-        multiprocessing_context=START if workers else None,
-        # A loader draws a seed, by default from the global generator.
-        generator=torch.Generator(),
     )
-    for images, faults in unwrap(loader):
+    for images, faults in loader:
         yield Decoded(waiting.popleft(), images, faults)
 
 
@@ -162,8 +158,11 @@ def located(item: Item) -> tuple[str, bytes]:
 
 def _collate(
     answers: list[Tensor | Fault],
-) -> tuple[Sequence[Tensor] | Tensor, dict[int, Fault]] | DataError:
-    """Separate the images of a batch from the faults of those that cannot be read."""
+) -> tuple[Sequence[Tensor] | Tensor, dict[int, Fault]] | str:
+    """Separate the images of a batch from the faults of those that cannot be read.
+
+    If the batch cannot be handed over, the message is returned, see `Loader`.
+    """
     images = [answer for answer in answers if isinstance(answer, Tensor)]
     faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Fault)}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.labels import from_entries
 from mldec.data.table import Table, encode_paths
 from mldec.files.cache import cache_folder, write_cached
@@ -30,7 +30,7 @@ class Cache:
     def read(self, name="test"):
         """Read the table, which is always the right one; return whether it was parsed."""
         before = self.parsed
-        found = TableCache(str(self.folder), "").table(name, [self.source], self._parse)
+        found = cached_table(name, [self.source], self._parse, str(self.folder), "")
         expected = make_table()
         assert np.array_equal(found.labels.dense(), expected.labels.dense())
         assert found.files.tolist() == expected.files.tolist()

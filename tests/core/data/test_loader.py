@@ -7,7 +7,7 @@ import pytest
 import torch
 from numbered import Numbers, as_data
 
-from mldec.data.loader import TrainBatches, eval_loader, train_loader, unwrap
+from mldec.data.loader import TrainBatches, eval_loader, train_loader
 from mldec.data.sampling import sample_seed
 from mldec.errors import ConfigError, DataError
 
@@ -18,7 +18,7 @@ def epoch(number, *, workers=0, start=0, count=23, **arguments):
     batches = TrainBatches(count, batch_size=4, **arguments)
     batches.epoch, batches.start = number, start
     loader = train_loader(as_data(Numbers(count)), batches, workers=workers, pin=False)
-    return torch.cat([batch.images for batch in unwrap(loader)])
+    return torch.cat([batch.images for batch in loader])
 
 
 def keys(number=0, start=0, count=8, **arguments):
@@ -141,17 +141,17 @@ def test_evaluation_never_pads_or_drops_whatever_the_number_of_processes(world_s
                 rank=rank,
                 world_size=world_size,
             )
-            found += [batch.indices.tolist() for batch in unwrap(loader)]
+            found += [batch.indices.tolist() for batch in loader]
         assert sorted(found) == [list(range(i, min(i + 2, count))) for i in range(0, count, 2)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_stops_or_is_named_and_nothing_takes_its_place(workers):
     data = as_data(Numbers(7, broken=6), "skip")
-    batches = list(unwrap(eval_loader(data, batch_size=3, workers=workers, pin=False)))
+    batches = list(eval_loader(data, batch_size=3, workers=workers, pin=False))
     assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], []]
     assert [list(batch.bad) for batch in batches] == [[], [], ["number 6 is broken; mend it"]]
 
     data = as_data(Numbers(7, broken=6))
     with pytest.raises(DataError, match=r"^number 6 is broken; mend it$"):
-        list(unwrap(eval_loader(data, batch_size=3, workers=0, pin=False)))
+        list(eval_loader(data, batch_size=3, workers=0, pin=False))

@@ -8,8 +8,9 @@ import torch
 from timm.data.mixup import FastCollateMixup
 from torch.nn.functional import one_hot
 
+from mldec import build
 from mldec.config.schema import Mix, MixLabels, MixMode
-from mldec.data.loader import TrainBatches, train_loader, unwrap
+from mldec.data.loader import TrainBatches, train_loader
 from mldec.data.mixing import Mixing
 from mldec.data.sampling import seeded
 from mldec.data.transforms import EvalTransform
@@ -25,8 +26,9 @@ KINDS = {
     "cutmix": {"cutmix": 1.0},
     "both": {"mixup": 0.1, "cutmix": 1.0, "smoothing": 0.1, "prob": 0.9},
 }
+KINDS_OF_LABELS = ("weighted", "union")
 every_kind = pytest.mark.parametrize("kind", KINDS)
-every_mode = pytest.mark.parametrize("mode", list(MixMode))
+every_mode = pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 
 
 def batch(size, seed=0):
@@ -37,7 +39,7 @@ def batch(size, seed=0):
 
 
 def mixing(kind, classes=SEVERAL, **settings):
-    return Mixing(Mix(**{**KINDS[kind], **settings}), classes)
+    return Mixing(classes, **{**KINDS[kind], **settings})
 
 
 def of_timm(kind, mode):
@@ -47,7 +49,7 @@ def of_timm(kind, mode):
         "cutmix_alpha": values["cutmix"],
         "label_smoothing": values["smoothing"],
         "prob": values["prob"],
-        "mode": mode.value,
+        "mode": mode,
         "num_classes": K,
     }
 
@@ -96,25 +98,25 @@ def test_labels_are_those_of_what_the_pixels_show(kind, mode, smoothing):
 
     # An alpha of 0.1 draws many shares near 0 and 1.
     settings = {kind: 0.1, "mode": mode, "smoothing": smoothing}
-    mixings = [Mixing(Mix(**settings, labels=labels), ALL_PAIRS) for labels in MixLabels]
+    mixings = [Mixing(ALL_PAIRS, **settings, labels=labels) for labels in KINDS_OF_LABELS]
     shown = set()
     for seed in range(40):
         mixed = {}
-        for labels, mix in zip(MixLabels, mixings, strict=True):
+        for labels, mix in zip(KINDS_OF_LABELS, mixings, strict=True):
             with seeded(seed):
                 mixed[labels] = mix(images, targets)
         for i in range(2):
-            image = mixed[MixLabels.union][0][i]
+            image = mixed["union"][0][i]
             visible = [j for j in range(2) if (image != images[1 - j]).any()]
             shown.add(tuple(visible))
 
             share = (image.float() - images[1 - i].float()).abs().mean().item() / 255
             for k in range(9):
                 own, partner = targets[i, k].item(), targets[1 - i, k].item()
-                union = mixed[MixLabels.union][1][i, k].item()
+                union = mixed["union"][1][i, k].item()
                 assert union == pytest.approx(seen(targets[visible, k].tolist(), smoothing))
 
-                weighted = mixed[MixLabels.weighted][1][i, k].item()
+                weighted = mixed["weighted"][1][i, k].item()
                 if -1 in targets[visible, k]:
                     assert weighted == -1
                     continue
@@ -127,7 +129,7 @@ def test_labels_are_those_of_what_the_pixels_show(kind, mode, smoothing):
     assert shown == {(0,), (1,), (0, 1)}
 
 
-@pytest.mark.parametrize("labels", MixLabels)
+@pytest.mark.parametrize("labels", KINDS_OF_LABELS)
 @every_mode
 @every_kind
 def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(kind, mode, labels):
@@ -150,14 +152,14 @@ def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(kind, mod
 
 def test_smoothing_alone_changes_the_labels_only():
     images, targets = batch(4)
-    mixed, soft = Mixing(Mix(smoothing=0.1), ONE)(images, targets)
+    mixed, soft = Mixing(ONE, smoothing=0.1)(images, targets)
     assert torch.equal(mixed, images)
     torch.testing.assert_close(soft, targets * 0.9 + 0.1 / K)
 
     # Several labels move towards a half, each by itself.
     targets = torch.tensor([[1, 0, -1, 0, 1, 0]] * 4, dtype=torch.int8)
-    for labels in MixLabels:
-        _, soft = Mixing(Mix(smoothing=0.2, labels=labels), SEVERAL)(images, targets)
+    for labels in KINDS_OF_LABELS:
+        _, soft = Mixing(SEVERAL, smoothing=0.2, labels=labels)(images, targets)
         torch.testing.assert_close(soft, torch.tensor([[0.9, 0.1, -1, 0.1, 0.9, 0.1]] * 4))
 
 
@@ -190,7 +192,8 @@ def epoch(mix, classes=ONE, *, workers=0, start=0, number=1, broken=None, **more
     data = DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=8), "skip")
     batches = TrainBatches(22, batch_size=8, seed=5, **more)
     batches.epoch, batches.start = number, start
-    return list(unwrap(train_loader(data, batches, workers=workers, pin=False, mix=mix)))
+    mixing = build.mixing(mix, classes)
+    return list(train_loader(data, batches, workers=workers, pin=False, mixing=mixing))
 
 
 def equal(some, others):

@@ -45,8 +45,8 @@ def root(tmp_path):
 def source(root):
     """Twenty training and three validation images; image i shows class i % 3."""
 
-    def load(split, cache):
-        assert (cache.folder, cache.see) == ("/somewhere", "see there") or cache.folder is None
+    def load(split, cache_dir):
+        assert cache_dir in ("/somewhere", None)
         files = encode_paths([f"{number}.png" for number in range(SPLITS[split])])
         labels = from_dense(np.eye(3, dtype=np.int8)[np.arange(len(files)) % 3])
         return in_folder(Table(files, labels, NAMES), root / split, "see there")
@@ -59,7 +59,7 @@ def source(root):
 def changed(source, change, **settings):
     """Return the source with a change of the images of each split: (split, images) -> images."""
     return replace(
-        source, load=lambda split, cache: change(split, source.load(split, cache)), **settings
+        source, load=lambda split, folder: change(split, source.load(split, folder)), **settings
     )
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from support import in_processes
 
+from mldec import build
+from mldec.config.compose import compose
 from mldec.errors import DataError
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss, read_prior, save_estimate
@@ -105,8 +107,11 @@ def test_the_estimate_that_selects_forgets_the_beginning():
     torch.testing.assert_close(loss.prior(), expected)
 
 
+ESTIMATE = ["loss=partial", "loss.mode=ignore", "loss.class_prior=estimate"]
+
+
 def in_a_process(rank, world_size, folder):
-    loss = PartialAsymmetricLoss(mode="ignore", class_prior="estimate")
+    loss = build.loss(build.check(compose(["+experiment=digits", *ESTIMATE])))
     share = slice(0, 2) if rank == 0 else slice(2, 6)
     loss(MANY[share], LABELS[share])
     torch.save(loss.prior(), f"{folder}/{rank}.pt")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from support import made
 
-from mldec.data.cache import TableCache
+from mldec.data.cache import cached_table
 from mldec.data.labels import from_statements
 from mldec.data.readers import openimages
 from mldec.data.table import Table
@@ -81,7 +81,7 @@ def test_nine_million_images_load_from_the_cache(tmp_path):
     sources = [root / "annotations" / name for name in names]
     for source in sources:
         source.touch()
-    TableCache(str(root / "cache"), "").table("openimages display 0", sources, made_up)
+    cached_table("openimages display 0", sources, made_up, str(root / "cache"), "")
     ours, theirs = get_context("spawn").Pipe()
     fresh = get_context("spawn").Process(
         target=load, args=(str(root), theirs)

@@ -10,7 +10,7 @@ import pytest
 from numbered import Numbers, as_data
 from support import process_state, wait_until
 
-from mldec.data.loader import end_workers, eval_loader, unwrap
+from mldec.data.loader import end_workers, eval_loader
 from mldec.errors import DataError
 
 
@@ -60,14 +60,14 @@ def be_unreadable():
 def test_a_fault_of_a_loader_process_is_one_line_and_a_bug_stays_one(fault, kind, message):
     loader = eval_loader(as_data(Faulty(fault)), batch_size=3, workers=1, pin=False)
     with pytest.raises(kind, match=message):
-        list(unwrap(loader))
+        list(loader)
 
 
 def loader_process(count):
     """Start a loader with one process; return its other batches, and the process."""
     loader = eval_loader(as_data(Numbers(count)), batch_size=3, workers=1, pin=False)
     before = set(multiprocessing.active_children())
-    batches = unwrap(loader)
+    batches = iter(loader)
     next(batches)
     (worker,) = set(multiprocessing.active_children()) - before
     return batches, worker
