@@ -1,12 +1,13 @@
 """What a run shows while it trains: pictures and curves in TensorBoard."""
 
 import logging
-import threading
+import os
+import socket
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -208,40 +209,50 @@ def draw(examples: Sequence[tuple[Image.Image, Sequence[str]]]) -> Image.Image:
     return sheet
 
 
-def _without_full_disks(args: threading.ExceptHookArgs) -> None:
-    """Print the traceback of a thread, as Python does, but for a write that failed."""
-    if not isinstance(args.exc_value, OSError):
-        threading.__excepthook__(args)
-
-
 class TensorBoard:
-    """The event files of a run; each start adds one, and drops the steps from `purge_step` on."""
+    """Write the TensorBoard event files of a run.
+
+    Each start adds a file. Events of earlier files from `purge_step` on are discarded. Unlike
+    `SummaryWriter`, which writes in a thread, errors such as a full disk are raised in `add`.
+    """
 
     def __init__(self, folder: Path, *, purge_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
+        # Slow to import.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import summary
 
         self.folder = folder
-        with writing(folder, of_run=True):
-            # The writer's thread would print a traceback of a full disk; the next flush raises it.
-            threading.excepthook = _without_full_disks
-            self._writer = SummaryWriter(folder, purge_step=purge_step)
-            self._writer.flush()
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+        self._event: Any = Event
+        self._record_writer: Any = RecordWriter
+        self._summary: Any = summary
+
+        start = SessionLog(status=SessionLog.START)
+        self._append(
+            [Event(file_version="brain.Event:2"), Event(step=purge_step, session_log=start)]
+        )
 
     def add(self, step: int, details: Details) -> None:
-        """Write what is known after a step."""
-        with writing(self.folder, of_run=True):
-            for tag, value in details.scalars.items():
-                self._writer.add_scalar(tag, value, step)
-            for tag, curve in details.curves.items():
-                self._writer.add_pr_curve_raw(tag, *curve, step, num_thresholds=THRESHOLDS)
-            for tag, image in details.images.items():
-                self._writer.add_image(tag, np.array(image), step, dataformats="HWC")
+        """Write the details of a step; they are on the disk afterwards."""
+        summaries = []
+        for tag, value in details.scalars.items():
+            summaries.append(self._summary.scalar(tag, value))
+        for tag, curve in details.curves.items():
+            summaries.append(self._summary.pr_curve_raw(tag, *curve, THRESHOLDS))
+        for tag, image in details.images.items():
+            summaries.append(self._summary.image(tag, np.array(image), dataformats="HWC"))
+        self._append([self._event(step=step, summary=summary) for summary in summaries])
 
-            # Another thread writes. Waiting for it shows its errors here, and puts all events of a
-            # step on the disk before its checkpoint.
-            self._writer.flush()
+    def _append(self, events: list[Any]) -> None:
+        with writing(self.folder, of_run=True):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                records = self._record_writer(file)
+                for event in events:
+                    event.wall_time = time.time()
+                    records.write(event.SerializeToString())
 
     def close(self) -> None:
-        """End the thread that writes; everything is on the disk, or its error was raised."""
-        with suppress(OSError):
-            self._writer.close()
+        """Do nothing; the file is closed after each step."""

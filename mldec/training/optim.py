@@ -2,8 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,19 +29,6 @@ IMPLEMENTATION = ("fused", "foreach")
 # torch expects an update of the weights before each step of the schedule. Ours counts the steps of
 # the run: a resumed run goes straight to its step, and fp16 may skip the first update.
 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-
-_zeropower: Any = muon.zeropower_via_newtonschulz
-
-
-def _zeropower_in_its_precision(gradient: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the orthogonal matrix next to a gradient, for Muon."""
-    on_cpu = gradient.device.type == "cpu"
-    return _zeropower(gradient, *args, dtype=torch.float32 if on_cpu else torch.bfloat16, **kwargs)
-
-
-# timm computes it in bfloat16 and has no setting for that: a CPU without instructions for bfloat16
-# takes forty times as long for the products, and ten times as long for a step of `digits`.
-muon.zeropower_via_newtonschulz = _zeropower_in_its_precision  # type: ignore[assignment]
 
 
 def check_trainable(config: Config) -> None:
@@ -187,17 +176,46 @@ def build_optimizer(
         ) from error
 
 
-def step_if(go: Tensor, optimizer: Optimizer) -> None:
-    """Do a step if `go`, bool [] on the device of the parameters; else leave everything as it is.
+def step_if(condition: Tensor, optimizer: Optimizer) -> None:
+    """Do an optimizer step if `condition` is True; otherwise change nothing.
 
-    The fused kernels know the condition, as GradScaler has it: the host need not wait for it.
+    Fused optimizers skip the step on the device through `found_inf`, without a host sync. For all
+    other optimizers the host waits for the condition.
+
+    Args:
+        condition: bool [], on the device of the parameters.
+        optimizer: The optimizer, with its gradients set.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
-        optimizer.grad_scale, optimizer.found_inf = None, (~go).float()  # type: ignore[attr-defined]
+        # GradScaler sets the same two attributes.
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.found_inf = (~condition).float()  # type: ignore[attr-defined]
         optimizer.step()
-        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-    elif go:
+        del optimizer.grad_scale  # type: ignore[attr-defined]
+        del optimizer.found_inf  # type: ignore[attr-defined]
+        return
+
+    if not condition:
+        return
+    if isinstance(optimizer, muon.Muon) and condition.device.type == "cpu":
+        with _muon_in_float32():
+            optimizer.step()
+    else:
         optimizer.step()
+
+
+@contextmanager
+def _muon_in_float32() -> Iterator[None]:
+    """Run timm's Muon in float32 instead of bfloat16, which timm has no setting for.
+
+    On a CPU without bfloat16 instructions, a step of `digits` is ten times as fast in float32.
+    """
+    orthogonalize: Any = muon.zeropower_via_newtonschulz
+    muon.zeropower_via_newtonschulz = partial(orthogonalize, dtype=torch.float32)
+    try:
+        yield
+    finally:
+        muon.zeropower_via_newtonschulz = orthogonalize
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
