@@ -216,7 +216,7 @@ def test_a_stopped_run_is_the_beginning_of_the_planned_one(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["seed=3"], r"other settings \(seed: 0 -> 3\): put them back, or start a new run with na"),
+        (["seed=3"], r"other settings \(seed: 0 -> 3\): restore them, or start a new run with na"),
         (["optim.lr=1", "loss.clip=0.5"], r"\(loss.clip: .* -> 0.5; optim.lr: 0.01 -> 1.0\)"),
     ],
 )
@@ -296,7 +296,7 @@ def test_saves_are_due_and_hold_their_moment(tmp_path, monkeypatch):
     assert torch.equal(read_torch(job.files.last)["model"]["head.pool_bias"], before)
 
     # What the processes tell each other of the last step arrives later, and counts.
-    job.outcomes.append(SimpleNamespace(bad_images=2))
+    job.pending.append(SimpleNamespace(bad_images=2))
     assert job.checkpoint().log.bad_images == 2
 
     monkeypatch.setattr(distributed, "is_main", lambda: False)
@@ -368,7 +368,7 @@ def test_a_step_that_is_not_finite_stops_or_is_skipped(tmp_path, what, caplog):
     fit(job, tmp_path)
     counts = [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line]
     assert counts[:5] == [0, 0, 1, 1, 1]
-    assert any(message in text and "it is left out" in text for text in caplog.messages)
+    assert any(message in text and "the step is skipped" in text for text in caplog.messages)
 
 
 def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(tmp_path, caplog):
