@@ -31,9 +31,11 @@ from mldec.training.optim import (
 class StepStatus:
     """Stop request and number of unreadable images of a step, all-reduced asynchronously."""
 
-    def __init__(self, *, stop: bool, messages: list[str]) -> None:
-        self.messages = messages  # one per unreadable image of this rank
-        self._total = distributed.start_total(torch.tensor([stop, len(messages)]))
+    def __init__(self, *, stop: bool, micro_batches: list[Batch]) -> None:
+        self.messages: list[str] = []  # one per unreadable image of this rank
+        for batch in micro_batches:
+            self.messages += batch.bad
+        self._total = distributed.start_total(torch.tensor([stop, len(self.messages)]))
 
     @property
     def stop_requested(self) -> bool:
@@ -185,8 +187,8 @@ class Learner:
     ) -> StepStatus:
         """Do one optimizer step without waiting for the device.
 
-        A non-finite loss or gradient changes no weights. Unless `train.nonfinite` is "skip", all
-        later steps change no weights either, until `read` reports the fault.
+        A step with a non-finite loss or gradient changes no weights. Unless `train.nonfinite` is
+        "skip", no later step changes weights either, and `read` reports the fault.
 
         Args:
             micro_batches: The share of this rank. An unreadable image counts with a loss of 0.
@@ -203,23 +205,25 @@ class Learner:
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
 
         # A skipped step must not change the batch-norm statistics either.
-        buffers_before = [buffer.clone() for buffer in self.model.buffers()] if skip else []
+        buffers_before: list[Tensor] = []
+        if skip:
+            buffers_before = [buffer.clone() for buffer in self.model.buffers()]
 
         # CUDA graphs overwrite outputs of the previous step, but not of earlier micro-batches.
         if train.compile_mode:
             torch.compiler.cudagraph_mark_step_begin()
 
         # 1. Compute the gradients of the whole batch.
-        loss = self._backward(micro_batches, images_in_step)
-        self.scaler.unscale_(self.optimizer)
-        norm = _clip(self.model.parameters(), train.clip_grad)
+        loss, norm = self._backward(micro_batches, images_in_step)
 
         # 2. Check on the device that loss and gradients are finite. All ranks get the same result,
         # because they have the same gradients.
         loss = distributed.total(loss)
         finite = torch.isfinite(loss) & torch.isfinite(norm)
         # In fp16 the gradients may overflow: GradScaler lowers its scale.
-        acceptable = torch.isfinite(loss) if self.scaler.is_enabled() else finite
+        acceptable = finite
+        if self.scaler.is_enabled():
+            acceptable = torch.isfinite(loss)
         if not skip:
             self.all_finite &= acceptable
 
@@ -239,17 +243,19 @@ class Learner:
         loss_and_norm = torch.stack([loss, norm.to(loss.dtype)])
         indices = [batch.indices for batch in micro_batches]
         self.pending.append(PendingStats(self.step, loss_and_norm, indices))
-        messages = [message for batch in micro_batches for message in batch.bad]
-        return StepStatus(stop=bool(stop), messages=messages)
+        return StepStatus(stop=bool(stop), micro_batches=micro_batches)
 
-    def _backward(self, micro_batches: list[Batch], images_in_step: int) -> Tensor:
-        """Compute the gradients of all micro-batches; return the loss of this rank."""
+    def _backward(self, micro_batches: list[Batch], images_in_step: int) -> tuple[Tensor, Tensor]:
+        """Compute the gradients, and clip them. Returns the loss of this rank and their norm."""
         self.loss.progress = self.step / self.steps  # type: ignore[assignment]
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):
                 loss = loss + self._forward_backward(batch, images_in_step)
-        return loss
+
+        self.scaler.unscale_(self.optimizer)
+        norm = _clip(self.model.parameters(), self.config.train.clip_grad)
+        return loss, norm
 
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
         """Add the gradients of a micro-batch, and return its share of the loss."""
@@ -345,7 +351,7 @@ class Learner:
 
 
 def _clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip the gradients to `max_norm`, if given; return their norm before."""
+    """Clip the gradients to `max_norm`, if given. Returns the norm before clipping."""
     if max_norm is not None:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 

@@ -58,16 +58,7 @@ class Trainer:
         self.device = device
         # `StopRequest()` never requests a stop.
         self.stop = StopRequest() if stop is None else stop
-        self.batches = TrainBatches(
-            len(data.train.dataset),
-            batch_size=train.batch_size,
-            accumulate=train.accumulate,
-            repeats=train.repeats,
-            factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
-            seed=config.seed,
-            rank=distributed.rank(),
-            world_size=distributed.world_size(),
-        )
+        self.batches = _train_batches(config, data)
         train = train.lasting(self.batches.steps)
         self.config = dataclasses.replace(config, train=train)
         self.loader = train_loader(
@@ -259,10 +250,13 @@ class Trainer:
 
     def _count_bad_images(self, status: StepStatus) -> None:
         """Count the unreadable images of a step, and log a warning for each."""
-        if status.bad_images:
-            self.bad_images += status.bad_images
-            for messages in distributed.gather(status.messages):
-                self._warn(*(f"left out: {message}" for message in messages))
+        if not status.bad_images:
+            return
+
+        self.bad_images += status.bad_images
+        for messages in distributed.gather(status.messages):
+            for message in messages:
+                self._warn(f"left out: {message}")
 
     def _read(self) -> None:
         """Read the stats of the steps since the last call from the device."""
@@ -385,13 +379,13 @@ class Trainer:
         return values
 
     def _log_evaluation(self, metric: str, results: Mapping[str, Results]) -> None:
-        scores = ", ".join(
-            f"{weights} {result.metrics[metric]:.2f}" for weights, result in results.items()
-        )
-        images = next(iter(results.values())).images
+        scores = []
+        for weights, result in results.items():
+            scores.append(f"{weights} {result.metrics[metric]:.2f}")
+        images = results["raw"].images
         best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
         epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
-        log.info(f"{epoch}: val {metric} {scores} on {images:,} images; {best}")
+        log.info(f"{epoch}: val {metric} {', '.join(scores)} on {images:,} images; {best}")
 
     def check_stop(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
         """Yield the batches of an evaluation; raise Stopped after a stop request."""
@@ -495,6 +489,19 @@ class Trainer:
         )
         if warning:
             self._warn(warning)
+
+
+def _train_batches(config: Config, data: DataModule) -> TrainBatches:
+    return TrainBatches(
+        len(data.train.dataset),
+        batch_size=config.train.batch_size,
+        accumulate=config.train.accumulate,
+        repeats=config.train.repeats,
+        factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
+        seed=config.seed,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
 
 
 class CheckpointFiles:

@@ -61,7 +61,7 @@ def test_the_checkpoint_of_another_run_does_not_replace_this_one(run, cli, tmp_p
     shutil.copy(run / "checkpoints" / "last.pt", other)
     before = content(run)
     err = cli.fault("train", *QUICK, f"resume={other}")
-    one_line(err, f"resume={other}: {run} holds another run, which it would replace; pass name=...")
+    one_line(err, f"resume={other}: {run} holds another run; pass name=...")
     assert content(run) == before
 
     # In a new folder, and in the same one with a file of its own, it goes on.

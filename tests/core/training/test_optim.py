@@ -153,7 +153,7 @@ def test_the_backbone_has_a_rate_of_its_own_from_which_its_layers_decay():
     model.backbone.requires_grad_(False)
     assert {lr for lr, _, _ in named_groups(model, parameter_groups(model, **settings))} == {1e-3}
     plain = Classifier(nn.Linear(3, 3), MLDecoder(3, 2, embed_dim=8))
-    with pytest.raises(ConfigError, match=r"optim\.layer_decay: Linear does not say which layers"):
+    with pytest.raises(ConfigError, match=r"optim\.layer_decay: Linear has no method"):
         parameter_groups(plain, lr=1e-3, weight_decay=0.1, layer_decay=0.5)
 
 
@@ -416,7 +416,7 @@ def test_a_name_stands_for_itself_and_for_what_is_inside():
         ({"freeze": ["backbone.network.layr1"]}, "did you mean 'backbone.network.layer1'"),
         ({"freeze": ["layer1"]}, "'layer1' is neither a parameter .* 'backbone.network.layer1'"),
         ({"freeze": ["head.pool_wieght"]}, "did you mean 'head.pool_weight'"),
-        ({"freeze": ["backbone", "head"]}, "leaves nothing to train"),
+        ({"freeze": ["backbone", "head"]}, "all parameters are frozen"),
         (
             {"freeze": ["head"], "freeze_batchnorm": FreezeBatchNorm.frozen},
             "no batch norm is in a frozen part; leave it out",
