@@ -67,14 +67,14 @@ resume: the loss forgets the class priors that it has estimated
 - self.loss.load_state_dict(saved.loss)
 + self.loss.train()
 resume: the images of the epoch are trained on again from its start
-- self.batches.epoch, self.batches.start = self.epoch, self.position
-+ self.batches.epoch, self.batches.start = self.epoch, 0
+- self.batches.start = self.position
++ self.batches.start = 0
 resume: the mean loss leaves out the steps before the interruption
 - self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
 + self.meter = Meter()
 resume: patience and best.pt start anew
-- self.epoch, self.metrics, self.best = saved.epoch, saved.metrics, saved.best
-+ self.epoch, self.metrics = saved.epoch, saved.metrics
+- self.best = saved.best
++ self.best = Best()
 loader: a resumed epoch begins with its first images
 - start = step * self.batch_size
 + start = (step - self.start) * self.batch_size
@@ -133,7 +133,7 @@ losses: the weight of positives is that of negatives
 - return (negatives / positives).clamp(max=cap).float()
 + return (positives / negatives).clamp(max=cap).float()
 losses: a mean loss counts each micro-batch as a whole batch
-- share = len(images) / images_in_step if self.loss.reduction == "mean" else 1.0
+- share = len(images) / images_in_step
 + share = 1.0
 heads: surplus slots of the groups are cut off at the wrong end
 - return groups.transpose(0, 1).flatten(1)[:, : self.num_classes] + self.pool_bias

@@ -1,4 +1,4 @@
-"""The tokens of a frozen backbone, computed once per image and read from files afterwards."""
+"""Cached tokens of a frozen backbone: computed once per image and stored in files."""
 
 import hashlib
 import logging
@@ -26,12 +26,12 @@ from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
 
-FORMAT = 1  # of a file of tokens; raise it when what is stored under the same name changes
+FORMAT = 1  # of token files; increase it if their content changes
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTokens(StoredImages):
-    """Images whose tokens are stored: a file float32 [T, C] per image that can be read."""
+    """Images with stored tokens: one file float32 [T, C] per readable image."""
 
     files: Sequence[Path] = ()
 
@@ -39,7 +39,7 @@ class StoredTokens(StoredImages):
         """Return the tokens float32 [T, C] and the target int8 [K] of an image."""
         file = self.files[index]
         if not file.exists():
-            # Reading the image once more tells what is wrong with it.
+            # The image was unreadable: raise its error again.
             super().load(index, rng)
         with refusing(file, DataError, remedy="delete it, and pass resume=auto"):
             tokens = torch.from_numpy(np.load(file))
@@ -54,10 +54,10 @@ def with_tokens(
     device: torch.device,
     stop: StopRequest,
 ) -> DataModule:
-    """Return a data set with the tokens of a frozen backbone in place of the images.
+    """Replace the images of a data set by the tokens of a frozen backbone.
 
-    They are computed when a split is first used, as in validation, and kept in the cache folder, by
-    hashes of the image file and of the network.
+    Tokens are computed when a split is first used, with the transform of validation. They are
+    stored in the cache folder, by hashes of the image file and of the network.
     """
     if distributed.world_size() > 1:
         raise ConfigError("train.cache_features is for one process: start the run without torchrun")
@@ -68,16 +68,17 @@ def with_tokens(
         dataset = split.dataset
         if not isinstance(dataset, StoredImages):
             raise ConfigError(
-                "train.cache_features is for images in files, which this data has not: leave it out"
+                "train.cache_features is for images in files, which this data does not have: "
+                "leave it out"
             )
         images = replace(dataset, transform=data.transform)
         files = _files(dataset, folder, title)
 
-        # Looked for once: another run may be writing to the same folder.
+        # List the missing files once, because another run may write to the same folder.
         absent = [index for index, file in enumerate(files) if not file.exists()]
         log.info(
-            f"the frozen network has seen {len(files) - len(absent):,} of {len(files):,} {title} "
-            f"images before; its output (tokens) is kept in {folder}"
+            f"tokens of {len(files) - len(absent):,} of {len(files):,} {title} images are cached "
+            f"in {folder}"
         )
         if absent:
             missing = images.select(np.array(absent))
@@ -105,7 +106,7 @@ def _compute(
     device: torch.device,
     stop: StopRequest,
 ) -> None:
-    """Compute the tokens of the validation images of a data set, and write a file for each."""
+    """Compute the tokens of the validation split of `data`, and write a file per image."""
     train = config.train
     loader = eval_loader(
         data,
@@ -123,7 +124,7 @@ def _compute(
             end_workers()
             raise Stopped(
                 f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} {title} "
-                f"images; the same command goes on",
+                f"images; run the same command to continue",
                 stop.status,
             )
         done += len(batch.images) + len(batch.bad)
@@ -137,14 +138,14 @@ def _compute(
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
-    """Return the path of the tokens of each image, by a hash of the image file."""
+    """Return the token file of each image. Its name is a hash of the image file."""
     files = []
     bar = partial(tqdm, desc=f"{title} files", leave=False, disable=None)
     for index in bar(range(len(dataset))):
         try:
             content = dataset.storage.content(index)
         except DataError as error:
-            # The loader meets the same error, and stops or leaves the image out.
+            # The loader gets the same error, and stops or skips the image.
             content = str(error).encode(errors="surrogateescape")
         files.append(folder / f"{hashlib.sha256(content).hexdigest()[:32]}.npy")
     return files
@@ -153,11 +154,12 @@ def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
 def _network_key(
     backbone: nn.Module, data: DataModule, config: Config, device: torch.device
 ) -> str:
-    """Return a hash of what the tokens of an image file depend on, but for its content."""
-    # The same tensors give other tokens with other settings, such as those of the norm behind the
-    # pooling; where they were loaded from is of no importance.
-    settings = sorted((key, str(value)) for key, value in config.backbone.items())
-    settings = [(key, value) for key, value in settings if key != "pretrained"]
+    """Return a hash of everything that tokens depend on, except for the image file."""
+    # Tokens depend on settings of the backbone, but not on the source of its weights.
+    settings = []
+    for key, value in sorted(config.backbone.items()):
+        if key != "pretrained":
+            settings.append((key, str(value)))
     precision = config.train.precision.on(device).value
     decoders = [version(name) for name in sorted({"pillow", data.transform.decoder})]
     facts = (FORMAT, torch.__version__, decoders, device.type, precision, settings, data.transform)

@@ -1,4 +1,4 @@
-"""What fits in memory: `train.batch_size=auto` keeps the batch of a recipe, and divides it."""
+"""`train.batch_size=auto`: divide the batch of a recipe so that it fits in memory."""
 
 import copy
 import gc
@@ -22,33 +22,34 @@ log = logging.getLogger("mldec")
 
 ENOUGH_FOR_BATCH_NORM = 16  # images; with fewer the statistics are noisy (group norm, figure 1)
 
-SHARE_USED = 0.9  # of the free memory: pieces of different sizes leave gaps between them
+SHARE_USED = 0.9  # of the free memory, because of fragmentation
 
 
 class Division(NamedTuple):
-    """How an optimiser step is divided: micro-batches, and whether activations are recomputed."""
+    """Number of micro-batches per step, and whether activations are recomputed."""
 
     accumulate: int
     checkpointing: bool
 
 
 def divisions(images: int, *, checkpointing: list[bool]) -> list[Division]:
-    """Return the ways to divide the images that a process has per step, the fastest first.
+    """Return the ways to divide the images of a process per step, the fastest first.
 
-    More micro-batches take hardly more time while each is large enough for batch norms. Recomputing
-    costs another forward pass, and comes before smaller ones, of which the largest come first.
+    More micro-batches cost little while each is large enough for batch norms. Recomputing
+    activations costs another forward pass, and is preferred to smaller micro-batches.
     """
     enough = min(images, ENOUGH_FOR_BATCH_NORM)
-    ways = [
-        Division(parts, recompute)
-        for recompute in checkpointing
-        for parts in range(1, images + 1)
-        if images % parts == 0
-    ]
+    ways = []
+    for recompute in checkpointing:
+        for parts in range(1, images + 1):
+            if images % parts == 0:
+                ways.append(Division(parts, recompute))
 
     def order(way: Division) -> tuple[int, ...]:
         is_small = images // way.accumulate < enough
-        return (is_small, *(way if is_small else way[::-1]))
+        if is_small:
+            return (is_small, way.accumulate, way.checkpointing)
+        return (is_small, way.checkpointing, way.accumulate)
 
     return sorted(ways, key=order)
 
@@ -61,12 +62,13 @@ def divide_batch(
     saved: Checkpoint | None,
     device: torch.device,
 ) -> tuple[Config, build.Parts]:
-    """Return config and parts with the first of `divisions` that fits on all processes.
+    """Return config and parts with the first of `divisions` that fits on all ranks.
 
-    A resumed run keeps the one of its checkpoint. On a CPU and with train.cache_features, where the
-    head alone is in training, the batch stays whole.
+    A resumed run keeps the division of its checkpoint. The batch is not divided on a CPU or with
+    train.cache_features, where only the head is trained.
     """
-    train, backbone = config.train, parts["backbone"].arguments
+    train = config.train
+    backbone = parts["backbone"].arguments
     images = train.batch_size // distributed.world_size()
     before = bool(backbone.get("checkpointing"))
     if saved is not None:
@@ -74,7 +76,8 @@ def divide_batch(
         way = Division(saved.config["train"]["accumulate"], recompute)
         reason = "as the checkpoint was trained"
     elif device.type != "cuda" or train.cache_features:
-        way, reason = Division(1, before), "nothing is divided on a CPU or with frozen features"
+        way = Division(1, before)
+        reason = "batches are not divided on a CPU or with cached features"
     else:
         free = free_memory(device)
 
@@ -82,9 +85,11 @@ def divide_batch(
             needed = measured(*with_division(config, parts, way), data, loss, device)
             return max(distributed.gather(needed / free)) <= SHARE_USED
 
-        # Of a frozen backbone nothing is kept for the backward pass.
+        # A frozen backbone stores no activations.
         may_recompute = "checkpointing" in backbone and "backbone" not in train.freeze
-        choices = [False, True] if may_recompute and not before else [before]
+        choices = [before]
+        if may_recompute and not before:
+            choices = [False, True]
         ways = divisions(images, checkpointing=choices)
         first = next((way for way in ways if fits(way)), None)
         if first is None:
@@ -104,7 +109,7 @@ def divide_batch(
 
 
 def with_division(config: Config, parts: build.Parts, way: Division) -> tuple[Config, build.Parts]:
-    """Return config and parts with these numbers, so that a record holds them."""
+    """Return config and parts with a division, for the record of the run."""
     backbone = parts["backbone"]
     if "checkpointing" in backbone.arguments:
         arguments = {**backbone.arguments, "checkpointing": way.checkpointing}
@@ -115,7 +120,7 @@ def with_division(config: Config, parts: build.Parts, way: Division) -> tuple[Co
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that this process can take on a CUDA device."""
+    """Return the free memory of a CUDA device in bytes."""
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info(device)[0])
 
@@ -123,8 +128,8 @@ def free_memory(device: torch.device) -> int:
 def measured(
     config: Config, parts: build.Parts, data: DataModule, loss: nn.Module, device: torch.device
 ) -> float:
-    """Return the bytes that a run needs on a CUDA device; infinite if they are not there."""
-    # The weights that the run begins with are the same, whatever was measured before.
+    """Return the bytes that a run needs on a CUDA device, or infinity if it does not fit."""
+    # The measurement must not change the initial weights of the run.
     with torch.random.fork_rng([]):
         try:
             needed: float = _measured(config, parts, data, copy.deepcopy(loss), device)
@@ -136,7 +141,7 @@ def measured(
                 raise
             needed = float("inf")
 
-    gc.collect()  # the error held on to the tensors until here
+    gc.collect()  # the error kept references to tensors
     torch.cuda.empty_cache()
     return needed
 
@@ -144,8 +149,10 @@ def measured(
 def _measured(
     config: Config, parts: build.Parts, data: DataModule, loss: nn.Module, device: torch.device
 ) -> int:
-    """Run one micro-batch of black images forward and backward; return the bytes of a run."""
-    train, classes, size = config.train, data.train.classes, data.transform.image_size
+    """Measure a forward and a backward pass of a micro-batch of black images, in bytes."""
+    train = config.train
+    classes = data.train.classes
+    size = data.transform.image_size
     model = build.model(parts, classes, pretrained=False)
     model.to(device).to(memory_format=memory_format(channels_last=train.channels_last)).train()
     for norm in freeze(model, train):
@@ -153,7 +160,7 @@ def _measured(
     batch = train.micro_batch(distributed.world_size())
     images = torch.zeros(batch, 3, size, size, dtype=torch.uint8, device=device)
     targets = torch.zeros(batch, len(classes), device=device)
-    targets[:, 0] = 1  # data of one label per image needs one
+    targets[:, 0] = 1  # single-label data needs a label
     queries = None if classes.queries is None else classes.queries.to(device)
 
     torch.cuda.reset_peak_memory_stats(device)
@@ -162,8 +169,8 @@ def _measured(
     loss.to(device)(logits.float(), targets).backward()
     peak = int(torch.cuda.max_memory_allocated(device))
 
-    # What a run keeps beside weights and gradients: two moments of the optimiser, and the moving
-    # average; several processes have another copy of the gradients.
+    # A run also stores two moments of the optimizer and the moving average. Several ranks store
+    # another copy of the gradients.
     copies = 2 + bool(train.ema_decay) + (distributed.world_size() > 1)
     weights = sum(value.nbytes for value in model.parameters() if value.requires_grad)
     return peak + copies * weights

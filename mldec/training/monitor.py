@@ -1,12 +1,13 @@
-"""What a run shows while it trains: pictures and curves in TensorBoard."""
+"""Sample images and precision-recall curves of evaluations, and the TensorBoard writer."""
 
 import logging
-import threading
+import os
+import socket
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ MARGIN = 12
 LINE_HEIGHT = 15
 MAX_LINES = 6  # below an image
 KEY = (
-    "right: labelled and predicted; missed: labelled only; wrong: predicted only; "
+    "right: labeled and predicted; missed: labeled only; wrong: predicted only; "
     "unknown: predicted, not annotated"
 )
 
@@ -50,7 +51,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Details:
-    """What is known after a step, by tag."""
+    """Scalars, curves and images of a step, by tag."""
 
     scalars: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -58,35 +59,36 @@ class Details:
 
 
 class Observer:
-    """Gather the details of one evaluation, batch by batch.
+    """Collect the details of one evaluation, batch by batch.
 
-    The images that are shown are drawn by the seed of the run: the same in each evaluation. With
+    The sample images depend on the seed of the run, and are the same in each evaluation. With
     `train.cache_features` no image is read, and none is shown.
     """
 
     def __init__(self, data: DataModule, config: Config) -> None:
-        self.classes, self.log = data.val.classes, config.log
+        self.classes = data.val.classes
+        self.log = config.log
 
-        # A generator of its own: that of training must not notice.
+        # A separate generator leaves the random numbers of training unchanged.
         generator = torch.Generator().manual_seed(config.seed)
         order = torch.randperm(len(data.val.dataset), generator=generator)
         self.chosen = order[: self.log.images].tolist()
         self.shown: dict[int, tuple[Image.Image, list[str]]] = {}
 
-        # A class is predicted above the threshold of the data's settings; of exclusive classes, the
-        # highest one is.
+        # A class is predicted above the threshold in the data settings. For exclusive classes, the
+        # highest class is predicted.
         evaluator = data.evaluator()
         self.logit_threshold: float | Tensor = 0.0
         if isinstance(evaluator, Thresholded):
             self.logit_threshold = evaluator.logit_threshold
 
-        # Numbers of absent (0) and present (1) labels per class and highest threshold reached.
+        # Number of labels [K, label 0 or 1, T] per class and highest threshold that is reached.
         self.scores = torch.zeros(len(self.classes), 2, THRESHOLDS, dtype=torch.int64)
         self.constant = ConstantScores(len(self.classes))
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
-        """Add a batch of this process and its logits float32 [b, K]; see `evaluate_all`."""
-        # A logit that is not finite ends the evaluation with an error of its own.
+        """Add a batch of this rank and its logits float32 [b, K]; see `evaluate_all`."""
+        # The evaluation raises an error for non-finite logits.
         logits = logits.nan_to_num()
         for row, index in enumerate(batch.indices.tolist()):
             if index in self.chosen and batch.images.dtype is torch.uint8:
@@ -96,7 +98,7 @@ class Observer:
 
         self.constant.update(logits, batch.targets)
 
-        # Annotated labels per class, label and highest threshold that they reach.
+        # Count annotated labels per class, label and highest threshold that is reached.
         labels = batch.targets.to(logits.device)
         steps = (self._probabilities(logits) * (THRESHOLDS - 1)).floor().long()
         classes = torch.arange(labels.shape[1], device=labels.device)
@@ -106,15 +108,19 @@ class Observer:
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return the probabilities of the classes: [..., K] in [0, 1]."""
-        return logits.softmax(-1) if self.classes.exclusive else logits.sigmoid()
+        if self.classes.exclusive:
+            return logits.softmax(-1)
+        return logits.sigmoid()
 
     def constant_classes(self) -> list[str]:
-        """Name the classes whose scores are the same for nearly all images of all processes."""
+        """Return the names of classes with constant scores on the images of all ranks."""
         indices = self.constant.classes()
-        return [] if self.classes.exclusive else [self.classes.names[index] for index in indices]
+        if self.classes.exclusive:
+            return []
+        return [self.classes.names[index] for index in indices]
 
     def details(self, results: Results) -> Details | None:
-        """Combine what all processes have seen; they are on the main process, None on others."""
+        """Combine the details of all ranks. Returns None on all ranks but the main one."""
         scores = distributed.total(self.scores.cpu()).double().numpy()
         shown: dict[int, tuple[Image.Image, list[str]]] = {}
         for of_process in distributed.gather(self.shown):
@@ -124,17 +130,17 @@ class Observer:
 
         details = Details()
         per_class = [_curve(counts) for counts in scores]
-        details.curves["val_pr/micro"] = micro = _curve(scores.sum(0))
+        micro = _curve(scores.sum(0))
+        details.curves["val_pr/micro"] = micro
 
-        # The mean of the classes that have a positive, as far as there are any.
+        # Mean over the classes with positives.
         counted = [curve for curve in per_class if curve.recall[0] > 0]
         if counted:
             precision = np.mean([curve.precision for curve in counted], axis=0)
             recall = np.mean([curve.recall for curve in counted], axis=0)
             details.curves["val_pr/macro"] = micro._replace(precision=precision, recall=recall)
 
-        # The first column of the evaluator is AP or accuracy in percent. The classes are those with
-        # the most positives, of equally frequent ones the first.
+        # The most frequent classes, with the first metric of the evaluator (AP or accuracy).
         name, column = next(iter(results.per_class.items()))
         positives = scores[:, 1].sum(1)
         for index in np.argsort(-positives, kind="stable")[: self.log.classes].tolist():
@@ -143,35 +149,36 @@ class Observer:
                 details.curves[f"val_pr_class/{class_name}"] = per_class[index]
                 details.scalars[f"val_{name}/{class_name}"] = column[index]
 
-        if examples := [shown[index] for index in self.chosen if index in shown]:
+        examples = [shown[index] for index in self.chosen if index in shown]
+        if examples:
             details.images["val_images"] = draw(examples)
         return details
 
     def _verdicts(self, labels: Tensor, logits: Tensor) -> list[str]:
-        """Compare labels [K] of an image with its predictions: a line per class of either."""
+        """Compare labels [K] of an image with its predictions: one line per relevant class."""
         probabilities = self._probabilities(logits)
         predicted = logits > self.logit_threshold
         if self.classes.exclusive:
             predicted = probabilities == probabilities.max()
 
-        # The labelled classes first, since there may be many wrong ones.
-        is_labelled = labels > 0
-        relevant = (predicted | is_labelled).nonzero()[:, 0]
-        order = relevant[(probabilities + 2 * is_labelled)[relevant].argsort(descending=True)]
+        # Labeled classes come first, because there may be many wrong predictions.
+        is_labeled = labels > 0
+        relevant = (predicted | is_labeled).nonzero()[:, 0]
+        order = relevant[(probabilities + 2 * is_labeled)[relevant].argsort(descending=True)]
 
         verdicts = []
         for index in order.tolist():
-            if is_labelled[index]:
+            if is_labeled[index]:
                 verdict = "right" if predicted[index] else "missed"
             else:
                 verdict = "wrong" if labels[index] == 0 else "unknown"
             verdicts.append(f"{verdict} {self.classes.names[index]} {probabilities[index]:.2f}")
-        return verdicts or ["nothing labelled, nothing predicted"]
+        return verdicts or ["no labels, no predictions"]
 
 
 def _curve(counts: np.ndarray) -> Curve:
-    """Return the curve of numbers of labels [2, T] per label and highest threshold reached."""
-    # What reaches a threshold reaches all lower ones.
+    """Compute a curve from counts [2, T] per label and highest threshold that is reached."""
+    # A score that reaches a threshold reaches all lower ones.
     false_positives, true_positives = counts[:, ::-1].cumsum(1)[:, ::-1]
     positives = true_positives[0]
     return Curve(
@@ -185,19 +192,22 @@ def _curve(counts: np.ndarray) -> Curve:
 
 
 def draw(examples: Sequence[tuple[Image.Image, Sequence[str]]]) -> Image.Image:
-    """Draw images of at most `SIDE` pixels in a grid, the first lines about each below it."""
+    """Draw images of at most `SIDE` pixels in a grid, with up to `MAX_LINES` lines below each."""
     rows = -(-len(examples) // COLUMNS)
-    width, height = SIDE + MARGIN, SIDE + (MAX_LINES + 1) * LINE_HEIGHT + MARGIN
+    width = SIDE + MARGIN
+    height = SIDE + (MAX_LINES + 1) * LINE_HEIGHT + MARGIN
     header = LINE_HEIGHT + MARGIN
 
     size = COLUMNS * width + MARGIN, rows * height + header + MARGIN
     sheet = Image.new("RGB", size, "white")
-    canvas, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    canvas = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(12)
     canvas.text((MARGIN, MARGIN), KEY, fill="black", font=font)
 
     for number, (image, verdicts) in enumerate(examples):
         row, column = divmod(number, COLUMNS)
-        left, top = MARGIN + column * width, header + MARGIN + row * height
+        left = MARGIN + column * width
+        top = header + MARGIN + row * height
         sheet.paste(image, (left, top + SIDE - image.height))
 
         lines = [line[:36] for line in verdicts[:MAX_LINES]]
@@ -208,40 +218,50 @@ def draw(examples: Sequence[tuple[Image.Image, Sequence[str]]]) -> Image.Image:
     return sheet
 
 
-def _without_full_disks(args: threading.ExceptHookArgs) -> None:
-    """Print the traceback of a thread, as Python does, but for a write that failed."""
-    if not isinstance(args.exc_value, OSError):
-        threading.__excepthook__(args)
-
-
 class TensorBoard:
-    """The event files of a run; each start adds one, and drops the steps from `purge_step` on."""
+    """Write the TensorBoard event files of a run.
+
+    Each start adds a file. Events of earlier files from `purge_step` on are discarded. Unlike
+    `SummaryWriter`, which writes in a thread, errors such as a full disk are raised in `add`.
+    """
 
     def __init__(self, folder: Path, *, purge_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
+        # Slow to import.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import summary
 
         self.folder = folder
-        with writing(folder, of_run=True):
-            # The writer's thread would print a traceback of a full disk; the next flush raises it.
-            threading.excepthook = _without_full_disks
-            self._writer = SummaryWriter(folder, purge_step=purge_step)
-            self._writer.flush()
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+        self._event: Any = Event
+        self._record_writer: Any = RecordWriter
+        self._summary: Any = summary
+
+        start = SessionLog(status=SessionLog.START)
+        self._append(
+            [Event(file_version="brain.Event:2"), Event(step=purge_step, session_log=start)]
+        )
 
     def add(self, step: int, details: Details) -> None:
-        """Write what is known after a step."""
-        with writing(self.folder, of_run=True):
-            for tag, value in details.scalars.items():
-                self._writer.add_scalar(tag, value, step)
-            for tag, curve in details.curves.items():
-                self._writer.add_pr_curve_raw(tag, *curve, step, num_thresholds=THRESHOLDS)
-            for tag, image in details.images.items():
-                self._writer.add_image(tag, np.array(image), step, dataformats="HWC")
+        """Write the details of a step; they are on the disk afterwards."""
+        summaries = []
+        for tag, value in details.scalars.items():
+            summaries.append(self._summary.scalar(tag, value))
+        for tag, curve in details.curves.items():
+            summaries.append(self._summary.pr_curve_raw(tag, *curve, THRESHOLDS))
+        for tag, image in details.images.items():
+            summaries.append(self._summary.image(tag, np.array(image), dataformats="HWC"))
+        self._append([self._event(step=step, summary=summary) for summary in summaries])
 
-            # Another thread writes. Waiting for it shows its errors here, and puts all events of a
-            # step on the disk before its checkpoint.
-            self._writer.flush()
+    def _append(self, events: list[Any]) -> None:
+        with writing(self.folder, of_run=True):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                records = self._record_writer(file)
+                for event in events:
+                    event.wall_time = time.time()
+                    records.write(event.SerializeToString())
 
     def close(self) -> None:
-        """End the thread that writes; everything is on the disk, or its error was raised."""
-        with suppress(OSError):
-            self._writer.close()
+        """Do nothing; the file is closed after each step."""

@@ -1,9 +1,11 @@
-"""What trains and how fast: frozen parts, the optimiser and its groups, the learning rate."""
+"""Frozen parts, parameter groups, optimizers and learning-rate schedules."""
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,38 +19,25 @@ from mldec.config.schema import Config, FreezeBatchNorm, Train
 from mldec.data.settings import NO_AUGMENTATION
 from mldec.errors import ConfigError, suggest
 
-# The optimisers of torch that have a fused form, which can also leave a step out without a word to
-# the host. SGD is not among them: leaving out its first step leaves its momentum uninitialised.
+# Fused optimizers of torch that can skip a step on the device. SGD cannot: its momentum is
+# uninitialized after a skipped first step.
 FUSED = (Adam, AdamW)
 
-# How a step is computed, not what: it is a matter of the program, not of a checkpoint.
+# Implementation options are not restored from checkpoints.
 IMPLEMENTATION = ("fused", "foreach")
 
-# torch expects an update of the weights before each step of the schedule. Ours counts the steps of
-# the run: a resumed run goes straight to its step, and fp16 may skip the first update.
+# torch expects an optimizer step before each step of the schedule. We set the schedule to its step
+# after a resume, and fp16 may skip the first step.
 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-
-_zeropower: Any = muon.zeropower_via_newtonschulz
-
-
-def _zeropower_in_its_precision(gradient: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the orthogonal matrix next to a gradient, for Muon."""
-    on_cpu = gradient.device.type == "cpu"
-    return _zeropower(gradient, *args, dtype=torch.float32 if on_cpu else torch.bfloat16, **kwargs)
-
-
-# timm computes it in bfloat16 and has no setting for that: a CPU without instructions for bfloat16
-# takes forty times as long for the products, and ten times as long for a step of `digits`.
-muon.zeropower_via_newtonschulz = _zeropower_in_its_precision  # type: ignore[assignment]
 
 
 def check_trainable(config: Config) -> None:
-    """Check optimiser and augmentation of a complete config, before the data is read."""
+    """Check optimizer and augmentation of a complete config, before the data is read."""
     check_optimizer(config.optim.name)
     if not config.train.cache_features:
         return
 
-    # Images whose tokens are computed once must be the same in every epoch.
+    # Cached tokens require the same images in every epoch.
     data = config.data
     changing = [name for name, value in NO_AUGMENTATION.items() if data.get(name, value) != value]
     if changing:
@@ -60,49 +49,68 @@ def check_trainable(config: Config) -> None:
 
 
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
-    """Freeze what the settings name; return the batch norms to keep in evaluation mode.
+    """Freeze parts of a model in place.
 
-    They compute the same as Query2Label's FrozenBatchNorm2d, with the names of batch norms.
+    Frozen batch norms compute the same as Query2Label's FrozenBatchNorm2d.
+
+    Args:
+        model: The model.
+        train: `freeze` names parameters and modules, `freeze_batchnorm` selects batch norms.
+
+    Returns:
+        The batch norms that stay in evaluation mode.
+
+    Raises:
+        ConfigError: For unknown names, or if all parameters are frozen.
     """
-    parameters = dict(model.named_parameters())
-    with_parameters = {name for name, part in model.named_modules() if [*part.parameters()]}
-    known = {*parameters, *with_parameters} - {""}
-    for name in train.freeze:
-        if name not in known:
-            # A likely mistake: layer1 for backbone.network.layer1.
-            inside = [candidate for candidate in known if candidate.endswith(f".{name}")]
-            near = min(inside, key=lambda candidate: (len(candidate), candidate), default=None)
-            near = near or get_close_matches(name, sorted(known), n=1, cutoff=0)[0]
-            raise ConfigError(
-                f"train.freeze: '{name}' is neither a parameter nor a module with parameters; "
-                f"did you mean '{near}'?"
-            )
-    for name, parameter in parameters.items():
+    _check_names(model, train.freeze)
+    for name, parameter in model.named_parameters():
         if _is_named(name, train.freeze):
             parameter.requires_grad_(False)
 
     norms: list[nn.Module] = []
     if train.freeze_batchnorm is not None:
-        every = train.freeze_batchnorm is FreezeBatchNorm.all
-        norms = [
-            module
-            for name, module in model.named_modules()
-            if isinstance(module, _BatchNorm) and (every or _is_named(name, train.freeze))
-        ]
+        freeze_all = train.freeze_batchnorm is FreezeBatchNorm.all
+        for name, module in model.named_modules():
+            is_selected = freeze_all or _is_named(name, train.freeze)
+            if isinstance(module, _BatchNorm) and is_selected:
+                norms.append(module)
         if not norms:
-            where = "the model" if every else "a frozen part"
+            where = "the model" if freeze_all else "a frozen part"
             raise ConfigError(f"train.freeze_batchnorm: no batch norm is in {where}; leave it out")
     for norm in norms:
         norm.requires_grad_(False)
 
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"train.freeze={train.freeze} leaves nothing to train: name fewer parts")
+        raise ConfigError(f"train.freeze={train.freeze}: all parameters are frozen; freeze fewer")
     return norms
 
 
+def _check_names(model: nn.Module, names: Sequence[str]) -> None:
+    """Raise ConfigError for a name that is neither a parameter nor a module with parameters."""
+    known = {name for name, _ in model.named_parameters()}
+    for name, module in model.named_modules():
+        if name and next(module.parameters(), None) is not None:
+            known.add(name)
+
+    for name in names:
+        if name in known:
+            continue
+        # Suggest backbone.network.layer1 for layer1, or else the name with the closest spelling.
+        inside = [candidate for candidate in known if candidate.endswith(f".{name}")]
+        if inside:
+            near = min(inside, key=lambda candidate: (len(candidate), candidate))
+        else:
+            near = get_close_matches(name, sorted(known), n=1, cutoff=0)[0]
+        raise ConfigError(
+            f"train.freeze: '{name}' is neither a parameter nor a module with parameters; "
+            f"did you mean '{near}'?"
+        )
+
+
 def _is_named(name: str, names: Sequence[str]) -> bool:
-    """Tell whether a parameter or a module is one of the names, or inside one."""
-    return any(f"{name}.".startswith(f"{beginning}.") for beginning in names)
+    """Return True if a parameter or module is in `names`, or inside a module in `names`."""
+    return any(f"{name}.".startswith(f"{prefix}.") for prefix in names)
 
 
 def parameter_groups(
@@ -114,15 +122,27 @@ def parameter_groups(
     backbone_lr: float | None = None,
     layer_decay: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Split the trainable parameters into groups of one learning rate and one weight decay.
+    """Split the trainable parameters into groups with equal learning rate and weight decay.
 
-    The first two groups have the rate `lr`, without and with weight decay; groups of other rates
-    follow. Biases and one-dimensional parameters decay with `decay="all"` only. Sources:
-    add_weight_decay of the official code, and param_groups_layer_decay of timm.
+    Biases and one-dimensional parameters have no weight decay, as in add_weight_decay of the
+    official code. Layer-wise rates follow timm's param_groups_layer_decay.
+
+    Args:
+        model: The model.
+        lr: Base learning rate.
+        weight_decay: Weight decay.
+        decay: With "all", biases and one-dimensional parameters have weight decay as well.
+        backbone_lr: Learning rate of the backbone. Default: `lr`.
+        layer_decay: Factor of the learning rate from each layer of the backbone to the one below.
+
+    Returns:
+        Parameter groups. The first two have the rate `lr`, without and with weight decay.
     """
-    rates = _backbone_rates(model, lr if backbone_lr is None else backbone_lr, layer_decay)
+    if backbone_lr is None:
+        backbone_lr = lr
+    rates = _backbone_rates(model, backbone_lr, layer_decay)
 
-    # The first two are always there, so that the groups of a checkpoint are those of its run.
+    # The first two groups may be empty, so that their position in a checkpoint is fixed.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, False): [], (lr, True): []}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -130,14 +150,17 @@ def parameter_groups(
         decays = decay == "all" or (parameter.ndim > 1 and not name.endswith(".bias"))
         groups.setdefault((rates.get(name, lr), decays), []).append(parameter)
 
-    return [
-        {"params": parameters, "lr": rate, "weight_decay": weight_decay if decays else 0.0}
-        for (rate, decays), parameters in groups.items()
-    ]
+    result = []
+    for (rate, decays), parameters in groups.items():
+        group: dict[str, Any] = {"params": parameters, "lr": rate, "weight_decay": 0.0}
+        if decays:
+            group["weight_decay"] = weight_decay
+        result.append(group)
+    return result
 
 
 def _backbone_rates(model: nn.Module, lr: float, layer_decay: float | None) -> dict[str, float]:
-    """Return the learning rate of each trainable parameter of the backbone, by its full name."""
+    """Map the full name of each trainable backbone parameter to its learning rate."""
     backbone = getattr(model, "backbone", None)
     if backbone is None:
         return {}
@@ -147,7 +170,7 @@ def _backbone_rates(model: nn.Module, lr: float, layer_decay: float | None) -> d
 
     if not hasattr(backbone, "layers_below_head"):
         raise ConfigError(
-            f"optim.layer_decay: {type(backbone).__name__} does not say which layers it has; "
+            f"optim.layer_decay: {type(backbone).__name__} has no method layers_below_head; "
             f"use optim.backbone_lr"
         )
     depth = backbone.layers_below_head()
@@ -155,7 +178,7 @@ def _backbone_rates(model: nn.Module, lr: float, layer_decay: float | None) -> d
 
 
 def check_optimizer(name: str) -> None:
-    """Check that timm has an optimiser of this name."""
+    """Raise ConfigError if timm has no optimizer of this name."""
     known = [str(entry) for entry in list_optimizers()]
     if name.lower() not in known:
         raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
@@ -164,10 +187,20 @@ def check_optimizer(name: str) -> None:
 def build_optimizer(
     model: nn.Module, *, name: str, lr: float, options: Mapping[str, Any], **grouping: Any
 ) -> Optimizer:
-    """Build an optimiser by its name in timm; `grouping` is for `parameter_groups`.
+    """Build an optimizer by its name in timm.
 
-    "adam" is torch's Adam, whose weight decay is L2 regularisation and not decoupled, as in the
-    official code. It and "adamw" are fused, unless the options say how a step is computed.
+    "adam" is torch's Adam with L2 regularization instead of decoupled weight decay, as in the
+    official code. "adam" and "adamw" are fused, unless `options` select an implementation.
+
+    Args:
+        model: The model.
+        name: Name of the optimizer.
+        lr: Base learning rate.
+        options: Further arguments of the optimizer.
+        **grouping: Arguments of `parameter_groups`.
+
+    Raises:
+        ConfigError: If the optimizer cannot be built.
     """
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
@@ -175,45 +208,78 @@ def build_optimizer(
     try:
         chosen = {"fused", "foreach", "capturable", "differentiable"} & options.keys()
         kind = get_optimizer_class(name, bind_defaults=False)
-        # On the meta device there are no fused kernels.
+        # The meta device has no fused kernels.
         devices = {parameter.device.type for parameter in model.parameters()}
         if kind in FUSED and not chosen and devices <= {"cpu", "cuda"}:
             options = {**options, "fused": True}
         return create_optimizer_v2(groups, opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:
-        # timm asserts that the library of an optimiser is installed.
+        # timm raises AssertionError if the library of an optimizer is not installed.
         raise ConfigError(
             f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}"
         ) from error
 
 
-def step_if(go: Tensor, optimizer: Optimizer) -> None:
-    """Do a step if `go`, bool [] on the device of the parameters; else leave everything as it is.
+def step_if(condition: Tensor, optimizer: Optimizer) -> None:
+    """Do an optimizer step if `condition` is True; otherwise change nothing.
 
-    The fused kernels know the condition, as GradScaler has it: the host need not wait for it.
+    Fused optimizers skip the step on the device through `found_inf`, without a host sync. For all
+    other optimizers the host waits for the condition.
+
+    Args:
+        condition: bool [], on the device of the parameters.
+        optimizer: The optimizer, with its gradients set.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
-        optimizer.grad_scale, optimizer.found_inf = None, (~go).float()  # type: ignore[attr-defined]
+        # GradScaler sets the same two attributes.
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.found_inf = (~condition).float()  # type: ignore[attr-defined]
         optimizer.step()
-        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-    elif go:
+        del optimizer.grad_scale  # type: ignore[attr-defined]
+        del optimizer.found_inf  # type: ignore[attr-defined]
+        return
+
+    if not condition:
+        return
+    if isinstance(optimizer, muon.Muon) and condition.device.type == "cpu":
+        with _muon_in_float32():
+            optimizer.step()
+    else:
         optimizer.step()
+
+
+@contextmanager
+def _muon_in_float32() -> Iterator[None]:
+    """Run timm's Muon in float32 instead of bfloat16, which timm has no setting for.
+
+    On a CPU without bfloat16 instructions, a step of `digits` is ten times as fast in float32.
+    """
+    orthogonalize: Any = muon.zeropower_via_newtonschulz
+    muon.zeropower_via_newtonschulz = partial(orthogonalize, dtype=torch.float32)
+    try:
+        yield
+    finally:
+        muon.zeropower_via_newtonschulz = orthogonalize
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Go on from a saved state; how a step is computed is no part of a run, and stays as it is."""
+    """Load the state of an optimizer, except for its implementation options.
+
+    Raises:
+        ValueError: If the state does not fit the optimizer.
+    """
     groups = []
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
         implementation = {key: own[key] for key in IMPLEMENTATION if key in own}
         groups.append({**saved, **implementation})
     optimizer.load_state_dict({**state, "param_groups": groups})
 
-    # The fused kernels do not look at the shapes of what they are given.
+    # Fused kernels do not check shapes.
     if isinstance(optimizer, FUSED):
         for parameter, averages in optimizer.state.items():
             for name in ("exp_avg", "exp_avg_sq"):
                 if averages[name].shape != parameter.shape:
-                    raise ValueError(f"an '{name}' has another shape than its parameter")
+                    raise ValueError(f"'{name}' has another shape than its parameter")
 
 
 def build_schedule(
@@ -229,29 +295,30 @@ def build_schedule(
     cooldown_steps: int = 0,
     epoch_steps: int = 1,
 ) -> LRScheduler:
-    """Build the learning-rate schedule of a run; its only state is the number of finished steps.
+    """Build a learning-rate schedule. Its only state is the number of finished steps.
 
-    "onecycle", as in the official train.py, rises from lr/25 to lr and falls to lr/250,000 on a
-    cosine, and Adam's beta1 goes from 0.95 to 0.85 and back. "cosine" has a linear warm-up from 0
-    and then the whole cosine to `min_lr`. "cosine_epochs" is timm's: one rate per epoch, and a
-    warm-up from `warmup_lr` that takes the place of the first part of the cosine. A group of
-    parameters with another rate than `lr` has the same schedule in proportion.
+    Other rates than `lr` in parameter groups are scaled in proportion.
+
+    Args:
+        optimizer: The optimizer.
+        name: "onecycle", as in the official train.py: the rate rises from lr/25 to lr and falls to
+            lr/250,000 on a cosine. Adam's beta1 goes from 0.95 to 0.85 and back.
+            "cosine": a linear warmup from 0, followed by a whole cosine to `min_lr`.
+            "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces
+            the first part of the cosine.
+        lr: Highest learning rate.
+        steps: Number of optimizer steps of the run.
+        pct_start: Share of the rise of "onecycle".
+        warmup_steps: Number of warmup steps of the cosines.
+        min_lr: Last learning rate of the cosines.
+        warmup_lr: First learning rate of "cosine_epochs".
+        cooldown_steps: Number of steps at `min_lr` at the end of "cosine_epochs".
+        epoch_steps: Number of steps per epoch.
     """
     if name == "onecycle":
-        # A rise that ends at step 0 would make torch divide by zero.
-        if pct_start * steps == 1:
-            pct_start *= 1.5
+        return _one_cycle(optimizer, steps, pct_start)
 
-        cycles = any(key in optimizer.defaults for key in ("betas", "momentum"))
-        return OneCycleLR(
-            optimizer,
-            max_lr=[group["lr"] for group in optimizer.param_groups],
-            total_steps=steps,
-            pct_start=pct_start,
-            cycle_momentum=cycles,
-        )
-
-    # LambdaLR multiplies the rate of each group by what these functions return.
+    # LambdaLR multiplies the rate of each group by the return value of these functions.
     def cosine(progress: float) -> float:
         return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 
@@ -266,11 +333,27 @@ def build_schedule(
             return (warmup_lr + (lr - warmup_lr) * step / warmup_steps) / lr
         return cosine(step / (steps - cooldown_steps))
 
-    return LambdaLR(optimizer, by_epoch if name == "cosine_epochs" else by_step)
+    if name == "cosine_epochs":
+        return LambdaLR(optimizer, by_epoch)
+    return LambdaLR(optimizer, by_step)
+
+
+def _one_cycle(optimizer: Optimizer, steps: int, pct_start: float) -> LRScheduler:
+    # torch divides by zero if the rise ends at step 0.
+    if pct_start * steps == 1:
+        pct_start *= 1.5
+
+    return OneCycleLR(
+        optimizer,
+        max_lr=[group["lr"] for group in optimizer.param_groups],
+        total_steps=steps,
+        pct_start=pct_start,
+        cycle_momentum="betas" in optimizer.defaults or "momentum" in optimizer.defaults,
+    )
 
 
 def fast_forward(schedule: LRScheduler, step: int) -> None:
-    """Set the schedule and the optimiser's learning rates to where they are after `step` steps."""
-    # Step from the step before: `step()` also sets the rates of the optimiser.
+    """Set the schedule and the rates of its optimizer to their state after `step` steps."""
+    # Start one step before: `step()` also sets the rates of the optimizer.
     schedule.last_epoch = step - 1
     schedule.step()

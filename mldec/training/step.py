@@ -1,4 +1,4 @@
-"""One optimiser step, and its state: weights, moving average, optimiser, schedule and scaler."""
+"""One optimizer step and its state: weights, moving average, optimizer, schedule and scaler."""
 
 import math
 from collections.abc import Iterable
@@ -28,38 +28,53 @@ from mldec.training.optim import (
 )
 
 
-class Outcome:
-    """What the hosts know of a step, the same on all of them, exchanged while the next one runs."""
+class StepStatus:
+    """Stop request and number of unreadable images of a step, all-reduced asynchronously."""
 
-    def __init__(self, *, stop: bool, messages: list[str]) -> None:
-        self.messages = messages  # one per image that this process left out
-        self._total = distributed.start_total(torch.tensor([stop, len(messages)]))
+    def __init__(self, *, stop: bool, micro_batches: list[Batch]) -> None:
+        self.messages: list[str] = []  # one per unreadable image of this rank
+        for batch in micro_batches:
+            self.messages += batch.bad
+        self._total = distributed.start_total(torch.tensor([stop, len(self.messages)]))
 
     @property
-    def stopping(self) -> bool:
-        """Whether a stop was requested on at least one process."""
+    def stop_requested(self) -> bool:
+        """Whether at least one rank received a stop request."""
         return bool(self._total()[0])
 
     @property
     def bad_images(self) -> int:
-        """The number of images that were left out, over all processes."""
+        """Number of unreadable images on all ranks."""
         return int(self._total()[1])
 
 
-class Numbers(NamedTuple):
-    """The numbers of a finished step, the same on every process but for the images."""
+class StepStats(NamedTuple):
+    """Numbers of a finished step; all but `indices` are equal on all ranks."""
 
-    step: int  # finished steps, this one included
+    step: int  # counted from 1
     loss: float  # of the whole batch
-    fault: str | None  # which number was not finite, if the weights were left as they are for it
-    indices: list[int]  # in the dataset, of the images that this process had in the step
+    fault: str | None  # the non-finite number for which the weights were not updated
+    indices: list[int]  # dataset indices of the images of this rank
+
+
+class PendingStats(NamedTuple):
+    """Numbers of a finished step that are still on the device."""
+
+    step: int
+    loss_and_norm: Tensor  # [2]
+    indices: list[Tensor]  # one tensor per micro-batch
 
 
 class Learner:
-    """A model in training, on its device, for all optimiser steps of a run.
+    """A model in training on its device, with everything that changes in an optimizer step.
 
-    The loss takes logits float32 [B, K] and targets [B, K]. Zero-shot data has word vectors [K, D]
-    as `queries`.
+    Args:
+        config: The config of the run.
+        model: The model; it is changed in place.
+        loss: Takes logits float32 [B, K] and targets [B, K].
+        device: The device of the training steps.
+        steps: Number of optimizer steps of the whole run.
+        queries: Word vectors [K, D] of zero-shot data.
     """
 
     def __init__(
@@ -74,61 +89,66 @@ class Learner:
     ) -> None:
         train = config.train
         self.memory_format = memory_format(channels_last=train.channels_last)
-        # One process has all images, whatever its device.
+        # A single process already computes the statistics of the whole batch.
         if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
                 raise ConfigError(f"train.sync_batchnorm needs CUDA, not {device}: leave it out")
             model = convert_sync_batchnorm(model)
         model.to(memory_format=self.memory_format)
 
-        self.config, self.device, self.steps = config, device, steps
-        self.model, self.loss = model, loss.to(device)
+        self.config = config
+        self.device = device
+        self.steps = steps
+        self.model = model
+        self.loss = loss.to(device)
         self.queries = None if queries is None else queries.to(device)
 
-        # Before what follows copies the model or goes through its parameters.
-        self.frozen_norms = freeze(model, train)  # they stay in evaluation mode
-        self.optimizer = build_optimizer(
-            model, **{**vars(config.optim), "decay": config.optim.decay.value}
-        )
+        # Freeze first: the optimizer and the moving average depend on it.
+        self.frozen_norms = freeze(model, train)
+        grouping = {**vars(config.optim), "decay": config.optim.decay.value}
+        self.optimizer = build_optimizer(model, **grouping)
         self.schedule = self._build_schedule()
         self.precision = train.precision.on(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
         self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
-        # The step after which the moving average is a copy of the weights.
+        # After this step the moving average is a copy of the weights.
         self.ema_start = (train.ema_start_epoch - 1) * (steps // train.epochs)
+        self.net = self._wrap(model)
 
-        # `net` is what a step calls; `model` shares its parameters, and has the names that
-        # checkpoints use.
-        net: nn.Module = model
+        self.step = 0  # finished steps
+        # Finished steps that did not change the weights. In fp16 this is usual while GradScaler
+        # searches for its scale.
+        self.skipped = 0
+        self.pending: list[PendingStats] = []
+        # Device flag that is cleared by the first fatal non-finite step. The host reads it with
+        # the next report.
+        self.all_finite = torch.ones((), dtype=torch.bool, device=device)
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        """Return the compiled, distributed form of the model; it shares all parameters."""
+        train = self.config.train
         if train.compile:
-            # A ragged last batch gets a static graph of its own. By default it would make the sizes
-            # of all later batches dynamic, and their convolutions slow.
-            net = torch.compile(model, dynamic=False, mode=train.compile_mode)  # type: ignore[assignment]
-        # Only the running statistics of batch norms differ between processes. No training step
-        # reads them, and evaluations and checkpoints take those of the main process; but a mean
-        # over the processes must be that of one step, see `train_epoch`.
-        self.net = distributed.wrap(
-            net,
+            # A smaller last batch gets a static graph. By default it would make the batch sizes of
+            # all later graphs dynamic, and their convolutions slow.
+            model = torch.compile(  # type: ignore[assignment]
+                model, dynamic=False, mode=train.compile_mode
+            )
+
+        # Only the running statistics of batch norms differ between ranks. Training steps do not
+        # read them, and evaluations and checkpoints use those of the main rank. Statistics that
+        # are averaged over ranks must start equal in each step, see `Trainer.train_epoch`.
+        return distributed.wrap(
+            model,
             static=train.accumulate == 1 and not train.compile,
             same_buffers=train.average_batchnorm,
         )
 
-        self.step = 0  # finished steps
-        # Of steps whose numbers only the device knows: the step, its loss and the norm of its
-        # gradients [2], and the indices of this process's images.
-        self.unread: list[tuple[int, Tensor, list[Tensor]]] = []
-        # Whether training may go on: false on the device from the first step on whose fault ends
-        # the run. The host learns of it when it next reads the numbers.
-        self.sound = torch.ones((), dtype=torch.bool, device=device)
-        # Finished steps that changed no weights: a number was not finite, which in fp16 is usual
-        # while the scaler looks for its scale.
-        self.skipped = 0
-
     def _build_schedule(self) -> torch.optim.lr_scheduler.LRScheduler:
-        schedule, epochs = self.config.schedule, self.config.train.epochs
-        epoch = self.steps / epochs  # steps per epoch
+        schedule = self.config.schedule
+        epochs = self.config.train.epochs
+        steps_per_epoch = self.steps / epochs
 
-        # A short trial of a long recipe must still learn before it cools down.
+        # A short trial of a long recipe must still learn before its cooldown.
         cooldown = min(schedule.cooldown_epochs or 0, epochs // 2)
 
         return build_schedule(
@@ -137,119 +157,113 @@ class Learner:
             lr=self.config.optim.lr,
             steps=self.steps,
             pct_start=0.2 if schedule.pct_start is None else schedule.pct_start,
-            warmup_steps=round((schedule.warmup_epochs or 0) * epoch),
+            warmup_steps=round((schedule.warmup_epochs or 0) * steps_per_epoch),
             min_lr=schedule.min_lr or 0.0,
             warmup_lr=1e-5 if schedule.warmup_lr is None else schedule.warmup_lr,
-            cooldown_steps=round(cooldown * epoch),
-            epoch_steps=round(epoch),
+            cooldown_steps=round(cooldown * steps_per_epoch),
+            epoch_steps=round(steps_per_epoch),
         )
 
     @property
     def lr(self) -> float:
-        """Return the learning rate of the next step, for parameters without a rate of their own."""
+        """Base learning rate of the next step."""
         return self.optimizer.param_groups[0]["lr"]
 
     @property
     def average(self) -> nn.Module | None:
-        """Return the model of the moving average, or None as long as it has not begun."""
+        """Model with the averaged weights, or None before the average starts."""
         if self.ema is None or self.step <= self.ema_start:
             return None
         return self.ema.module
 
     def train(self) -> None:
-        """Switch the model to training mode, but for frozen batch norms."""
+        """Set the model to training mode; frozen batch norms stay in evaluation mode."""
         self.net.train()
         for norm in self.frozen_norms:
             norm.eval()
 
     def learn(
         self, micro_batches: list[Batch], images_in_step: int, *, stop: object = False
-    ) -> Outcome:
-        """Do one optimiser step, without waiting for the device; see `read` for its numbers.
+    ) -> StepStatus:
+        """Do one optimizer step without waiting for the device.
 
-        A loss or gradients that are not finite change no weights. If the run is to stop for them,
-        no later step changes any either. The micro-batches are this process's share of the
-        `images_in_step`; an image that was left out counts with a loss of 0.
+        A step with a non-finite loss or gradient changes no weights. Unless `train.nonfinite` is
+        "skip", no later step changes weights either, and `read` reports the fault.
+
+        Args:
+            micro_batches: The share of this rank. An unreadable image counts with a loss of 0.
+            images_in_step: Number of images of the whole batch.
+            stop: Whether to stop after the step; its truth value is read at the end of the step.
+
+        Returns:
+            The status of the step. `read` returns its loss.
         """
-        # Random numbers are a function of seed, step and process, as those of the data are, so that
-        # a checkpoint need not hold the state of a generator.
+        train = self.config.train
+        skip = train.nonfinite is NonFinite.skip
+
+        # Random numbers depend on seed, step and rank only, so checkpoints need no generator state.
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
 
-        # A step that is skipped must leave no trace in the batch-norm statistics either.
-        skip = self.config.train.nonfinite is NonFinite.skip
-        statistics = [buffer.clone() for buffer in self.model.buffers()] if skip else []
+        # A skipped step must not change the batch-norm statistics either.
+        buffers_before: list[Tensor] = []
+        if skip:
+            buffers_before = [buffer.clone() for buffer in self.model.buffers()]
 
-        # With CUDA graphs the outputs of one step are overwritten in the next. Its micro-batches
-        # keep theirs: the gradients that they add up.
-        if self.config.train.compile_mode:
+        # CUDA graphs overwrite outputs of the previous step, but not of earlier micro-batches.
+        if train.compile_mode:
             torch.compiler.cudagraph_mark_step_begin()
 
-        # 1. Gradients of the whole batch.
+        # 1. Compute the gradients of the whole batch.
+        loss, norm = self._backward(micro_batches, images_in_step)
+
+        # 2. Check on the device that loss and gradients are finite. All ranks get the same result,
+        # because they have the same gradients.
+        loss = distributed.total(loss)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        # In fp16 the gradients may overflow: GradScaler lowers its scale.
+        acceptable = finite
+        if self.scaler.is_enabled():
+            acceptable = torch.isfinite(loss)
+        if not skip:
+            self.all_finite &= acceptable
+
+        # 3. Update the weights.
+        step_if(finite & self.all_finite, self.optimizer)
+        if skip:
+            for buffer, before in zip(self.model.buffers(), buffers_before, strict=True):
+                buffer.copy_(torch.where(acceptable, buffer, before))
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+        # 4. Update the step, the schedule and the moving average.
+        self.step += 1
+        self._follow_weights()
+
+        # 5. Queue loss and gradient norm for `read`, and start the all-reduce of the status.
+        loss_and_norm = torch.stack([loss, norm.to(loss.dtype)])
+        indices = [batch.indices for batch in micro_batches]
+        self.pending.append(PendingStats(self.step, loss_and_norm, indices))
+        return StepStatus(stop=bool(stop), micro_batches=micro_batches)
+
+    def _backward(self, micro_batches: list[Batch], images_in_step: int) -> tuple[Tensor, Tensor]:
+        """Compute the gradients, and clip them. Returns the loss of this rank and their norm."""
         self.loss.progress = self.step / self.steps  # type: ignore[assignment]
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
             with distributed.no_sync(self.net, unless=batch is micro_batches[-1]):
                 loss = loss + self._forward_backward(batch, images_in_step)
+
         self.scaler.unscale_(self.optimizer)
         norm = _clip(self.model.parameters(), self.config.train.clip_grad)
-
-        # 2. Whether the step counts: the device decides by itself, for all processes alike. The
-        # norm is the same on every process, because their gradients are.
-        loss = distributed.total(loss)
-        finite = torch.isfinite(loss) & torch.isfinite(norm)
-        # In fp16 an overflow of the gradients is usual: the scaler lowers its scale.
-        sound = torch.isfinite(loss) if self.scaler.is_enabled() else finite
-        if not skip:
-            self.sound &= sound
-
-        # 3. Weights.
-        step_if(finite & self.sound, self.optimizer)
-        if skip:
-            for buffer, before in zip(self.model.buffers(), statistics, strict=True):
-                buffer.copy_(torch.where(sound, buffer, before))
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-
-        # 4. What follows the weights. The schedule has no value after its last step.
-        self.step += 1
-        if self.step < self.steps:
-            self.schedule.step()
-        if self.ema is not None and self.step > self.ema_start:
-            self.ema.update(self.model)
-        elif self.ema is not None and self.step == self.ema_start:
-            self.ema.set(self.model)
-
-        # 5. What is to be known of the step: later from the device, now from the other hosts.
-        values = torch.stack([loss, norm.to(loss.dtype)])
-        indices = [batch.indices for batch in micro_batches]
-        self.unread.append((self.step, values, indices))
-        messages = [message for batch in micro_batches for message in batch.bad]
-        return Outcome(stop=bool(stop), messages=messages)
-
-    def read(self) -> list[Numbers]:
-        """Return the numbers of the steps since the last reading: the one wait for the device."""
-        if not self.unread:
-            return []
-
-        values = torch.stack([of_step for _, of_step, _ in self.unread]).tolist()
-        numbers = []
-        for (step, _, indices), (loss, norm) in zip(self.unread, values, strict=True):
-            self.skipped += not math.isfinite(loss + norm)
-            fault = None
-            if not math.isfinite(loss):
-                fault = f"the loss is {loss}"
-            elif not math.isfinite(norm) and not self.scaler.is_enabled():
-                fault = f"the gradients are not finite (the loss is {loss:.4g})"
-            numbers.append(Numbers(step, loss, fault, torch.cat(indices).tolist()))
-        self.unread.clear()
-        return numbers
+        return loss, norm
 
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
         """Add the gradients of a micro-batch, and return its share of the loss."""
+        train = self.config.train
         images = moved(batch.images, self.device, memory_format=self.memory_format)
         targets = moved(batch.targets, self.device)
 
-        queries, train = self.queries, self.config.train
+        queries = self.queries
         if queries is not None:
             queries, targets = augment(
                 queries, targets, noise=train.query_noise, extra=train.random_queries
@@ -257,21 +271,55 @@ class Learner:
 
         with autocast(self.device, self.precision):
             logits = self.net(images, queries)
-        # Half precision is too coarse for a loss; float64 stays.
+        # The loss is computed in float32, or in float64 if the logits are.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = self.loss(logits, targets)
 
-        # The loss of a batch must not depend on how the batch is divided: a mean is weighted by the
-        # share of the micro-batch.
-        share = len(images) / images_in_step if self.loss.reduction == "mean" else 1.0
+        # A mean is weighted by the size of the micro-batch, so that the loss does not depend on
+        # how the batch is divided.
+        share = 1.0
+        if self.loss.reduction == "mean":
+            share = len(images) / images_in_step
         loss = loss * share
 
-        # DistributedDataParallel averages the gradients of the processes; their losses add up.
+        # DistributedDataParallel averages gradients over ranks; the loss is a sum over ranks.
         self.scaler.scale(loss * distributed.world_size()).backward()
         return loss.detach()
 
+    def _follow_weights(self) -> None:
+        """Update the schedule and the moving average after a step."""
+        # The schedule has no value after its last step.
+        if self.step < self.steps:
+            self.schedule.step()
+
+        if self.ema is not None:
+            if self.step > self.ema_start:
+                self.ema.update(self.model)
+            elif self.step == self.ema_start:
+                self.ema.set(self.model)
+
+    def read(self) -> list[StepStats]:
+        """Return the stats of all pending steps. This waits for the device."""
+        if not self.pending:
+            return []
+
+        values = torch.stack([pending.loss_and_norm for pending in self.pending]).tolist()
+        stats = []
+        for pending, (loss, norm) in zip(self.pending, values, strict=True):
+            fault = None
+            if not math.isfinite(loss):
+                fault = f"the loss is {loss}"
+            elif not math.isfinite(norm) and not self.scaler.is_enabled():
+                fault = f"the gradients are not finite (the loss is {loss:.4g})"
+
+            self.skipped += not math.isfinite(loss + norm)
+            indices = torch.cat(pending.indices).tolist()
+            stats.append(StepStats(pending.step, loss, fault, indices))
+        self.pending.clear()
+        return stats
+
     def state(self) -> dict[str, Any]:
-        """Return the entries of a checkpoint; the schedule is a function of the step."""
+        """Return the entries of a checkpoint. The schedule is restored from the step."""
         return {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -282,7 +330,7 @@ class Learner:
         }
 
     def load_state(self, saved: Checkpoint, path: Path) -> None:
-        """Restore weights, moving average, optimiser, scaler and step from a checkpoint."""
+        """Restore weights, moving average, optimizer, scaler and step from a checkpoint."""
         load_strict(self.model, saved.model, path)
         if self.ema is not None and saved.step > self.ema_start:
             load_strict(self.ema.module, saved.ema or {}, path)
@@ -296,28 +344,37 @@ class Learner:
             if self.step < self.steps:
                 fast_forward(self.schedule, self.step)
 
-            # Empty after steps on a CPU, where auto is fp32: start with a new scale.
+            # A run that started in fp32 (auto on a CPU) has no scaler state.
             if saved.scaler:
                 self.scaler.load_state_dict(saved.scaler)
                 self.scaler.scale(torch.zeros((), device=self.device))
 
 
-def _clip(parameters: Iterable[nn.Parameter], largest: float | None) -> Tensor:
-    """Clip the gradients to a norm, if one is given; return the norm that they had before."""
-    if largest is not None:
-        return nn.utils.clip_grad_norm_(parameters, largest)
-    return nn.utils.get_total_norm(
-        [parameter.grad for parameter in parameters if parameter.grad is not None]
-    )
+def _clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Clip the gradients to `max_norm`, if given. Returns the norm before clipping."""
+    if max_norm is not None:
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients)
 
 
 def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tuple[Tensor, Tensor]:
-    """Add noise to queries [K, D], and append `extra` random ones, positive in every image [B, K].
+    """Add noise to the word vectors, and append random ones that are positive in every image.
 
-    The paper names the two augmentations and gives their settings in table 3; the public code has
-    neither. How they are drawn is our choice: both are normal and act on the vectors before any
-    projection. Their unit is the standard deviation of the vectors' own numbers, so that a setting
-    means the same for any source of vectors. Random numbers come from torch's global generator.
+    The paper gives the settings of both augmentations in table 3; the public code has neither. We
+    chose the distribution: both are normal and are applied before any projection. Their unit is the
+    standard deviation of all entries of the word vectors, so settings do not depend on the source.
+    Random numbers come from torch's global generator.
+
+    Args:
+        queries: Word vectors [K, D].
+        targets: Targets [B, K].
+        noise: Standard deviation of the noise.
+        extra: Number E of random vectors.
+
+    Returns:
+        Word vectors [K + E, D] and targets [B, K + E].
     """
     if not noise and not extra:
         return queries, targets

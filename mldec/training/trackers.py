@@ -1,6 +1,6 @@
-"""Trackers: the numbers and images of a run at Weights & Biases and in trackio.
+"""Experiment trackers: numbers and images of a run in Weights & Biases and trackio.
 
-They never end a run: what they raise becomes one warning, and nothing more is sent.
+A tracker never ends a run. After its first error, it logs a warning and is disabled.
 """
 
 import importlib
@@ -21,11 +21,11 @@ from mldec.training.monitor import Details
 log = logging.getLogger("mldec")
 
 ID_FILE = "tracker_id.txt"  # in the folder of a run
-UPLOAD_SECONDS = 300  # that wandb may take at the end of a run for what is not uploaded yet
+UPLOAD_SECONDS = 300  # limit of the remaining uploads of wandb at the end of a run
 
 
 def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
-    """Begin or continue the records of a run; call it on the main process."""
+    """Create or continue the tracker runs; call this on the main rank."""
     path = directory / ID_FILE
     run_id = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if not run_id:
@@ -35,7 +35,7 @@ def start_trackers(config: Config, directory: Path) -> "list[Tracker]":
 
 
 class Tracker:
-    """Send a run's numbers to wandb or trackio until that fails; `run_id` finds a record again."""
+    """Send numbers to wandb or trackio until the first error; `run_id` identifies a resumed run."""
 
     def __init__(self, name: str, config: Config, directory: Path, run_id: str) -> None:
         self.name = name
@@ -49,14 +49,13 @@ class Tracker:
                 **self._options(config.name, directory, run_id),
             )
             if name == "wandb":
-                # The steps that wandb counts by itself never go back: of a resumed run it would
-                # drop all up to the last one before the stop.
+                # wandb's own step never decreases: wandb would drop repeated steps after a resume.
                 self.run.define_metric("*", step_metric="step")
 
     def _options(self, name: str, directory: Path, run_id: str) -> dict[str, Any]:
-        """Return how a record is found again, and that only settings and numbers are sent."""
+        """Return options that identify the run and disable telemetry."""
         if self.name == "trackio":
-            # It finds a record by its name.
+            # trackio identifies a run by its name.
             options = {"auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
             return {"name": f"{name}-{run_id}", **options}
 
@@ -73,7 +72,7 @@ class Tracker:
         return {"name": name, "id": run_id, "dir": directory, "settings": settings}
 
     def add(self, step: int, details: Details) -> None:
-        """Send what is known after a step; the curves are for TensorBoard only."""
+        """Send the scalars and images of a step. Curves are sent to TensorBoard only."""
         if self.run is None:
             return
 
@@ -86,7 +85,7 @@ class Tracker:
                 self.run.log({**finite, **images}, step=step)
 
     def close(self) -> None:
-        """End the record."""
+        """Finish the tracker run."""
         if self.run is not None:
             with self._or_give_up():
                 self.package.finish()
@@ -94,7 +93,7 @@ class Tracker:
 
     @contextmanager
     def _or_give_up(self) -> Iterator[None]:
-        """Send nothing more after an error; a tracker may raise anything."""
+        """Log an error and disable the tracker; trackers may raise any exception."""
         try:
             yield
         except Exception as error:

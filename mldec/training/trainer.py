@@ -1,4 +1,4 @@
-"""The one training loop: epochs of steps, evaluations, checkpoints, and when to stop."""
+"""The training loop: epochs, evaluations, checkpoints and early stopping."""
 
 import dataclasses
 import logging
@@ -35,13 +35,13 @@ from mldec.runtime.environment import explain_out_of_memory, git_commit, install
 from mldec.runtime.signals import NothingCame, StopRequest
 from mldec.training.log import Meter, RunLog, clock
 from mldec.training.monitor import Observer
-from mldec.training.step import Learner, Numbers, Outcome
+from mldec.training.step import Learner, StepStats, StepStatus
 
 log = logging.getLogger("mldec")
 
 
 class Trainer:
-    """Train and evaluate a model, and keep last.pt and best.pt in `folder`."""
+    """Train and evaluate a model, and write last.pt and best.pt to `folder`."""
 
     def __init__(
         self,
@@ -55,41 +55,42 @@ class Trainer:
         stop: StopRequest | None = None,
     ) -> None:
         train = config.train
-        self.data, self.device = data, device
-        self.stop = StopRequest() if stop is None else stop  # a new one is false for ever
-        self.batches = TrainBatches(
-            len(data.train.dataset),
-            batch_size=train.batch_size,
-            accumulate=train.accumulate,
-            repeats=train.repeats,
-            factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
-            seed=config.seed,
-            rank=distributed.rank(),
-            world_size=distributed.world_size(),
-        )
+        self.data = data
+        self.device = device
+        # `StopRequest()` never requests a stop.
+        self.stop = StopRequest() if stop is None else stop
+        self.batches = _train_batches(config, data)
         train = train.lasting(self.batches.steps)
-        self.config = config = dataclasses.replace(config, train=train)
-        pin = device.type == "cuda"
-        mixing = build.mixing(config.mix, data.train.classes)
+        self.config = dataclasses.replace(config, train=train)
         self.loader = train_loader(
-            data, self.batches, workers=train.loader_workers, pin=pin, mixing=mixing
+            data,
+            self.batches,
+            workers=train.loader_workers,
+            pin=device.type == "cuda",
+            mixing=build.mixing(config.mix, data.train.classes),
         )
-        steps, queries = train.epochs * self.batches.steps, data.train.classes.queries
-        self.learner = Learner(config, model, loss, device=device, steps=steps, queries=queries)
+        self.learner = Learner(
+            self.config,
+            model,
+            loss,
+            device=device,
+            steps=train.epochs * self.batches.steps,
+            queries=data.train.classes.queries,
+        )
 
-        # How far the run is, and its results so far.
+        # Progress and results of the run.
         self.epoch = 0  # finished epochs
-        self.bad_images = 0  # left out of training, over all processes
-        self.outcomes: list[Outcome] = []  # of the steps that `bad_images` does not count yet
+        self.pending: list[StepStatus] = []  # steps that are not yet in `bad_images`
+        self.bad_images = 0  # skipped in training, on all ranks
         self.metrics: dict[str, float] = {}  # of the last evaluation
-        self.constant: list[str] = []  # classes with the same score for all of its images
+        self.constant: list[str] = []  # classes with constant scores in the last evaluation
         self.best = Best()
         self.meter = Meter()
         self.lines = 0  # in metrics.jsonl
 
         self.files = CheckpointFiles(folder, train)
         self.git = git_commit()
-        # The fingerprints of the main process count: it alone writes checkpoints.
+        # Only the main rank writes checkpoints, so its fingerprints count.
         self.fingerprint = distributed.on_main(partial(fingerprint, data.train))
         self.val_fingerprint = distributed.on_main(partial(fingerprint, data.val))
         trained = set(data.train.classes.names)
@@ -97,21 +98,22 @@ class Trainer:
 
     @property
     def position(self) -> int:
-        """Return the number of finished steps of the current epoch."""
+        """Number of finished steps of the current epoch."""
         return self.learner.step - self.epoch * self.batches.steps
 
     @property
     def ended(self) -> str | None:
-        """Return why the run has ended, or None; a function of what a checkpoint holds."""
-        train, best = self.config.train, self.best
+        """Why the run has ended, or None. It depends only on the state in a checkpoint."""
+        train = self.config.train
+        best = self.best
         if self.epoch >= train.epochs:
             return f"train.epochs is {train.epochs}"
         if self.epoch >= train.last_epoch:
             return f"train.stop_epoch is {train.stop_epoch}, of {train.epochs} planned epochs"
 
-        # While the moving average still improves, it may become the best.
-        waited = train.patience is not None and best.evaluations_since >= train.patience
-        if waited and best.falls:
+        # Wait for the moving average while it still improves: it may become the best.
+        out_of_patience = train.patience is not None and best.evaluations_since >= train.patience
+        if out_of_patience and best.falls:
             return (
                 f"train.patience is {train.patience}, evaluations without progress: "
                 f"{best.evaluations_since}, the best one was in epoch {best.epoch}"
@@ -119,12 +121,17 @@ class Trainer:
         return None
 
     def fit(self, runlog: RunLog) -> dict[str, float]:
-        """Train until the run has ended, and return the metrics of its last evaluation.
+        """Train until the run ends.
 
-        After a request to stop a checkpoint is written, and `Stopped` is raised.
+        Returns:
+            The metrics of the last evaluation.
+
+        Raises:
+            Stopped: After a stop request; a checkpoint is written first.
         """
         train = self.config.train
-        self.lines = runlog.lines  # fewer than in the checkpoint, if the file was damaged since
+        # A damaged metrics.jsonl may have fewer lines than the checkpoint expects.
+        self.lines = runlog.lines
 
         try:
             with explain_out_of_memory(lambda: memory_advice(self.config, self.device)):
@@ -133,7 +140,7 @@ class Trainer:
 
                     is_last = self.epoch + 1 == train.last_epoch
                     if is_last or (self.epoch + 1) % train.eval_every == 0:
-                        # Save first: a stop during a long evaluation then loses no step.
+                        # Save first, so that a stop during a long evaluation loses no step.
                         self.save()
                         self.metrics = self.evaluate(runlog)
 
@@ -148,34 +155,40 @@ class Trainer:
         return self.metrics
 
     def train_epoch(self, runlog: RunLog) -> None:
-        """Do the optimiser steps of the current epoch that are not done yet."""
-        train, total = self.config.train, self.batches.steps
-        self.learner.train()
-
-        # After a resume the sampler skips the images of the steps that are done.
-        self.batches.epoch, self.batches.start = self.epoch, self.position
+        """Do the remaining optimizer steps of the current epoch."""
+        train = self.config.train
+        total = self.batches.steps
         description = f"epoch {self.epoch + 1}/{train.last_epoch}"
+
+        # After a resume, the sampler skips the images of the finished steps.
+        self.batches.epoch = self.epoch
+        self.batches.start = self.position
+        self.learner.train()
         self.meter.restart()
-        batches = self._batches()
-        steps = iter(lambda: list(islice(batches, train.accumulate)), [])
+
         for micro_batches in runlog.progress(
-            steps, total=total, done=self.position, description=description
+            self._steps(), total=total, done=self.position, description=description
         ):
             self.meter.loaded()
 
-            # The step changes the position and the learning rate: read both before it.
-            images, lr = self.batches.images_in_step(self.position), self.learner.lr
-            self.outcomes.append(self.learner.learn(micro_batches, images, stop=self.stop))
+            # 1. Do a step. It changes the position and the learning rate: read both before it.
+            images = self.batches.images_in_step(self.position)
+            lr = self.learner.lr
+            status = self.learner.learn(micro_batches, images, stop=self.stop)
+            self.pending.append(status)
             self.meter.stepped(images)
-            reporting = self.position % train.log_every == 0 or self.position == total
-            stopping = self._hear(now=reporting)
 
-            # Before anything is saved: each step begins with the statistics of the main process, so
-            # that a checkpoint of the mean is all that a resumed run needs.
-            world_size = distributed.world_size()
-            if train.average_batchnorm and self.position == total and world_size > 1:
-                distribute_bn(self.learner.model, world_size, reduce=True)
+            # 2. Process stop requests and unreadable images.
+            is_last = self.position == total
+            reporting = is_last or self.position % train.log_every == 0
+            stopping = self.collect_outcomes(now=reporting)
 
+            # 3. Average batch-norm statistics before they are saved. A checkpoint then holds all
+            # statistics, because each step starts from those of the main rank.
+            if is_last and train.average_batchnorm and distributed.world_size() > 1:
+                distribute_bn(self.learner.model, distributed.world_size(), reduce=True)
+
+            # 4. Report, stop or save.
             if reporting:
                 self._report(runlog, description, lr)
             if stopping:
@@ -184,8 +197,14 @@ class Trainer:
             if self.files.is_due(self.learner.step):
                 self.save()
 
+    def _steps(self) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each step."""
+        batches = self._batches()
+        while micro_batches := list(islice(batches, self.config.train.accumulate)):
+            yield micro_batches
+
     def _batches(self) -> Iterator[Batch]:
-        """Load the micro-batches of an epoch; while it waits, the state can be saved."""
+        """Yield the micro-batches of an epoch. The state can be saved while this waits for data."""
         try:
             for batch in self.stop.bounded(self.loader):
                 if not len(batch.images):
@@ -195,68 +214,85 @@ class Trainer:
             self.save()
             self._stop(f"after step {self.learner.step}, waiting for data")
         except DataError as error:
-            # Before the first step there is nothing worth saving.
+            # There is no progress to save before the first step.
             if self.learner.step:
                 self.save()
             raise self._with_checkpoint(error) from error
 
     def _with_checkpoint(self, error: DataError) -> DataError:
-        """Add the path of the checkpoint to an error at which the whole state is saved."""
+        """Add the path of the checkpoint to an error, once the state is saved."""
         if not self.learner.step or not distributed.is_main():
             return error
 
         self.files.wait()
-        return DataError(f"{error}; saved in {self.files.last}: resume=auto goes on")
+        return DataError(f"{error}; saved in {self.files.last}; pass resume=auto to continue")
 
-    def _hear(self, *, now: bool) -> bool:
-        """Take in the outcomes of the last steps, and tell whether one of them ends the run.
+    def collect_outcomes(self, *, now: bool) -> bool:
+        """Process the pending status of past steps.
 
-        Several processes leave that of the newest step for the next call, unless it is needed
-        `now`: the next step need not wait for it. All processes stop after the same step.
+        With several ranks, the newest status is read one step later unless `now` is set, so that
+        the next step does not wait for the all-reduce. All ranks stop after the same step.
+
+        Returns:
+            True if training should stop.
         """
-        stopping = False
-        kept = 0 if now or distributed.world_size() == 1 else 1
-        while len(self.outcomes) > kept:
-            outcome = self.outcomes.pop(0)
-            if outcome.bad_images:
-                self.bad_images += outcome.bad_images
-                for messages in distributed.gather(outcome.messages):
-                    self._warn(*(f"left out: {message}" for message in messages))
-            if outcome.stopping:
-                stopping, kept = True, 0
+        ready = self.pending
+        if distributed.world_size() > 1 and not now:
+            ready = self.pending[:-1]
+        stopping = any(status.stop_requested for status in ready)
+
+        # The checkpoint of a stopped run includes the newest step.
+        if stopping:
+            ready = self.pending
+        for status in ready:
+            self._count_bad_images(status)
+        self.pending = self.pending[len(ready) :]
         return stopping
 
-    def _read(self) -> None:
-        """Read the numbers of the steps since the last reading from the device."""
-        for numbers in self.learner.read():
-            self.meter.add(numbers.loss)
-            if numbers.fault:
-                self._handle_fault(numbers)
+    def _count_bad_images(self, status: StepStatus) -> None:
+        """Count the unreadable images of a step, and log a warning for each."""
+        if not status.bad_images:
+            return
 
-    def _handle_fault(self, numbers: Numbers) -> None:
-        """End the run for a step that changed no weights, or name it, as the config says."""
-        names = ", ".join(map(self.data.train.dataset.name, numbers.indices))
+        self.bad_images += status.bad_images
+        for messages in distributed.gather(status.messages):
+            for message in messages:
+                self._warn(f"left out: {message}")
+
+    def _read(self) -> None:
+        """Read the stats of the steps since the last call from the device."""
+        for stats in self.learner.read():
+            self.meter.add(stats.loss)
+            if stats.fault:
+                self._handle_fault(stats)
+
+    def _handle_fault(self, stats: StepStats) -> None:
+        """Raise an error or log a warning for a non-finite step, as `train.nonfinite` selects."""
         newest = "no checkpoint was written yet"
         if self.files.last.exists():
             newest = f"the last good checkpoint is {self.files.last}"
-        moment = f"{numbers.fault} in step {numbers.step} (epoch {self.epoch + 1})"
-        fix = f"{newest}; lower optim.lr, or look at these images and their labels: {names}"
+        names = ", ".join(map(self.data.train.dataset.name, stats.indices))
+        fault = f"{stats.fault} in step {stats.step} (epoch {self.epoch + 1})"
+        fix = f"{newest}; lower optim.lr, or check these images and their labels: {names}"
+
         if self.config.train.nonfinite is NonFinite.stop:
-            raise UserError(f"{moment}, the weights are those before it; {fix}")
-        log.warning(f"{moment}, it is left out; {fix}")
+            raise UserError(f"{fault}, the step did not change the weights; {fix}")
+        log.warning(f"{fault}, the step is skipped; {fix}")
 
     def _warn(self, *messages: str) -> None:
-        """Log messages that every process has, on the main process only."""
-        for message in messages if distributed.is_main() else ():
-            log.warning(message)
+        """Log warnings on the main rank only."""
+        if distributed.is_main():
+            for message in messages:
+                log.warning(message)
 
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
         """Log the numbers since the last report, and start a new meter."""
-        train, total = self.config.train, self.batches.steps
+        train = self.config.train
+        total = self.batches.steps
         self._read()
         values = {**self.meter.read(self.device), "train/lr": lr}
 
-        # Counters appear only in runs that can have something to count.
+        # Counters appear only in runs where they can be above 0.
         if self.learner.precision is Precision.fp16 or train.nonfinite is NonFinite.skip:
             values["train/skipped_steps"] = self.learner.skipped
         if self.data.bad_images == "skip":
@@ -268,7 +304,7 @@ class Trainer:
         runlog.status(
             f"{description} step {self.position}/{total}",
             f"loss {values['train/loss']:.4g} lr {lr:.3g} "
-            f"{values['train/images_per_second']:.0f} images/s, the run ends in {remaining}",
+            f"{values['train/images_per_second']:.0f} images/s, {remaining} remaining",
         )
         self.meter = Meter()
 
@@ -277,70 +313,83 @@ class Trainer:
         self.lines += 1
 
     def _stop(self, moment: str, *, together: bool = False) -> None:
-        """End the run; if all processes end `together`, the main one alone reports it."""
+        """Raise Stopped.
+
+        Args:
+            moment: When the run was stopped, for the message.
+            together: Whether all ranks stop; then only the main rank has a message.
+        """
         self.files.wait()
 
         message = f"stopped by {self.stop.name} {moment}"
         if distributed.is_main():
-            message += f"; saved in {self.files.last}: resume=auto goes on"
+            message += f"; saved in {self.files.last}; pass resume=auto to continue"
         elif together:
             message = ""
         else:
-            message += " on a process that saves nothing: resume=auto goes on from last.pt"
+            message += " on a rank that saves nothing; pass resume=auto to continue from last.pt"
         raise Stopped(message, self.stop.status)
 
     def evaluate(self, runlog: RunLog) -> dict[str, float]:
         """Evaluate the moving average and the raw weights, log both, and update the best result.
 
-        The metrics are "val/..." of the average if there is one, then "val_raw/..." of the weights.
+        Returns:
+            "val/..." are the metrics of the average, or of the raw weights without an average.
+            "val_raw/..." are those of the raw weights with an average.
         """
         models: dict[str, nn.Module] = {}
         if self.learner.average is not None:
             models["ema"] = self.learner.average
         models["raw"] = self.learner.model
 
-        # Batch-norm statistics differ between processes; a checkpoint holds the main one's.
+        # Batch-norm statistics differ between ranks; checkpoints use those of the main rank.
         for model in models.values():
             distributed.copy_buffers(model)
 
         observer = Observer(self.data, self.config)
-        of_models = evaluate_all(
+        evaluated = evaluate_all(
             list(models.values()),
             self.data,
             self.config,
             device=self.device,
-            progress=partial(self._watched, runlog.evaluation()),
+            progress=partial(self.check_stop, runlog.evaluation()),
             observe=observer,
         )
-        results = dict(zip(models, of_models, strict=True))
-        main, *others = of_models
+        results = dict(zip(models, evaluated, strict=True))
+        main = evaluated[0]
         self._warn(*left_out(main.bad, main.images))
         self.constant = observer.constant_classes()
 
-        # The best checkpoint follows the first metric. A run that was started by a version with
-        # another order keeps its metric, and has it first in the log.
+        # The best checkpoint follows the first metric. A resumed run of a version with another
+        # order keeps its metric, and logs it first.
         metric = next(iter(main.metrics))
         if self.best.metric in main.metrics:
             metric = self.best.metric
         self.best = update_best(self.best, metric, results, self.epoch + 1)
 
         values = {f"val/{metric}": main.metrics[metric]}
-        values |= {f"val/{name}": value for name, value in main.metrics.items()}
-        for raw in others:
-            values |= {f"val_raw/{name}": value for name, value in raw.metrics.items()}
+        for name, value in main.metrics.items():
+            values[f"val/{name}"] = value
+        if "ema" in results:
+            for name, value in results["raw"].metrics.items():
+                values[f"val_raw/{name}"] = value
         self._scalars(runlog, self.epoch + 1, values)
         runlog.details(self.learner.step, observer.details(main))
 
-        scores = ", ".join(
-            f"{weights} {result.metrics[metric]:.2f}" for weights, result in results.items()
-        )
-        best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
-        epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
-        log.info(f"{epoch}: val {metric} {scores} on {main.images:,} images; {best}")
+        self._log_evaluation(metric, results)
         return values
 
-    def _watched(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
-        """Iterate over the batches of an evaluation, and end the run when a stop was requested."""
+    def _log_evaluation(self, metric: str, results: Mapping[str, Results]) -> None:
+        scores = []
+        for weights, result in results.items():
+            scores.append(f"{weights} {result.metrics[metric]:.2f}")
+        images = results["raw"].images
+        best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
+        epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
+        log.info(f"{epoch}: val {metric} {', '.join(scores)} on {images:,} images; {best}")
+
+    def check_stop(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
+        """Yield the batches of an evaluation; raise Stopped after a stop request."""
         moment = f"in the evaluation after step {self.learner.step}"
         try:
             for batch in bar(self.stop.bounded(batches), total=total):
@@ -353,15 +402,15 @@ class Trainer:
             raise self._with_checkpoint(error) from error
 
     def save(self, *, best: bool = False) -> None:
-        """Write last.pt in the background from a copy of the state; with `best` also best.pt."""
-        # The main process alone writes, and goes by its own clock.
+        """Write a copy of the state to last.pt in the background; with `best` also to best.pt."""
+        # Only the main rank writes. It may save at other steps than the other ranks.
         if distributed.is_main():
             self._read()
         self.files.save(self.checkpoint, best=best)
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state of the run; its tensors are those that training goes on to change."""
-        # Leave out how this process was started: from a checkpoint, or on data that changed.
+        """Return the state of the run. Its tensors are not copied; training changes them."""
+        # Leave out settings of this start only: the checkpoint, and that the data may change.
         data = {key: value for key, value in self.config.data.items() if key != "changed"}
         config = dataclasses.replace(self.config, resume=None, data=data)
 
@@ -381,7 +430,7 @@ class Trainer:
                 loss=self.meter.loss,
                 steps=self.meter.steps,
                 skipped=self.learner.skipped,
-                bad_images=self.bad_images + sum(step.bad_images for step in self.outcomes),
+                bad_images=self.bad_images + sum(status.bad_images for status in self.pending),
             ),
             versions=installed(),
             git=self.git,
@@ -389,79 +438,99 @@ class Trainer:
         )
 
     def resume(self, saved: Checkpoint, path: Path) -> None:
-        """Go on from a checkpoint of the same run, read from a path."""
+        """Restore the state of the same run from a checkpoint that was read from `path`."""
         self._check_same_run(saved, path)
         self.learner.load_state(saved, path)
-        self.epoch, self.metrics, self.best = saved.epoch, saved.metrics, saved.best
-        self.lines, self.bad_images = saved.log.lines, saved.log.bad_images
         self.learner.skipped = saved.log.skipped
+        self.epoch = saved.epoch
+        self.metrics = saved.metrics
+        self.best = saved.best
+        self.lines = saved.log.lines
+        self.bad_images = saved.log.bad_images
         self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
 
-        # Which weights the run once started from stays in its record.
+        # Keep the record of the initial weights.
         init = saved.config.get("init")
-        init = Init(**init) if isinstance(init, dict) else init
+        if isinstance(init, dict):
+            init = Init(**init)
         self.config = dataclasses.replace(self.config, init=init)
 
-        # The run may have been killed after it saved its best result and before it named it so.
+        # The run may have been killed after it wrote last.pt and before it wrote best.pt.
         has_result = self.best.metric is not None
         if has_result and self.best.epoch == self.epoch and self.position == 0:
             self.files.restore_best(path)
 
     def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
-        """Raise CheckpointError for other settings, classes, steps or data."""
+        """Raise CheckpointError if settings, classes, steps or data differ."""
         changed = diff(saved_config(saved, path, self.config.plugins), self.config)
         if changed:
             raise CheckpointError(
                 f"{path} is of a run with other settings ({'; '.join(changed)}): "
-                f"put them back, or start a new run with name=... init={path}"
+                f"restore them, or start a new run with name=... init={path}"
             )
         check_classes(saved.classes, self.data.val.classes, path)
 
-        # A step in the middle of an epoch must stand for the same images as before.
+        # The position in an epoch must mean the same images as before.
         if saved.steps_per_epoch != self.batches.steps:
             raise CheckpointError(
                 f"{path} has {saved.steps_per_epoch} steps per epoch, this run "
                 f"{self.batches.steps}: use the same training images and processes"
             )
+
         allowed = self.config.data.get("changed") == "allow"
-        warnings = (
-            check_same(saved.fingerprint, self.fingerprint, path, allow=allowed),
-            check_same(
-                saved.val_fingerprint,
-                self.val_fingerprint,
-                path,
-                allow=allowed,
-                split="validation",
-            ),
+        warning = check_same(saved.fingerprint, self.fingerprint, path, allow=allowed)
+        if warning:
+            self._warn(warning)
+        warning = check_same(
+            saved.val_fingerprint,
+            self.val_fingerprint,
+            path,
+            allow=allowed,
+            split="validation",
         )
-        for warning in filter(None, warnings):
+        if warning:
             self._warn(warning)
 
 
+def _train_batches(config: Config, data: DataModule) -> TrainBatches:
+    return TrainBatches(
+        len(data.train.dataset),
+        batch_size=config.train.batch_size,
+        accumulate=config.train.accumulate,
+        repeats=config.train.repeats,
+        factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
+        seed=config.seed,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
+
+
 class CheckpointFiles:
-    """Write last.pt and best.pt in the background; only the main process writes."""
+    """Write last.pt and best.pt in the background, on the main rank only."""
 
     def __init__(self, folder: Path, train: Train) -> None:
-        self.last, self.best = folder / "last.pt", folder / "best.pt"
+        self.last = folder / "last.pt"
+        self.best = folder / "best.pt"
         self._train = train
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._saved_at = time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        """Tell whether to save after a step; each process goes by its own clock."""
-        steps, minutes = self._train.save_every_steps, self._train.save_every_minutes
+        """Return True if a checkpoint is due after a step. Each rank uses its own clock."""
+        steps = self._train.save_every_steps
+        minutes = self._train.save_every_minutes
         if steps is not None and step % steps == 0:
             return True
         return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def save(self, checkpoint: Callable[[], Checkpoint], *, best: bool) -> None:
-        """Write last.pt, with `best` also best.pt, in the background."""
+        """Write last.pt, and best.pt if `best` is set, in the background."""
         self._saved_at = time.monotonic()
         if not distributed.is_main():
             return
 
-        # Training goes on to change the tensors while the file is written.
+        # Training changes the tensors while the file is written.
         state = torch_files.snapshot(checkpoint().to_state())
 
         def write() -> None:
@@ -473,16 +542,17 @@ class CheckpointFiles:
         self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Wait until the last save is on the disk, or raise the error in it."""
-        # Forget it first, so that its error is raised only once.
-        pending, self._pending = self._pending, None
+        """Wait until the last save is on the disk; raise its error, if any."""
+        # Clear it first, so that its error is raised only once.
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.result()
 
     def restore_best(self, path: Path) -> None:
-        """Give the name best.pt to a checkpoint of this folder that holds the best result.
+        """Write best.pt from a checkpoint of this folder that holds the best result.
 
-        A run that was killed between the save and the second name left an older best.pt behind.
+        A run that is killed after last.pt is written leaves an older best.pt.
         """
         if not distributed.is_main() or path.parent != self.last.parent:
             return
@@ -492,9 +562,9 @@ class CheckpointFiles:
 
 
 def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:
-    """Return the best result after one more evaluation; of equal ones the earliest.
+    """Return the best result after another evaluation. Of equal results the earliest is kept.
 
-    What ends a run with `train.patience` is Query2Label's rule (main_mlc.py of its code).
+    The rule for `train.patience` is Query2Label's (main_mlc.py of its code).
     """
     values = {weights: result.metrics[metric] for weights, result in results.items()}
     best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1)

@@ -61,7 +61,7 @@ def test_the_checkpoint_of_another_run_does_not_replace_this_one(run, cli, tmp_p
     shutil.copy(run / "checkpoints" / "last.pt", other)
     before = content(run)
     err = cli.fault("train", *QUICK, f"resume={other}")
-    one_line(err, f"resume={other}: {run} holds another run, which it would replace; pass name=...")
+    one_line(err, f"resume={other}: {run} holds another run; pass name=...")
     assert content(run) == before
 
     # In a new folder, and in the same one with a file of its own, it goes on.
@@ -154,7 +154,7 @@ def test_a_run_leaves_its_fold_out_and_goes_on_with_no_other(photos, cli):
     assert "fold: 2/2" in Path("outputs/fold/config.yaml").read_text()
 
     err = cli.fault("train", *base, "data.fold=1/2", "resume=auto", "train.epochs=2")
-    one_line(err, "is of a run with other settings (data.fold: 2/2 -> 1/2): put them back")
+    one_line(err, "is of a run with other settings (data.fold: 2/2 -> 1/2): restore them")
 
 
 def test_a_change_of_the_data_is_refused_at_a_resume(photos, cli, tmp_path):

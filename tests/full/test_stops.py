@@ -40,7 +40,7 @@ def test_a_signal_saves_and_ends_with_its_status(name, forward, cli, digits_run,
     # An evaluation ends before its next batch: there must be one.
     status, _, err = cli("train", *QUICK, *(["train.eval_batch_size=20"] if forward == 5 else []))
     assert status == (130 if name == "SIGINT" else 143)
-    one_line(err, f"stopped by {name} ", "resume=auto goes on")
+    one_line(err, f"stopped by {name} ", "resume=auto")
     assert ("in the evaluation" in err) == (forward == 5)
     assert signal.getsignal(signal.SIGTERM) == before
     monkeypatch.delenv("PATCHES_SIGNAL")
@@ -78,9 +78,7 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
         patch.setattr(patches, "interrupt", kill_workers)
         status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
     assert status == 1
-    one_line(
-        err, "a loader process died", "lower train.workers", "saved in ", "resume=auto goes on"
-    )
+    one_line(err, "a loader process died", "lower train.workers", "saved in ", "resume=auto")
     last = here / "outputs" / "digits" / "checkpoints" / "last.pt"
     assert read_torch(last)["step"] == min(forward, 4)
     assert cli("train", *QUICK, "resume=auto").status == 0
@@ -111,7 +109,7 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
         patch.setattr(patches, "interrupt", halt_workers)
         status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
     assert status == 143
-    one_line(err, "stopped by SIGTERM ", ", waiting for data; saved in ", "resume=auto goes on")
+    one_line(err, "stopped by SIGTERM ", ", waiting for data; saved in ", "resume=auto")
     assert ("in the evaluation" in err) == (forward == 5)
     assert cli("train", *QUICK, "resume=auto").status == 0
     same_end(digits_run, here / "outputs" / "digits")

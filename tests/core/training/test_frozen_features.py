@@ -94,7 +94,7 @@ def test_a_second_run_computes_nothing(caplog):
     backbone = Counting()
     data = cached(backbone)
     assert len(data.train.dataset) + len(data.val.dataset) == backbone.images == 24
-    assert "has seen 0 of 16 training images before" in caplog.text
+    assert "tokens of 0 of 16 training images are cached" in caplog.text
 
     again = cached(backbone)
     assert torch.equal(
@@ -102,7 +102,7 @@ def test_a_second_run_computes_nothing(caplog):
     )
     assert len(again.val.dataset) == 8
     assert backbone.images == 24
-    assert "has seen 16 of 16 training images before" in caplog.text
+    assert "tokens of 16 of 16 training images are cached" in caplog.text
 
 
 def test_splits_share_what_is_computed():

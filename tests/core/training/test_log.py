@@ -44,7 +44,7 @@ def test_a_damaged_log_is_mended_and_named(content, left, missing, tmp_path, cap
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (missing > 0)
     if missing:
-        said = f"metrics.jsonl: {missing} of the 4 lines that the run had written are missing"
+        said = f"metrics.jsonl: {missing} of 4 lines are missing"
         assert said in warnings[0]
 
 

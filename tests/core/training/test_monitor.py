@@ -152,7 +152,7 @@ def test_the_images_are_fixed_by_the_seed_and_say_what_is_right(monkeypatch):
             if verdict := kinds.get((int(label), score > 0.6)):
                 expected.append((verdict not in ("right", "missed"), -score, verdict, name))
         lines = [f"{verdict} {name} {-score:.2f}" for _, score, verdict, name in sorted(expected)]
-        assert verdicts == (lines or ["nothing labelled, nothing predicted"])
+        assert verdicts == (lines or ["no labels, no predictions"])
 
 
 def test_exclusive_classes_have_the_scores_of_a_softmax_and_one_prediction(monkeypatch):

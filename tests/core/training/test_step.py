@@ -77,7 +77,7 @@ def test_a_step_is_that_of_plain_gradient_descent(config, clip):
     for step in range(3):
         rates.append(ours.lr)
         told = ours.learn([batch()], 6)
-        assert (told.stopping, told.bad_images) == (False, 0)
+        assert (told.stop_requested, told.bad_images) == (False, 0)
         [outcome] = ours.read()
 
         loss = AsymmetricLoss()(other.model(batch().images), batch().targets)
@@ -132,7 +132,7 @@ def test_a_stop_counts_though_it_came_during_the_step(config):
     requests = []
     ours = learner(config, *PLAIN)
     ours.model.head.register_forward_hook(lambda *_: requests.append(15))
-    assert ours.learn([batch()], 6, stop=requests).stopping
+    assert ours.learn([batch()], 6, stop=requests).stop_requested
     assert ours.step == 1, "the step is done nevertheless"
 
 

@@ -216,7 +216,7 @@ def test_a_stopped_run_is_the_beginning_of_the_planned_one(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["seed=3"], r"other settings \(seed: 0 -> 3\): put them back, or start a new run with na"),
+        (["seed=3"], r"other settings \(seed: 0 -> 3\): restore them, or start a new run with na"),
         (["optim.lr=1", "loss.clip=0.5"], r"\(loss.clip: .* -> 0.5; optim.lr: 0.01 -> 1.0\)"),
     ],
 )
@@ -296,7 +296,7 @@ def test_saves_are_due_and_hold_their_moment(tmp_path, monkeypatch):
     assert torch.equal(read_torch(job.files.last)["model"]["head.pool_bias"], before)
 
     # What the processes tell each other of the last step arrives later, and counts.
-    job.outcomes.append(SimpleNamespace(bad_images=2))
+    job.pending.append(SimpleNamespace(bad_images=2))
     assert job.checkpoint().log.bad_images == 2
 
     monkeypatch.setattr(distributed, "is_main", lambda: False)
@@ -368,7 +368,7 @@ def test_a_step_that_is_not_finite_stops_or_is_skipped(tmp_path, what, caplog):
     fit(job, tmp_path)
     counts = [line["train/skipped_steps"] for line in numbers(tmp_path) if "train/loss" in line]
     assert counts[:5] == [0, 0, 1, 1, 1]
-    assert any(message in text and "it is left out" in text for text in caplog.messages)
+    assert any(message in text and "the step is skipped" in text for text in caplog.messages)
 
 
 def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(tmp_path, caplog):
@@ -404,7 +404,7 @@ def test_the_start_says_how_many_parameters_train(tmp_path):
     with_queries = total + job.learner.model.head.queries.numel()
     said = describe_run(job, Precision.auto)
     millions = [number / 1e6 for number in (total - stem, with_queries)]
-    assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters train, 4" in said
+    assert f": {millions[0]:.2f} of {millions[1]:.2f} M parameters trainable, 4" in said
     assert run_facts(job).parameters == total - stem
 
 
@@ -417,7 +417,7 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
     assert few_per_batch_norm(job) is None
 
     monkeypatch.setattr(distributed, "world_size", lambda: 4)
-    assert "batches of 32 images, batch norms see 4 at a time" in describe_run(job, Precision.auto)
+    assert "batches of 32 images (4 per batch norm)" in describe_run(job, Precision.auto)
     assert "only 4 images" in str(few_per_batch_norm(job))
     job.config.train.sync_batchnorm = True
     assert images_per_batch_norm(job) == 16
@@ -428,9 +428,9 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["+experiment=coco_tresnet_l"], "the published tresnet_v2_l.miil_in21k; the head is ran"),
+        (["+experiment=coco_tresnet_l"], "pretrained tresnet_v2_l.miil_in21k"),
         (["+experiment=coco_tresnet_l", "init=zoo:tresnet_l_pretrain"], "init=zoo:tresnet_l_pret"),
-        (["+experiment=coco_tresnet_l", "backbone.pretrained=l.pth"], "backbone.pretrained=l.pth;"),
+        (["+experiment=coco_tresnet_l", "backbone.pretrained=l.pth"], "backbone.pretrained=l.pth"),
         (["+experiment=coco_tresnet_xl_640"], "random"),
     ],
 )
@@ -439,10 +439,10 @@ def test_the_log_names_the_weights_that_a_run_starts_from(words, expected):
     config = build.recorded(config, build.check(config))
     assert start_weights(config).startswith(f"start weights: {expected}")
     resumed = start_weights(config, Path("last.pt"))
-    assert resumed.startswith(f"start weights: last.pt, of a run that began with: {expected}")
+    assert resumed.startswith(f"resumed from last.pt; start weights: {expected}")
 
     own = replace(compose(["+experiment=digits"]), backbone={"_target_": "patches.Patches"})
-    said = "start weights: those that patches.Patches is built with; the head is random"
+    said = "start weights: defaults of patches.Patches"
     assert start_weights(own) == said
 
 

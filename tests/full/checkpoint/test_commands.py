@@ -29,7 +29,7 @@ def test_every_command_takes_a_published_folder(cli, best, here):
     assert " of " in loading.initialise(copy.model, folder)
     for name in (str(weights), "hf:me/mine"):
         err = cli.fault("train", *QUICK, f"resume={name}", "name=again")
-        one_line(err, "a published checkpoint holds no training state", "start from it by init=")
+        one_line(err, "a published checkpoint holds no training state", "pass init=")
 
 
 def changed(best, path, names):
