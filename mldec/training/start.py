@@ -236,7 +236,7 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
         position += f" (train.epochs={config.train.epochs})"
     position += f", {trainer.position} of {trainer.batches.steps} steps done"
     if trainer.ended:
-        position = f"ended after epoch {trainer.epoch}"
+        position = f"ended after epoch {trainer.epoch}, nothing is left to train"
 
     return (
         f"{config.name}: {parameters}, {len(val.classes)} classes, {splits}, {device}, {batch}, "

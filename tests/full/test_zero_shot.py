@@ -242,14 +242,14 @@ def test_a_zero_shot_file_of_the_official_code_is_given_names_and_vectors(
     err = cli.fault("predict", path, some_image(folder), *size)
     one_line(err, f"{path} names no classes and holds no word vectors: pass --classes and --vect")
 
-    err = cli.fault("calibrate", path, *size, *data, "device=cpu")
+    err = cli.fault("calibrate", path, *size, *data, "device=cpu", "--out", tmp_path / "x.pt")
     one_line(err, f"{path} names no classes and holds no word vectors: it cannot be stored")
 
 
 def test_data_of_another_image_size_is_noticed(command):
     data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
     warning = "evaluated at 224 pixels, the default of this data; outputs/zsl/checkpoints/best.pt"
-    advice = " is for 32: pass data.image_size=32 for that\n"
+    advice = " was trained at 32: pass data.image_size=32 to use that\n"
     for words, is_warned in [(data, True), ([*data, "data.image_size=64"], False)]:
         status, out, err = command("evaluate", *words)
         assert status == 0, err

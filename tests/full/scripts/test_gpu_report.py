@@ -49,7 +49,7 @@ def test_the_parts_come_in_the_order_of_their_value(script, tmp_path):
     # The batches are those of the review, the first of them the recipe's.
     assert sorted(int(part.name.split("_")[1]) for part in parts[7:]) == [64, 128, 256]
     [command] = parts[0].commands
-    assert command[1:4] == ["-m", "mldec", "benchmark", "throughput"]
+    assert command[1:5] == ["-m", "mldec", "benchmark", "throughput"]
     assert "device=cuda" in command
     assert not any(word.startswith(("backbone=", "train.")) for word in command)
     [command] = parts[1].commands
