@@ -36,8 +36,8 @@ REWEIGHT_SCALE = math.log(1 / 0.07)  # initial value in RAM++; its training did 
 class RAM(nn.Module):
     """Decode K tags from their text embeddings with cross-attention layers.
 
-    In RAM each tag has one row, and its query is a projection of this row. In RAM++ each tag has M
-    rows, which embed M descriptions of the tag. Its query is a projection of their weighted mean.
+    RAM has one row per tag, and the query of a tag is a projection of its row. RAM++ has M rows per
+    tag, which embed M descriptions of the tag. The query is a projection of their weighted mean.
     The weights are computed for each image by a softmax over exp(s) c . row. Here c is the mean of
     the projected tokens, normalized to length 1, and s is a learned scalar.
 
