@@ -7,7 +7,7 @@ from torch import Tensor
 from mldec import lazily
 from mldec.heads.ml_decoder import MLDecoder
 
-# A run has one head: it does not import the others.
+# Heads are imported on first use, because a run has only one.
 __getattr__ = lazily(
     __name__,
     {
@@ -16,7 +16,9 @@ __getattr__ = lazily(
         "RAM": "ram",
         "Query2Label": "query2label",
         "attach": "attached",
-        **dict.fromkeys(("Cosine", "WordGAP", "WordGroupDecoder"), "words"),
+        "Cosine": "words",
+        "WordGAP": "words",
+        "WordGroupDecoder": "words",
     },
 )
 
@@ -33,19 +35,24 @@ __all__ = [
     "attach",
 ]
 
-# Letters of the shapes in this package: B batch, N tokens, C backbone width, D decoder width,
-# G groups, K classes.
+# Symbols of shapes in this package: B batch size, N tokens, C backbone width, D decoder width,
+# D_w width of word vectors, G groups, K classes.
 
 
 class Head(Protocol):
-    """What every head offers; its constructor is `(in_features, num_classes, *, own keywords)`.
+    """Interface of all heads. The constructor is `Head(in_features, num_classes, *, ...)`.
 
-    A head with a bias per class may have a method `start_at(logits)`: it sets the part of its
-    logits that no image changes to these [K]; see `train.start_at_frequency`.
+    A head with a bias per class may define `start_at(logits)`, which initializes its biases from
+    prior logits [K]; see `train.start_at_frequency`.
     """
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
+        """Compute logits [B, K].
 
-        A zero-shot head also takes word vectors [K, D_w].
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Word vectors [K, D_w], for zero-shot heads only.
+
+        Returns:
+            Logits [B, K].
         """

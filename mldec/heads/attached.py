@@ -1,4 +1,4 @@
-"""A head in a model of timm or torchvision, in the place of its pooling and classifier."""
+"""Replace the pooling and classifier of a timm or torchvision model by a head."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +11,16 @@ from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, t
 from mldec.errors import ConfigError, refusing
 from mldec.heads.ml_decoder import MLDecoder
 
-# Any: the models of timm and torchvision have no common interface that a type checker could know.
+# Models are typed as Any, because timm and torchvision models have no common interface.
 
 
 class Form(NamedTuple):
-    """What a kind of models needs: where its head goes, and how its tokens are computed.
+    """Classifiers of a kind of model, and the function that computes its tokens.
 
-    The head takes the place of the first of the classifiers, which are paths of layers; the others,
-    of a distilled model, become `nn.Identity`. The tokens may be a map too.
+    Attributes:
+        classifiers: Module paths. The head replaces the first one, `nn.Identity` the others (of a
+            distilled model).
+        tokens: Maps a model and images to tokens [B, N, C] or to a map [B, C, H, W].
     """
 
     classifiers: tuple[str, ...]
@@ -26,7 +28,7 @@ class Form(NamedTuple):
 
 
 def _in_order(layers: tuple[str, ...], model: Any, images: Tensor) -> Tensor:
-    """Apply layers of a model one after the other."""
+    """Apply layers of a model in order."""
     features = images
     for layer in layers:
         features = model.get_submodule(layer)(features)
@@ -34,7 +36,7 @@ def _in_order(layers: tuple[str, ...], model: Any, images: Tensor) -> Tensor:
 
 
 def _densenet(model: Any, images: Tensor) -> Tensor:
-    # Its last ReLU is not a layer.
+    # The last ReLU is not a module.
     return model.features(images).relu()
 
 
@@ -50,8 +52,8 @@ def _vit(model: Any, images: Tensor) -> Tensor:
 
 _RESNET = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
 _FEATURES = Form(("classifier",), partial(_in_order, ("features",)))
-# Classes of torchvision.models, by name because importing them takes longer than all else here. The
-# norm of ConvNeXt that stands behind the pooling is applied to each token.
+# Classes of torchvision.models. They are listed by name, because their import is slow. The norm
+# after the pooling of ConvNeXt is applied to each token.
 _TORCHVISION = {
     "resnet.ResNet": Form(("fc",), partial(_in_order, _RESNET)),
     "regnet.RegNet": Form(("fc",), partial(_in_order, ("stem", "trunk_output"))),
@@ -67,20 +69,26 @@ _POOLINGS = {"avgpool", "global_pool", "head.global_pool", "attn_pool"}
 
 
 class Attached(nn.Module):
-    """Mixed into the class of a model that has a head of ours."""
+    """Mixin for the class of a model with an attached head."""
 
     _form: Form
 
     def forward(self, images: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Map images [B, 3, H, W], normalised as the model's weights need it, to logits [B, K].
+        """Compute the logits of a batch.
 
-        The rest is passed on to the head: queries [K, D_w], `attention=True`.
+        Args:
+            images: Images [B, 3, H, W], normalized as the weights of the model require.
+            args: Positional arguments of the head, such as queries [K, D_w].
+            options: Keyword arguments of the head, such as `attention=True`.
+
+        Returns:
+            Logits [B, K], or the output of the head with these arguments.
         """
         head = self.get_submodule(self._form.classifiers[0])
         return head(self._form.tokens(self, images), *args, **options)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copy and pickle the model by its own class, since its present class has no module."""
+        """Copy and pickle the model by its original class: the new class is in no module."""
         return _blank, (type(self).__mro__[2],), self.__getstate__()
 
 
@@ -94,27 +102,27 @@ def attach(
 ) -> Any:
     """Replace the pooling and classifier of a model by a head, in place.
 
-    `model(images)` then gives logits [B, K]. Images are floating point and normalised by the
-    caller, as the weights need it. The head stands where the classifier stood, under its name.
-    Class and register tokens are dropped, and a norm behind the pooling is applied to each token,
-    as in `TimmBackbone`. Layers behind the features are frozen.
+    `model(images)` then returns logits [B, K]. The caller normalizes the images as the weights
+    require. The head is registered under the name of the classifier. Class and register tokens are
+    dropped. A norm after the pooling is applied to each token, as in `TimmBackbone`. Layers that
+    the tokens do not depend on are frozen.
 
     Args:
-        model: a network of timm whose features are one map or one sequence of tokens, or ResNet,
-            RegNet, ConvNeXt, EfficientNet, MobileNetV2, MobileNetV3, DenseNet, SwinTransformer or
-            VisionTransformer of torchvision. A head that is attached already is replaced.
-        num_classes: number of classes K.
-        head: a class of this package, called with the width of the tokens and K.
-        image_shape: channels, height and width that the model accepts; None for those that it was
-            built with. Only a network of timm with other channels than its published weights needs
-            it, or one that hides its size.
-        options: keywords of the head, such as `num_groups=100`.
+        model: A timm network with features of one map or one token sequence, or a ResNet, RegNet,
+            ConvNeXt, EfficientNet, MobileNetV2, MobileNetV3, DenseNet, SwinTransformer or
+            VisionTransformer of torchvision. A head that is already attached is replaced.
+        num_classes: Number of classes K.
+        head: A head class of this package. It is called with the token width and K.
+        image_shape: Channels, height and width of the input images. None for the shape that the
+            model was built with. Only required for timm networks with another number of channels
+            than their published weights, or without a known image size.
+        options: Keyword arguments of the head, such as `num_groups=100`.
 
     Returns:
-        The same model, whose class is now a subclass of its own.
+        The same model. Its class is now a subclass of the original class.
 
     Raises:
-        ConfigError: if the model has none of these forms; it is then as before.
+        ConfigError: If the model is not supported. It is not changed then.
     """
     kinds = ", ".join(kind.partition(".")[2] for kind in _TORCHVISION)
     remedy = f"take a network of timm that gives one map or sequence, or of torchvision: {kinds}"
@@ -124,15 +132,14 @@ def attach(
         tokens, unused = try_out(trial, image_shape or _image_shape(model))
         check_patches(model, tokens)
 
-    # Everything that can go wrong is done before the model changes.
+    # Build the head first, so that an error leaves the model unchanged.
     decoder = head(tokens.shape[2], num_classes, **options)
     parameter = next(model.parameters())
     decoder.to(parameter.device, parameter.dtype).train(model.training)
 
     freeze(trial, unused)
-    path, *others = form.classifiers
-    model.set_submodule(path, decoder)
-    other_classifiers = set(others)
+    model.set_submodule(form.classifiers[0], decoder)
+    other_classifiers = set(form.classifiers[1:])
     poolings = _POOLINGS & dict(model.named_modules()).keys()
     for name in other_classifiers | poolings:
         model.set_submodule(name, nn.Identity())
@@ -146,7 +153,7 @@ def attach(
 
 
 class _Tokens(nn.Module):
-    """A model that gives its tokens [B, N, C]: what a trial needs."""
+    """Wrapper whose forward returns the tokens [B, N, C] of a model."""
 
     def __init__(self, model: nn.Module, form: Form) -> None:
         super().__init__()
@@ -155,32 +162,36 @@ class _Tokens(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self._form.tokens(self.model, images)
-        return tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
+        if tokens.ndim == 4:
+            tokens = tokens.flatten(2).transpose(1, 2)
+        return tokens
 
 
 def _form_of(model: Any) -> Form:
-    """Return the form of a model, from its class."""
+    """Return the form of a model, based on its class."""
     for cls in type(model).__mro__:
         package, _, kind = f"{cls.__module__}.{cls.__qualname__}".partition("torchvision.models.")
         if not package and kind in _TORCHVISION:
             return _TORCHVISION[kind]
 
-    # timm keeps these two in every image network; `features_only=True` makes something else.
+    # Every timm image network has both, except for those built with `features_only=True`.
     classifiers = getattr(model, "pretrained_cfg", {}).get("classifier")
     if not classifiers or not hasattr(model, "forward_features"):
         raise ValueError("it is none of these")
-    paths = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
-    return Form(paths, partial(timm_tokens, norm_path=norm_behind_pooling(model)))
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    return Form(tuple(classifiers), partial(timm_tokens, norm_path=norm_behind_pooling(model)))
 
 
 def _image_shape(model: Any) -> tuple[int, ...]:
-    """Return channels, height and width of the images that a model was built for."""
+    """Return the channels, height and width of the input images of a model."""
     sides = getattr(getattr(model, "patch_embed", None), "img_size", None)  # timm
     if sides is None and hasattr(model, "image_size"):  # ViT of torchvision
         sides = (model.image_size, model.image_size)
     if sides is None:
         sides = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))[-2:]
-    return (3, *sides)
+    height, width = sides
+    return 3, height, width
 
 
 def _attached_class(base: type[nn.Module]) -> type[nn.Module]:
@@ -188,6 +199,6 @@ def _attached_class(base: type[nn.Module]) -> type[nn.Module]:
 
 
 def _blank(base: type[nn.Module]) -> nn.Module:
-    """Return a model without content, to be filled by `copy` or `pickle`."""
+    """Return an uninitialized model, to be filled by `copy` or `pickle`."""
     cls = _attached_class(base)
     return cls.__new__(cls)

@@ -1,37 +1,39 @@
-"""Class-specific residual attention: average pooling, plus where each class scores highest."""
+"""Class-specific residual attention: average pooling plus attention pooling per class."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows
+from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows, without_autocast
 
 
 class CSRA(nn.Module):
-    """Logits from the mean of the tokens, plus their mean under the attention of the class.
+    """Class-specific residual attention over the tokens.
 
-    With the score s_j = x_j . m_i + b_i of class i at token x_j, the attention of the class is
-    softmax_j(T s_j), and its logit is l_i = mean_j(s_j) + lambda sum_j softmax_j(T s_j) s_j. Heads
-    have a classifier (m, b) and a temperature T each, and their logits are summed: T is 1, 2, 4,
-    ..., and infinite in the last of several, where the sum becomes max_j(s_j). With lambda = 0 and
-    one head this is `GAP`.
+    Let s_j = x_j . m_i + b_i be the score of class i at token x_j. The attention of the class is
+    softmax_j(T s_j), and its logit is l_i = mean_j(s_j) + lambda sum_j softmax_j(T s_j) s_j. Each
+    head has its own classifier (m, b) and temperature T, and the logits of the heads are summed.
+    The temperatures are 1, 2, 4, and so on. With several heads, the last temperature is infinite,
+    and the sum becomes max_j(s_j). CSRA with lambda = 0 and one head equals `GAP`.
 
-    Source: Zhu and Wu 2021, arXiv 2108.02456, equation 8, and figure 3 for 1, 2 and 4 heads. This
-    is not the head of the authors' code (pipeline/csra.py of Kevinz-code/CSRA), so that their
-    published figures are not to be expected:
+    This head follows the paper, not the official code (pipeline/csra.py), so the published results
+    cannot be reproduced exactly. The official code differs in these points:
 
-    - There each m_i is divided by its norm, in training and inference; here it is not.
-    - There 6 and 8 heads have the temperatures 1, 2, ..., 5 or 7 and infinity; here powers of two.
-    - There scores have no bias b_i, which leaves the attention as it is.
-    - There `lam` is 0.1 for VOC, 0.4 or 0.5 for MS-COCO and 0.3 for WIDER.
+    - Each m_i is divided by its norm, in training and inference.
+    - The temperatures of 6 and 8 heads are 1, 2, ..., 5 or 7 and infinity, not powers of two.
+    - Scores have no bias b_i. The bias does not change the attention.
+    - `lam` is 0.1 for VOC, 0.4 or 0.5 for MS-COCO and 0.3 for WIDER.
+
+    Source: Zhu and Wu 2021, arXiv 2108.02456, equation 8, and figure 3 for 1, 2 and 4 heads; code
+    Kevinz-code/CSRA.
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: number of classes K.
-        num_heads: number H of heads.
-        lam: weight lambda of the attention, from 0 on; heads share it.
-        dropout: probability of dropping a feature, in all tokens of an image, in training.
+        in_features: Width C of the tokens.
+        num_classes: Number of classes K.
+        num_heads: Number of heads H.
+        lam: Weight lambda of the attention, >= 0, shared by all heads.
+        dropout: Dropout probability of a feature. It is dropped in all tokens of an image.
     """
 
     class_tensors = ("fc.weight", "fc.bias")
@@ -48,38 +50,50 @@ class CSRA(nn.Module):
     ) -> None:
         super().__init__()
         at_least_one(num_heads=num_heads)
-        self.in_features, self.lam = in_features, lam
+        self.in_features = in_features
+        self.lam = lam
         self.temperatures = [2.0**head for head in range(num_heads)]
         if num_heads > 1:
             self.temperatures[-1] = math.inf
 
         self.dropout = nn.Dropout1d(dropout)
-        # The rows of a class, one per head, follow each other.
+        # Each class has one row per head, and its rows are consecutive.
         self.fc = nn.Linear(in_features, num_heads * num_classes)
 
     def start_at(self, logits: Tensor) -> None:
-        """Set the part of the logits that no image changes to these [K]."""
+        """Initialize the biases from prior logits [K]."""
         heads = len(self.temperatures)
-        # Each head counts its bias in the mean, and in the attended sum, times lambda.
+        # Each head adds its bias to the mean, and lambda times its bias to the attended sum.
         self.fc.bias.data.copy_(logits.repeat_interleave(heads) / (heads * (1 + self.lam)))
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K]."""
+        """Compute logits [B, K].
+
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Must be None.
+
+        Returns:
+            Logits [B, K].
+
+        Raises:
+            ConfigError: If `queries` is given.
+        """
         tokens = as_tokens(tokens, self.in_features)
         refuse_words(queries, self)
         tokens = self.dropout(tokens.transpose(1, 2)).transpose(1, 2)
 
-        # Half precision would make ties of logits, which change the mAP: autocast is off here.
-        with torch.autocast(tokens.device.type, enabled=False):
+        with without_autocast(tokens.device):
             scores = self.fc(tokens.to(self.fc.weight.dtype))
             scores = scores.unflatten(2, (-1, len(self.temperatures)))  # [B, N, K, H]
-            per_head = zip(scores.unbind(3), self.temperatures, strict=True)
-            attended = [_attended(own, temperature) for own, temperature in per_head]
+            attended = []
+            for per_head, temperature in zip(scores.unbind(3), self.temperatures, strict=True):
+                attended.append(_attended(per_head, temperature))
             return (scores.mean(1) + self.lam * torch.stack(attended, dim=2)).sum(2)
 
 
 def _attended(scores: Tensor, temperature: float) -> Tensor:
-    """Average scores [B, N, K] over the tokens, by the softmax of T times themselves."""
+    """Average scores [B, N, K] over the tokens, weighted by softmax(T scores)."""
     if math.isinf(temperature):
         return scores.amax(1)
     return ((temperature * scores).softmax(1) * scores).sum(1)

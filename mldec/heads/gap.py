@@ -1,21 +1,20 @@
 """Global average pooling and a linear classifier: the baseline of the paper."""
 
-import torch
 from torch import Tensor, nn
 
-from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows
+from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows, without_autocast
 
 
 class GAP(nn.Module):
-    """Logits from the mean of the tokens: l = W mean(tokens) + b (paper section 2, "GAP-based").
+    """Linear classifier on the mean token: l = W mean(tokens) + b (paper section 2, "GAP-based").
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: number of classes K.
-        dropout: probability of dropping a pooled feature in training.
-        bottleneck: width of a linear layer before the classifier, which saves parameters with
-            thousands of classes; None for no such layer. Source: `bottleneck_head` of the official
-            ASL code, for Open Images (width 512).
+        in_features: Width C of the tokens.
+        num_classes: Number of classes K.
+        dropout: Dropout probability of the pooled features.
+        bottleneck: Width of a linear layer before the classifier, or None for no layer. It saves
+            parameters with thousands of classes. Source: `bottleneck_head` of the official ASL
+            code, used for Open Images with width 512.
     """
 
     class_tensors = ("fc.weight", "fc.bias")
@@ -40,16 +39,25 @@ class GAP(nn.Module):
         self.fc = nn.Linear(bottleneck or in_features, num_classes)
 
     def start_at(self, logits: Tensor) -> None:
-        """Set the part of the logits that no image changes to these [K]."""
+        """Initialize the biases from prior logits [K]."""
         self.fc.bias.data.copy_(logits)
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K]."""
+        """Compute logits [B, K].
+
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Must be None.
+
+        Returns:
+            Logits [B, K].
+
+        Raises:
+            ConfigError: If `queries` is given.
+        """
         tokens = as_tokens(tokens, self.in_features)
         refuse_words(queries, self)
         pooled = self.dropout(tokens.mean(1))
 
-        # Half precision would round different logits to the same value, and ties change the mAP:
-        # autocast is off here.
-        with torch.autocast(tokens.device.type, enabled=False):
+        with without_autocast(tokens.device):
             return self.fc(self.bottleneck(pooled.to(self.fc.weight.dtype)))

@@ -1,4 +1,4 @@
-"""The transformer layers of the decoder heads: batch first, post-norm, as officially."""
+"""Transformer layers of the decoder heads, batch first and post-norm as in the official code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,8 +11,8 @@ from mldec.errors import ConfigError
 
 QueryStep = Literal["self_attention", "double", "norm", "none"]
 
-# The names that the authors' heads give to the tensors of a layer -> ours, replaced in this order.
-# Our own names contain none of the official ones, so they stay what they are.
+# Official names of the tensors of a layer -> ours, replaced in this order. Our names contain none
+# of the official names, so they are not changed.
 OFFICIAL_LAYERS = [
     ("multihead_attn.", "cross_attn."),
     ("linear1.", "mlp.0."),
@@ -21,16 +21,24 @@ OFFICIAL_LAYERS = [
 
 
 def renamed(key: str, names: list[tuple[str, str]]) -> str:
-    """Return our name of a head's tensor, from its official name or from our own."""
+    """Return our name of a tensor of a head, given its official name or our name."""
     for official, ours in names:
         key = key.replace(official, ours)
     return key
 
 
 class Attention(nn.Module):
-    """Multi-head attention, batch first, with parameters as `nn.MultiheadAttention` begins them.
+    """Multi-head attention, batch first, initialized like `nn.MultiheadAttention`.
 
-    With `key_dim` E, keys and values are E wide, and the projections are three linear layers.
+    Args:
+        embed_dim: Width D of queries and output.
+        num_heads: Number of attention heads. Must divide D.
+        dropout: Dropout probability of the attention weights.
+        key_dim: Width E of keys and values. None for D with one fused projection; otherwise the
+            projections are three linear layers.
+
+    Raises:
+        ConfigError: If `num_heads` is below 1 or does not divide `embed_dim`.
     """
 
     def __init__(
@@ -49,7 +57,7 @@ class Attention(nn.Module):
             widths = (embed_dim, key_dim, key_dim)
             self.projections = nn.ModuleList(nn.Linear(width, embed_dim) for width in widths)
         else:
-            # The three projections share one tensor, because xavier's bound depends on its shape.
+            # The projections share one tensor, because the Xavier bound depends on its shape.
             self.in_proj_weight = nn.Parameter(
                 nn.init.xavier_uniform_(torch.empty(3 * embed_dim, embed_dim))
             )
@@ -61,37 +69,57 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from query [B or 1, G, D] to key and value [B, N, D] or [B, N, E].
+        """Compute multi-head attention.
 
-        Return the attended values [B, G, D], and the attention weights [B, G, N], averaged over
-        heads, or None. A query of batch size 1 is projected once for the whole batch.
+        A query of batch size 1 is projected once for the whole batch.
+
+        Args:
+            query: Queries [B, G, D] or [1, G, D].
+            key: Keys [B, N, D], or [B, N, E] with `key_dim`.
+            value: Values of the same shape as the keys.
+            need_weights: Whether to return the attention weights.
+
+        Returns:
+            The attended values [B, G, D], and the attention weights [B, G, N] averaged over heads,
+            or None.
         """
-        q, k, v = self._project(query, 0), self._project(key, 1), self._project(value, 2)
+        q = self._project(query, 0)
+        k = self._project(key, 1)
+        v = self._project(value, 2)
 
-        # A query of batch size 1 serves every image. Not `len(k)`: in an exported model that would
-        # be the fixed number of images that it was traced with.
+        # `k.shape[0]` stays dynamic in an exported model; `len(k)` would become a constant.
         q = q.expand(k.shape[0], -1, -1, -1)
 
-        attended = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout if self.training else 0.0
-        )
+        dropout = self.dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
         attended = self.out_proj(attended.transpose(1, 2).flatten(2))
         if not need_weights:
             return attended, None
         return attended, _weights(q, k).mean(1)
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the attention weights of each head, which fused kernels do not give.
+        """Return the attention weights of each head, which fused kernels do not return.
 
-        They are float32 [B, heads, G, N].
+        Args:
+            query: Queries [B, G, D] or [1, G, D].
+            key: Keys [B, N, D] or [B, N, E].
+
+        Returns:
+            Attention weights [B, heads, G, N], float32.
         """
         return _weights(self._project(query, 0), self._project(key, 1))
 
     def weight_gradients(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient of a scalar with respect to the weights [B, heads, G, N].
+        """Return the gradient of a scalar with respect to the attention weights.
 
-        It follows from that with respect to the attended values [B, G, D], which are linear in the
-        weights; the value is [B, N, D].
+        The attended values are linear in the weights, so no backward pass is needed.
+
+        Args:
+            value: Values [B, N, D] or [B, N, E].
+            gradient: Gradient of the scalar with respect to the attended values, [B, G, D].
+
+        Returns:
+            Gradient [B, heads, G, N].
         """
         per_head = self._split_heads(gradient @ self.out_proj.weight)
         return per_head @ self._project(value, 2).transpose(-2, -1)
@@ -100,7 +128,8 @@ class Attention(nn.Module):
         """Map [B, N, D] to queries (part 0), keys (1) or values (2), [B, heads, N, D / heads]."""
         if self.projections is not None:
             return self._split_heads(self.projections[part](x))
-        weight, bias = self.in_proj_weight.chunk(3)[part], self.in_proj_bias.chunk(3)[part]
+        weight = self.in_proj_weight.chunk(3)[part]
+        bias = self.in_proj_bias.chunk(3)[part]
         return self._split_heads(F.linear(x, weight, bias))
 
     def _split_heads(self, projected: Tensor) -> Tensor:
@@ -116,23 +145,35 @@ def _weights(q: Tensor, k: Tensor) -> Tensor:
 def _feed_forward(
     embed_dim: int, mlp_dim: int, dropout: float, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """Return two linear layers with dropout between them: [.., D] -> [.., D]."""
-    first, second = nn.Linear(embed_dim, mlp_dim), nn.Linear(mlp_dim, embed_dim)
-    return nn.Sequential(first, activation(), nn.Dropout(dropout), second)
+    """Return a feed-forward block with dropout after the activation: [.., D] -> [.., D]."""
+    return nn.Sequential(
+        nn.Linear(embed_dim, mlp_dim),
+        activation(),
+        nn.Dropout(dropout),
+        nn.Linear(mlp_dim, embed_dim),
+    )
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention over the tokens, then feed-forward (Query2Label)."""
+    """Encoder layer of Query2Label: self-attention over the tokens, then a feed-forward block.
+
+    Args:
+        embed_dim: Width D of the tokens.
+        num_heads: Number of attention heads. Must divide D.
+        mlp_dim: Hidden width of the feed-forward block.
+        dropout: Dropout probability in all parts.
+    """
 
     def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float) -> None:
         super().__init__()
         self.self_attn = Attention(embed_dim, num_heads, dropout)
         self.mlp = _feed_forward(embed_dim, mlp_dim, dropout)
-        self.norm1, self.norm2 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
+        self.norm1 = nn.LayerNorm(embed_dim)
+        self.norm2 = nn.LayerNorm(embed_dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Map tokens [B, N, D] to tokens; positions [N, D] are for queries and keys, as in DETR."""
+        """Encode tokens [B, N, D]; positions [N, D] are added to queries and keys, as in DETR."""
         located = tokens + positions
         attended, _ = self.self_attn(located, located, tokens)
         tokens = self.norm1(tokens + self.dropout(attended))
@@ -140,12 +181,20 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer: a step among the queries, then cross-attention, then feed-forward.
+    """Decoder layer: a query step, cross-attention to the tokens, and a feed-forward block.
 
-    The step is "self_attention" in the full transformer decoder; "double" in ML-Decoder, where the
-    residual of the removed self-attention stays, so that a query is added to its own dropout;
-    "norm", the same without that addition; or "none", not even the norm (Query2Label, RAM).
-    RAM has another width E of the tokens, activation and epsilon of the norms.
+    Args:
+        embed_dim: Width D of the queries.
+        num_heads: Number of attention heads. Must divide D.
+        mlp_dim: Hidden width of the feed-forward block.
+        dropout: Dropout probability in all parts.
+        query_step: Step before the cross-attention. "self_attention": self-attention between the
+            queries, as in a transformer decoder. "double": the residual connection and norm of the
+            removed self-attention, which add a query to its own dropout (ML-Decoder). "norm": the
+            norm only. "none": no step (Query2Label, RAM).
+        key_dim: Width E of the tokens, if it differs from D (RAM).
+        activation: Activation of the feed-forward block.
+        eps: Epsilon of the norms after the cross-attention and the feed-forward block.
     """
 
     def __init__(
@@ -169,7 +218,8 @@ class DecoderLayer(nn.Module):
 
         self.cross_attn = Attention(embed_dim, num_heads, dropout, key_dim)
         self.mlp = _feed_forward(embed_dim, mlp_dim, dropout, activation)
-        self.norm2, self.norm3 = nn.LayerNorm(embed_dim, eps), nn.LayerNorm(embed_dim, eps)
+        self.norm2 = nn.LayerNorm(embed_dim, eps)
+        self.norm3 = nn.LayerNorm(embed_dim, eps)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -181,10 +231,18 @@ class DecoderLayer(nn.Module):
         token_positions: Tensor | float = 0.0,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Let the queries x [B or 1, G, D] attend to the tokens [B, N, D] or [B, N, E].
+        """Decode the queries. Positions are added to queries and keys, not to values.
 
-        Return the decoded queries [B, G, D], and the cross-attention weights [B, G, N] or None.
-        Positions are added to queries and keys, never to values.
+        Args:
+            x: Queries [B, G, D] or [1, G, D].
+            tokens: Tokens [B, N, D], or [B, N, E] with `key_dim`.
+            query_positions: Positions of the queries, broadcast to x.
+            token_positions: Positions of the tokens, broadcast to the tokens.
+            need_weights: Whether to return the cross-attention weights.
+
+        Returns:
+            The decoded queries [B, G, D], and the attention weights [B, G, N] averaged over heads,
+            or None.
         """
         if self.query_step == "self_attention":
             located = x + query_positions
@@ -205,15 +263,25 @@ class DecoderLayer(nn.Module):
 
 
 def at_least_one(**sizes: int | None) -> None:
-    """Raise a `ConfigError` naming the first size below 1; None is not set."""
+    """Raise ConfigError for the first size below 1. None is skipped."""
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ConfigError(f"head.{name} is {size}: it must be at least 1")
 
 
 def as_tokens(features: Tensor, width: int) -> Tensor:
-    """Return features [B, N, C], or a map [B, C, H, W] row by row, as tokens [B, N, C]."""
-    tokens = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
+    """Return features as tokens [B, N, C]. A map is flattened row by row.
+
+    Args:
+        features: Tokens [B, N, C] or a feature map [B, C, H, W].
+        width: Expected width C.
+
+    Raises:
+        ValueError: If the features have another shape.
+    """
+    tokens = features
+    if features.ndim == 4:
+        tokens = features.flatten(2).transpose(1, 2)
     if tokens.ndim != 3 or tokens.shape[2] != width:
         raise ValueError(
             f"tokens have the shape {list(features.shape)}: "
@@ -228,23 +296,31 @@ def take_rows(
 ) -> list[int]:
     """Copy the rows of classes from the tensors of a head of the same kind with other classes.
 
-    Each of the `class_tensors` of a head has as many rows for every class, one class after the
-    other. For each class, `sources` has its number among the `known` ones of the other head, or
-    None. Return the classes whose rows were taken.
+    Each tensor in `class_tensors` has the same number of consecutive rows for every class.
+
+    Args:
+        head: The head to copy to. Its `class_tensors` are names of parameters.
+        tensors: The `class_tensors` of the other head, by name.
+        sources: Index in the other head of each class of this head, or None if it is absent there.
+        known: Number of classes of the other head.
+
+    Returns:
+        Indices of the classes whose rows were copied.
     """
     taken = [number for number, source in enumerate(sources) if source is not None]
     rows = [source for source in sources if source is not None]
     for name in head.class_tensors:
-        own, given = head.get_parameter(name), tensors[name].to(head.get_parameter(name))
-        # It refuses another number of rows per class.
-        own.unflatten(0, (len(sources), -1)).index_copy_(
-            0, torch.tensor(taken), given.unflatten(0, (known, -1))[rows]
-        )
+        own = head.get_parameter(name)
+        given = tensors[name].to(own)
+        own_rows = own.unflatten(0, (len(sources), -1))
+        given_rows = given.unflatten(0, (known, -1))
+        # Raises an error if the number of rows per class differs.
+        own_rows.index_copy_(0, torch.tensor(taken), given_rows[rows])
     return taken
 
 
 def refuse_words(words: Tensor | None, head: nn.Module) -> None:
-    """Raise a `ConfigError` if a head that knows only its own classes is given word vectors."""
+    """Raise ConfigError if word vectors are passed to a head with fixed classes."""
     if words is not None:
         raise ConfigError(
             f"head {type(head).__name__} takes no word queries: use head=ml_decoder with "
@@ -253,7 +329,15 @@ def refuse_words(words: Tensor | None, head: nn.Module) -> None:
 
 
 def check_words(words: Tensor | None, width: int) -> Tensor:
-    """Return word vectors [K, D_w] after checking that there are some, of this width."""
+    """Return the word vectors of a zero-shot head after a check of their shape.
+
+    Args:
+        words: Word vectors [K, D_w].
+        width: Expected width D_w.
+
+    Raises:
+        ConfigError: If the word vectors are None or have another shape.
+    """
     if words is None or words.ndim != 2 or words.shape[1] != width:
         given = "none" if words is None else f"the shape {list(words.shape)}"
         raise ConfigError(
@@ -261,3 +345,11 @@ def check_words(words: Tensor | None, width: int) -> Tensor:
             f"[K, {width}] floating point, got {given}"
         )
     return words
+
+
+def without_autocast(device: torch.device) -> torch.autocast:
+    """Return a context manager that disables autocast for the computation of logits.
+
+    Half precision rounds different logits to the same value, and such ties change the mAP.
+    """
+    return torch.autocast(device.type, enabled=False)

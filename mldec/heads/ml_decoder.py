@@ -17,9 +17,10 @@ from mldec.heads.layers import (
     check_words,
     refuse_words,
     renamed,
+    without_autocast,
 )
 
-# Official names of tensors -> ours, see `OFFICIAL_LAYERS`. The files do spell "embed_standart".
+# Official names of tensors -> ours. "embed_standart" is the spelling of the official files.
 OFFICIAL_NAMES = [
     ("decoder.embed_standart.", "embed."),
     ("decoder.query_embed.weight", "queries"),
@@ -27,37 +28,42 @@ OFFICIAL_NAMES = [
     ("decoder.duplicate_pooling", "pool_weight"),
     ("decoder.layers.", "layers."),
     ("wordvec_proj.", "word_proj."),
-    *OFFICIAL_LAYERS,
 ]
+OFFICIAL_NAMES += OFFICIAL_LAYERS
 
 
 class MLDecoder(nn.Module):
-    """Decode K classes from G group queries that attend to the tokens.
+    """Decode K class logits with G group queries that cross-attend to the tokens.
 
-    Class c belongs to group c // g, slot c % g, with g = ceil(K / G) classes per group; G = K is
-    the paper's full decoding. Defaults are those of the official code, and `load_state_dict` takes
-    the state dict of an official head as it is. Source: paper section 2.3 and figure 2; reference
-    src_files/ml_decoder/ml_decoder.py.
+    Each group has g = ceil(K / G) classes. Class c is slot c % g of group c // g. G = K is the full
+    decoding of the paper. Defaults follow the official code, and `load_state_dict` also accepts the
+    state dict of an official head.
+
+    Source: paper section 2.3 and figure 2; reference src_files/ml_decoder/ml_decoder.py.
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: number of classes K; has no effect with `word_dim`, and may be 0 then.
-        num_groups: number of group queries G, clipped to K; None for one query per class.
-        embed_dim: decoder width D.
-        num_heads: number of attention heads; divides D.
-        mlp_dim: hidden width of the feed-forward part.
-        num_layers: number of decoder layers.
-        dropout: dropout probability in all parts of the decoder.
-        queries: "random": drawn from N(0, 1) and frozen; "learned": drawn likewise, but trained;
-            "orthogonal": frozen orthogonal rows of norm sqrt(D), the length a random query has.
-        doubled_query: keep the residual of the removed self-attention, which adds a query to its
-            own dropout. In evaluation it changes almost nothing, in training it is noise on the
-            queries; released weights need it.
-        self_attention: let the queries attend to each other: the transformer-decoder baseline of
-            the paper.
-        word_dim: width D_w of word vectors; makes the head zero-shot: `forward` then needs queries,
-            and no parameter belongs to a class (paper section 2.4). `num_groups` and `queries` have
-            no effect then.
+        in_features: Width C of the tokens.
+        num_classes: Number of classes K, 1 or more. Ignored with `word_dim`, where it may be 0.
+        num_groups: Number of group queries G, clipped to K. None for one query per class.
+        embed_dim: Decoder width D.
+        num_heads: Number of attention heads. Must divide D.
+        mlp_dim: Hidden width of the feed-forward block.
+        num_layers: Number of decoder layers.
+        dropout: Dropout probability in all parts of the decoder.
+        queries: Initialization of the queries. "random": frozen, drawn from N(0, 1). "learned":
+            drawn from N(0, 1) and trained. "orthogonal": frozen orthogonal rows of norm sqrt(D),
+            the expected norm of a random query.
+        doubled_query: Keep the residual connection of the removed self-attention, which adds a
+            query to its own dropout. It is noise on the queries in training and has almost no
+            effect in evaluation. Released weights need it.
+        self_attention: Add self-attention between the queries, as in the transformer-decoder
+            baseline of the paper.
+        word_dim: Width D_w of word vectors. If set, the head is zero-shot (paper section 2.4):
+            `forward` takes word vectors as queries, and no parameter belongs to a class.
+            `num_groups` and `queries` are ignored.
+
+    Raises:
+        ConfigError: If a size is below 1, or `num_heads` does not divide `embed_dim`.
     """
 
     def __init__(
@@ -88,12 +94,12 @@ class MLDecoder(nn.Module):
         if self_attention:
             query_step = "self_attention"
 
-        self.layers = nn.ModuleList(
-            DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step=query_step)
-            for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            layer = DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step=query_step)
+            self.layers.append(layer)
 
-        # What belongs to a class, or to the classes of a group.
+        # Tensors with rows of a class or of a group of classes.
         self.class_tensors: tuple[str, ...] = ()
         pool_shape: tuple[int, ...]
         if word_dim is None:
@@ -105,26 +111,28 @@ class MLDecoder(nn.Module):
             num_biases = num_classes
             self.class_tensors = ("queries", "pool_weight", "pool_bias")
         else:
-            self.word_proj = (
-                nn.Linear(word_dim, embed_dim) if word_dim != embed_dim else nn.Identity()
-            )
+            self.word_proj: nn.Module = nn.Identity()
+            if word_dim != embed_dim:
+                self.word_proj = nn.Linear(word_dim, embed_dim)
             pool_shape = (embed_dim, 1)
             num_biases = 1  # shared by all classes
 
-        # In three dimensions xavier's standard deviation is sqrt(2 / ((D + G) g)), as in the
-        # official code.
+        # For a tensor [G, D, g], the standard deviation of Xavier initialization is
+        # sqrt(2 / ((D + G) g)), as in the official code.
         self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
         self.pool_bias = nn.Parameter(torch.zeros(num_biases))
 
     def start_at(self, logits: Tensor) -> None:
-        """Set the biases to these logits [K]; one that all classes share, to their mean."""
-        self.pool_bias.data.copy_(logits if self.word_dim is None else logits.mean())
+        """Initialize the biases from prior logits [K]; a shared bias gets their mean."""
+        if self.word_dim is not None:
+            logits = logits.mean()
+        self.pool_bias.data.copy_(logits)
 
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
-        """Add the group queries [G, D] as a parameter or a buffer."""
+        """Register the group queries [G, D] as a parameter or a buffer."""
         if kind == "orthogonal":
-            # If G > D, only the columns can be orthogonal. The rows get the length sqrt(D) either
-            # way, which is that of a random query.
+            # If G > D, only the columns can be orthogonal. Rows are scaled to norm sqrt(D), the
+            # expected norm of a random query.
             directions = nn.init.orthogonal_(torch.empty(groups, embed_dim))
             initial = F.normalize(directions, dim=1) * embed_dim**0.5
         else:
@@ -136,10 +144,11 @@ class MLDecoder(nn.Module):
             self.register_buffer("queries", initial)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take the tensors of an official head too; `load_state_dict` calls this."""
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            name = renamed(key.removeprefix(prefix), OFFICIAL_NAMES)
-            state_dict[prefix + name] = state_dict.pop(key)
+        """Rename the tensors of an official head before loading."""
+        for key in list(state_dict):
+            if key.startswith(prefix):
+                name = renamed(key.removeprefix(prefix), OFFICIAL_NAMES)
+                state_dict[prefix + name] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @torch.no_grad()
@@ -148,23 +157,36 @@ class MLDecoder(nn.Module):
     ) -> list[int]:
         """Copy the queries and pooling rows of classes from the tensors of another ML-Decoder.
 
-        A row has a meaning with its query only, and the classes of a group share one: a group takes
-        the query that most of its classes had, and the rows of these. The arguments are those of
-        `take_rows`; return the classes whose rows were taken.
+        A pooling row is only meaningful with its query, and all classes of a group share one query.
+        Each group therefore takes the most frequent old query of its classes, and only the rows
+        that belong to this query.
+
+        Args:
+            tensors: The `class_tensors` of the other head, by name.
+            sources: Index in the other head of each class of this head, or None if it is absent
+                there.
+            known: Number of classes of the other head. Unused.
+
+        Returns:
+            Indices of the classes whose rows were copied.
         """
-        size, old_size = self.pool_weight.shape[2], tensors["pool_weight"].shape[2]
+        size = self.pool_weight.shape[2]
+        old_size = tensors["pool_weight"].shape[2]
         taken = []
         for group in range(len(self.queries)):
-            members = range(group * size, min((group + 1) * size, self.num_classes))
-            found = [(number, sources[number]) for number in members]
-            pairs = [(number, source) for number, source in found if source is not None]
+            # Index of each class of the group -> its index in the other head.
+            pairs: dict[int, int] = {}
+            for number in range(group * size, min((group + 1) * size, self.num_classes)):
+                source = sources[number]
+                if source is not None:
+                    pairs[number] = source
             if not pairs:
                 continue
 
-            old_groups = Counter(source // old_size for _, source in pairs)
+            old_groups = Counter(source // old_size for source in pairs.values())
             old_group = old_groups.most_common(1)[0][0]
             self.queries[group] = tensors["queries"][old_group]
-            for number, source in pairs:
+            for number, source in pairs.items():
                 if source // old_size == old_group:
                     row = tensors["pool_weight"][old_group, :, source % old_size]
                     self.pool_weight[group, :, number % size] = row
@@ -175,25 +197,38 @@ class MLDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
+        """Compute the logits of a batch.
 
-        A zero-shot head, and no other, needs queries: word vectors [K, D_w] of any classes. With
-        `attention`, that of the last layer is returned too, averaged over heads: [B, G, N].
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Word vectors [K, D_w] of any classes, required by a zero-shot head. Must be
+                None for other heads.
+            attention: Whether to return the cross-attention weights of the last layer too.
+
+        Returns:
+            Logits [B, K]. With `attention`, also the attention weights [B, G, N], averaged over
+            heads.
+
+        Raises:
+            ConfigError: If `queries` is missing or has another width, or the head is not zero-shot.
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))
         x = self._initial_queries(queries)
 
-        # The queries do not depend on the image: one copy serves the whole batch, except in
-        # training, where dropout must differ from image to image.
-        x = x.expand(tokens.shape[0] if self.training else 1, -1, -1)
+        # The queries do not depend on the image. They are only expanded in training, because
+        # dropout must differ between images.
+        batch_size = tokens.shape[0] if self.training else 1
+        x = x.expand(batch_size, -1, -1)
 
         weights = None
         for layer in self.layers:
             x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
 
         logits = self.pool(x)
-        return logits if weights is None else (logits, weights)
+        if weights is None:
+            return logits
+        return logits, weights
 
     def _initial_queries(self, words: Tensor | None) -> Tensor:
         """Return the queries [G, D] before the first layer."""
@@ -204,14 +239,13 @@ class MLDecoder(nn.Module):
         return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))
 
     def pool(self, x: Tensor) -> Tensor:
-        """Group fully-connected pooling: [B, G, D] -> [B, K] (paper, equation of section 2.3)."""
-        # Half precision would round different logits to the same value, and ties change the mAP:
-        # autocast is off here.
-        with torch.autocast(x.device.type, enabled=False):
+        """Apply group fully-connected pooling (paper section 2.3): [B, G, D] -> [B, K]."""
+        with without_autocast(x.device):
             x = x.to(self.pool_weight.dtype)
-            if self.pool_weight.dim() == 2:  # one weight for all classes of a zero-shot head
+            # The classes of a zero-shot head share one weight.
+            if self.pool_weight.dim() == 2:
                 return (x @ self.pool_weight).squeeze(-1) + self.pool_bias
 
-            # The last group may have more slots than classes: the surplus is cut off.
-            groups = x.transpose(0, 1) @ self.pool_weight  # [G, B, g]: one batched product
+            # Drop the empty slots of the last group.
+            groups = x.transpose(0, 1) @ self.pool_weight  # [G, B, g], one batched product
             return groups.transpose(0, 1).flatten(1)[:, : self.num_classes] + self.pool_bias

@@ -17,7 +17,7 @@ from mldec.heads.layers import (
     take_rows,
 )
 
-# Official names of tensors -> ours, see `OFFICIAL_LAYERS`.
+# Official names of tensors -> ours.
 OFFICIAL_NAMES = [
     ("transformer.encoder.layers.", "encoder."),
     ("transformer.decoder.layers.", "decoder."),
@@ -25,31 +25,32 @@ OFFICIAL_NAMES = [
     ("query_embed.weight", "queries"),
     ("fc.W", "fc_weight"),
     ("fc.b", "fc_bias"),
-    *OFFICIAL_LAYERS,
 ]
+OFFICIAL_NAMES += OFFICIAL_LAYERS
 
 
 class Query2Label(nn.Module):
-    """A DETR-style transformer over the tokens with one learned query per class.
+    """DETR-style transformer over the tokens with one learned query per class.
 
-    The decoded query of a class becomes its logit by a linear map that belongs to this class.
-    Defaults are those of the official code. Source: SlongLiu/query2labels lib/models
-    (query2label.py, transformer.py).
+    Each class has its own linear map from its decoded query to its logit. Defaults follow the
+    official code.
+
+    Source: SlongLiu/query2labels lib/models (query2label.py, transformer.py).
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: number of classes K.
-        embed_dim: transformer width D, a multiple of 4.
-        num_heads: number of attention heads; divides D.
-        mlp_dim: hidden width of the feed-forward parts.
-        encoder_layers: number of encoder layers, 0 or more.
-        decoder_layers: number of decoder layers, 1 or more.
-        dropout: dropout probability in all parts.
-        input_proj: project the tokens from C to D; needed when C and D differ.
-        self_attention: let the label queries attend to each other; off by default, as officially.
+        in_features: Width C of the tokens.
+        num_classes: Number of classes K.
+        embed_dim: Transformer width D, a multiple of 4.
+        num_heads: Number of attention heads. Must divide D.
+        mlp_dim: Hidden width of the feed-forward blocks.
+        encoder_layers: Number of encoder layers, 0 or more.
+        decoder_layers: Number of decoder layers, 1 or more.
+        dropout: Dropout probability in all parts.
+        input_proj: Project the tokens from C to D. Required if C and D differ.
+        self_attention: Add self-attention between the label queries. Off in the official code.
 
     Raises:
-        ConfigError: if C differs from D without a projection, or a size is out of range.
+        ConfigError: If C differs from D without a projection, or a size is out of range.
     """
 
     class_tensors = ("queries", "fc_weight", "fc_bias")
@@ -80,17 +81,19 @@ class Query2Label(nn.Module):
             )
 
         self.in_features = in_features
-        self.input_proj = nn.Linear(in_features, embed_dim) if input_proj else nn.Identity()
+        self.input_proj: nn.Module = nn.Identity()
+        if input_proj:
+            self.input_proj = nn.Linear(in_features, embed_dim)
 
         sizes = (embed_dim, num_heads, mlp_dim, dropout)
         query_step: QueryStep = "self_attention" if self_attention else "none"
         self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(encoder_layers))
-        self.decoder = nn.ModuleList(
-            DecoderLayer(*sizes, query_step=query_step) for _ in range(decoder_layers)
-        )
+        self.decoder = nn.ModuleList()
+        for _ in range(decoder_layers):
+            self.decoder.append(DecoderLayer(*sizes, query_step=query_step))
 
-        # As officially, xavier overwrites every matrix of the transformer; the order of the draws
-        # is part of what a seed means.
+        # The official code initializes every matrix of the transformer again. The initial weights
+        # of a seed depend on the order of these draws.
         for layers in (self.encoder, self.decoder):
             for parameter in layers.parameters():
                 if parameter.dim() > 1:
@@ -99,22 +102,31 @@ class Query2Label(nn.Module):
         self.norm = nn.LayerNorm(embed_dim)
         self.queries = nn.Parameter(torch.randn(num_classes, embed_dim))
 
-        # The bounds of nn.Linear, since the weights of a class are one row of D.
+        # Same bound as in nn.Linear: the weights of a class are one row of width D.
         bound = embed_dim**-0.5
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
         self.fc_bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))
 
     def start_at(self, logits: Tensor) -> None:
-        """Set the part of the logits that no image changes to these [K]."""
+        """Initialize the biases from prior logits [K]."""
         self.fc_bias.data.copy_(logits)
 
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map the tokens [B, N, C] of a square map, or the map [B, C, H, W], to logits [B, K].
+        """Compute the logits of a batch.
 
-        The label queries are the head's own: others are refused. With `attention`, that of the last
-        decoder layer is returned too, averaged over heads: [B, K, N].
+        Args:
+            tokens: Tokens [B, N, C] of a square map, or the feature map [B, C, H, W].
+            queries: Must be None, because the label queries are learned.
+            attention: Whether to return the cross-attention weights of the last decoder layer too.
+
+        Returns:
+            Logits [B, K]. With `attention`, also the attention weights [B, K, N], averaged over
+            heads.
+
+        Raises:
+            ConfigError: If `queries` is given, or the map is not square.
         """
         tokens = as_tokens(tokens, self.in_features)
         refuse_words(queries, self)
@@ -126,12 +138,13 @@ class Query2Label(nn.Module):
         for layer in self.encoder:
             memory = layer(memory, positions)
 
-        # As in DETR, the decoder starts from zeros and the learned queries are positions. One copy
-        # serves the whole batch, except in training, where dropout must differ per image.
-        x, weights = torch.zeros_like(self.queries)[None], None
+        # The decoder starts from zeros and the learned queries are positions, as in DETR. The
+        # zeros are only expanded in training, because dropout must differ between images.
+        x = torch.zeros_like(self.queries)[None]
         if self.training:
             x = x.expand(len(tokens), -1, -1)
 
+        weights = None
         for layer in self.decoder:
             x, weights = layer(
                 x,
@@ -142,14 +155,27 @@ class Query2Label(nn.Module):
             )
 
         logits = (self.norm(x) * self.fc_weight).sum(-1) + self.fc_bias
-        return logits if weights is None else (logits, weights)
+        if weights is None:
+            return logits
+        return logits, weights
 
 
 def sine_positions(num_tokens: int, dim: int, *, device: torch.device) -> Tensor:
-    """Return the normalised sine positions of DETR for a square map of N tokens, float32 [N, dim].
+    """Return the normalized sine positions of DETR for a square map.
 
-    The first half of a position encodes y, the second x. The ratio of the longest to the shortest
-    wavelength is 10,000.
+    The first half of a position encodes y, the second half x. The ratio of the longest to the
+    shortest wavelength is 10,000.
+
+    Args:
+        num_tokens: Number of tokens N, a square number.
+        dim: Width of a position, a multiple of 4.
+        device: Device of the result.
+
+    Returns:
+        Positions [N, dim], float32.
+
+    Raises:
+        ConfigError: If N is not a square number.
     """
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
@@ -158,15 +184,14 @@ def sine_positions(num_tokens: int, dim: int, *, device: torch.device) -> Tensor
             f"use square images"
         )
 
-    # One axis: coordinates from just above 0 to 2 pi, at dim / 4 frequencies, sines and cosines in
-    # turn.
+    # One axis: coordinates in (0, 2 pi], dim / 4 frequencies, alternating sines and cosines.
     half = dim // 2
     coordinate = torch.arange(1, side + 1, device=device) / (side + 1e-6) * 2 * math.pi
     exponent = 2 * (torch.arange(half, device=device) // 2) / half
     angle = coordinate[:, None] / 10_000.0**exponent
     axis = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(1)
 
-    # Both axes are alike because the map is square.
+    # The map is square, so both axes have the same encoding.
     y = axis[:, None].expand(-1, side, -1)
     x = axis[None].expand(side, -1, -1)
     return torch.cat((y, x), dim=2).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""RAM and RAM++: the queries are embeddings of tag names or of descriptions of the tags."""
+"""RAM and RAM++: the queries are embeddings of tag names or of tag descriptions."""
 
 import math
 
@@ -6,7 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mldec.heads.layers import DecoderLayer, as_tokens, at_least_one, refuse_words, take_rows
+from mldec.heads.layers import (
+    DecoderLayer,
+    as_tokens,
+    at_least_one,
+    refuse_words,
+    take_rows,
+    without_autocast,
+)
 
 # Official names of tensors -> ours, replaced in this order.
 OFFICIAL_NAMES = [
@@ -23,32 +30,39 @@ OFFICIAL_NAMES = [
     ("image_proj.", "embed."),
     ("wordvec_proj.", "word_proj."),
 ]
-REWEIGHT_SCALE = math.log(1 / 0.07)  # where the training of RAM++ starts, and where it stayed
+REWEIGHT_SCALE = math.log(1 / 0.07)  # initial value in RAM++; its training did not change it
 
 
 class RAM(nn.Module):
-    """Decode K tags from their text embeddings by two layers of cross-attention.
+    """Decode K tags from their text embeddings with cross-attention layers.
 
-    With one row per tag, the query of a tag is a projection of this row (RAM). With M rows, which
-    embed M descriptions of the tag, it is a projection of their mean, weighted for each image by a
-    softmax over exp(s) c . row, where c is the mean of the projected tokens, scaled to length 1,
-    and s a learned number (RAM++). The mean of the tokens is attended to beside the tokens. Tags do
-    not see each other, and one linear layer serves all of them.
+    RAM has one row per tag, and the query of a tag is a projection of its row. RAM++ has M rows per
+    tag, which embed M descriptions of the tag. The query is a projection of their weighted mean.
+    The weights are computed for each image by a softmax over exp(s) c . row. Here c is the mean of
+    the projected tokens, normalized to length 1, and s is a learned scalar.
+
+    The queries attend to the tokens and to the mean token. There is no self-attention between tags,
+    and one linear layer computes the logits of all tags.
+
+    The official rows come from CLIP's text encoder and are frozen. Here they are initialized at
+    random and trained.
 
     Source: arXiv 2306.03514 (RAM), arXiv 2310.15200 section 3.2 (RAM++); reference
-    xinyu1205/recognize-anything ram/models (ram.py, ram_plus.py, bert.py). Officially the rows come
-    from CLIP's text encoder and are frozen; here they begin at random, and are trained.
+    xinyu1205/recognize-anything ram/models (ram.py, ram_plus.py, bert.py).
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: number of tags K.
-        descriptions: number of rows M per tag; 51 in the released RAM++.
-        word_dim: width E of the rows, and of the tokens that are attended to.
-        embed_dim: decoder width D.
-        num_heads: number of attention heads; divides D.
-        mlp_dim: hidden width of the feed-forward part.
-        num_layers: number of decoder layers.
-        dropout: dropout probability in all parts of the decoder.
+        in_features: Width C of the tokens.
+        num_classes: Number of tags K.
+        descriptions: Number of rows M per tag. 51 in the released RAM++.
+        word_dim: Width E of the rows and of the projected tokens.
+        embed_dim: Decoder width D.
+        num_heads: Number of attention heads. Must divide D.
+        mlp_dim: Hidden width of the feed-forward block.
+        num_layers: Number of decoder layers.
+        dropout: Dropout probability in all parts of the decoder.
+
+    Raises:
+        ConfigError: If a size is below 1, or `num_heads` does not divide `embed_dim`.
     """
 
     class_tensors = ("label_embed",)
@@ -74,7 +88,7 @@ class RAM(nn.Module):
         self.descriptions = descriptions
         self.embed = nn.Linear(in_features, word_dim)
 
-        # The rows of a tag follow each other. Like those of CLIP they have a length of about 1.
+        # The rows of a tag are consecutive. Their norm is about 1, as in CLIP.
         rows = torch.empty(num_classes * descriptions, word_dim)
         self.label_embed = nn.Parameter(nn.init.normal_(rows, std=word_dim**-0.5))
         self.reweight_scale: nn.Parameter | None = None
@@ -82,8 +96,9 @@ class RAM(nn.Module):
             self.reweight_scale = nn.Parameter(torch.tensor(REWEIGHT_SCALE))
 
         self.word_proj = nn.Linear(word_dim, embed_dim)
-        self.layers = nn.ModuleList(
-            DecoderLayer(
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            layer = DecoderLayer(
                 embed_dim,
                 num_heads,
                 mlp_dim,
@@ -93,25 +108,33 @@ class RAM(nn.Module):
                 activation=nn.GELU,
                 eps=1e-12,
             )
-            for _ in range(num_layers)
-        )
+            self.layers.append(layer)
         self.fc = nn.Linear(embed_dim, 1)
 
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C], or a map [B, C, H, W], to logits [B, K].
+        """Compute the logits of a batch.
 
-        The queries are the head's own: others are refused. With `attention`, that of the last layer
-        is returned too, averaged over heads: [B, K, N], without that to the mean of the tokens.
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Must be None, because the tag embeddings are parameters.
+            attention: Whether to return the cross-attention weights of the last layer too.
+
+        Returns:
+            Logits [B, K]. With `attention`, also the attention weights [B, K, N], averaged over
+            heads and without the weight of the mean token.
+
+        Raises:
+            ConfigError: If `queries` is given.
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         refuse_words(queries, self)
         memory = self.embed(torch.cat([tokens.mean(1, keepdim=True), tokens], 1))
         x = F.relu(self.word_proj(self._label_embeddings(memory[:, 0])))
 
-        # One copy of the queries serves the whole batch, except in training, where dropout must
-        # differ from image to image, or where the image has re-weighted them.
+        # The queries of RAM are only expanded in training, because dropout must differ between
+        # images. The queries of RAM++ depend on the image and have batch size B.
         if self.training:
             x = x.expand(tokens.shape[0], -1, -1)
 
@@ -119,18 +142,18 @@ class RAM(nn.Module):
         for layer in self.layers:
             x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
 
-        # Half precision would round different logits to the same value, and ties change the mAP:
-        # autocast is off here.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             logits = self.fc(x.to(self.fc.weight.dtype)).squeeze(-1)
-        return logits if weights is None else (logits, weights[:, :, 1:])
+        if weights is None:
+            return logits
+        return logits, weights[:, :, 1:]
 
     def _label_embeddings(self, mean_token: Tensor) -> Tensor:
-        """Return an embedding per tag, [B, K, E] or [1, K, E], for the mean tokens [B, E]."""
+        """Return tag embeddings [B, K, E] or [1, K, E], given the mean tokens [B, E]."""
         if self.reweight_scale is None:
             return self.label_embed[None]
 
-        # In float32: a cast of all rows would take longer than it saves.
+        # Without autocast: the cast of all rows takes longer than it saves.
         with torch.autocast(mean_token.device.type, enabled=False):
             image = F.normalize(mean_token.to(self.label_embed.dtype), dim=1)
             similarities = self.reweight_scale.exp() * (image @ self.label_embed.T)

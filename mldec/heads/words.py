@@ -1,36 +1,51 @@
-"""Zero-shot heads beside ML-Decoder: classes that are known by their word vectors only."""
+"""Zero-shot heads other than ML-Decoder: classes are defined by their word vectors."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.errors import ConfigError
-from mldec.heads.layers import DecoderLayer, as_tokens, at_least_one, check_words
+from mldec.heads.layers import (
+    DecoderLayer,
+    as_tokens,
+    at_least_one,
+    check_words,
+    without_autocast,
+)
 
 
 class WordGroupDecoder(nn.Module):
-    """Decode any K classes from G = ceil(K / g) group queries that are made of their word vectors.
+    """Decode K class logits with G = ceil(K / g) group queries made from word vectors.
 
-    With n_i the word vector of class i, the query of a group is the concatenation of A n_i over its
-    g classes, with A a matrix [D / g, D_w]. The logit of class i is (B n_i) . x + b, where x is the
-    decoded query of its group, B is a matrix [D, D_w] and b a number. No parameter belongs to a
-    class: the group size is fixed, and the number of groups follows from the number of classes.
+    Let n_i be the word vector of class i. The query of a group concatenates A n_i over its g
+    classes, where A is a matrix [D / g, D_w]. The logit of class i is (B n_i) . x + b. Here x is
+    the decoded query of its group, B is a matrix [D, D_w] and b is a scalar. No parameter belongs
+    to a class: the group size is fixed, and the number of groups follows from K.
 
-    This is our reading of paper section 2.4, which the public code lacks. Our choices: vectors have
-    length 1, a slot without a class holds zeros, the logits have a bias b, and classes are grouped
-    in their order in evaluation, at random in training. The logit of a class depends a little on
-    the other classes of its group, which is not so with full decoding.
+    This is our implementation of paper section 2.4, which is not in the public code. We chose the
+    following details:
+
+    - Word vectors are normalized to length 1, and empty slots are filled with zeros.
+    - The logits have a bias b.
+    - Classes are grouped in order in evaluation and at random in training.
+
+    Unlike with full decoding, the logit of a class depends slightly on the other classes of its
+    group.
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: number of training classes; has no effect.
-        word_dim: width D_w of word vectors.
-        group_size: classes g per group; divides embed_dim.
-        embed_dim: decoder width D.
-        num_heads: number of attention heads; divides D.
-        mlp_dim: hidden width of the feed-forward part.
-        num_layers: number of decoder layers.
-        dropout: dropout probability in all parts of the decoder.
+        in_features: Width C of the tokens.
+        num_classes: Number of training classes. Ignored.
+        word_dim: Width D_w of word vectors.
+        group_size: Number of classes g per group. Must divide D.
+        embed_dim: Decoder width D.
+        num_heads: Number of attention heads. Must divide D.
+        mlp_dim: Hidden width of the feed-forward block.
+        num_layers: Number of decoder layers.
+        dropout: Dropout probability in all parts of the decoder.
+
+    Raises:
+        ConfigError: If a size is below 1, or `group_size` or `num_heads` does not divide
+            `embed_dim`.
     """
 
     def __init__(
@@ -54,66 +69,86 @@ class WordGroupDecoder(nn.Module):
                 f"head.group_size {group_size} does not divide head.embed_dim {embed_dim}"
             )
 
-        self.word_dim, self.group_size = word_dim, group_size
+        self.word_dim = word_dim
+        self.group_size = group_size
         self.embed = nn.Linear(in_features, embed_dim)
-        self.layers = nn.ModuleList(
-            DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step="double")
-            for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            layer = DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step="double")
+            self.layers.append(layer)
         self.query_proj = nn.Linear(word_dim, embed_dim // group_size, bias=False)  # A
 
-        # B: decoded queries have length sqrt(D) and word vectors length 1, so that the initial
-        # logits have a spread of about 1.
+        # B. Decoded queries have norm sqrt(D) and word vectors have norm 1. The initial logits
+        # therefore have a standard deviation of about 1.
         self.pool_proj = nn.Parameter(torch.randn(embed_dim, word_dim) * embed_dim**-0.5)
         self.pool_bias = nn.Parameter(torch.zeros(1))
 
     def forward(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map tokens [B, N, C], or a map, and word vectors [K, D_w] to logits [B, K].
+        """Compute the logits of a batch.
 
-        With `attention`, that of the last layer is returned too, averaged over heads: [B, G, N].
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Word vectors [K, D_w] of any classes. Required.
+            attention: Whether to return the cross-attention weights of the last layer too.
+
+        Returns:
+            Logits [B, K]. With `attention`, also the attention weights [B, G, N], averaged over
+            heads.
+
+        Raises:
+            ConfigError: If `queries` is missing or has another width.
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         word_vectors = check_words(queries, self.word_dim).to(self.pool_bias.dtype)
         word_vectors = F.normalize(word_vectors, dim=1)
 
-        # Other classes share a group at test time: random groups keep the head from relying on
-        # those of training.
+        # Groups are random in training, because the groups at test time are different.
         order = None
         if self.training:
             order = torch.randperm(len(word_vectors), device=word_vectors.device)
             word_vectors = word_vectors[order]
 
-        # The last group is filled up with zeros: [K, D_w] -> [G, g, D_w]. Slots are picked by their
-        # number, and sizes come from `shape`, so that an exported model takes any K.
+        # Pad the last group with zeros: [K, D_w] -> [G, g, D_w]. Indexing by slot number, with
+        # sizes from `shape`, keeps K dynamic in an exported model.
         num_classes = word_vectors.shape[0]
         num_groups = (num_classes + self.group_size - 1) // self.group_size
         first = torch.arange(num_groups, device=word_vectors.device) * self.group_size
         in_group = torch.arange(self.group_size, device=word_vectors.device)
-        slots = F.pad(word_vectors, (0, 0, 0, self.group_size - 1))[first[:, None] + in_group]
+        padded = F.pad(word_vectors, (0, 0, 0, self.group_size - 1))
+        slots = padded[first[:, None] + in_group]
 
         memory = F.relu(self.embed(tokens))
         x = self.query_proj(slots).flatten(1)
 
-        # One copy of the queries serves the whole batch, except in training, where dropout must
-        # differ from image to image.
-        x = x.expand(tokens.shape[0] if self.training else 1, -1, -1)
+        # The queries are only expanded in training, because dropout must differ between images.
+        batch_size = tokens.shape[0] if self.training else 1
+        x = x.expand(batch_size, -1, -1)
+
         weights = None
         for layer in self.layers:
             x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
 
-        # Drop the empty slots, and put the classes back into the order of the queries.
+        # Drop the empty slots and restore the order of the queries.
         logits = self.pool(x, slots)[:, torch.arange(num_classes, device=x.device)]
         if order is not None:
             logits = logits[:, order.argsort()]
-        return logits if weights is None else (logits, weights)
+        if weights is None:
+            return logits
+        return logits, weights
 
     def pool(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Map decoded queries [B, G, D] and their word vectors [G, g, D_w] to logits [B, G g]."""
-        # Half precision would round different logits to the same value, and ties change the mAP:
-        # autocast is off here.
-        with torch.autocast(x.device.type, enabled=False):
+        """Compute the logits of all slots, without autocast.
+
+        Args:
+            x: Decoded queries [B, G, D].
+            slots: Word vectors of the slots [G, g, D_w].
+
+        Returns:
+            Logits [B, G g].
+        """
+        with without_autocast(x.device):
             class_weights = slots.to(self.pool_proj.dtype) @ self.pool_proj.T  # [G, g, D]
             x = x.to(class_weights.dtype).transpose(0, 1)  # [G, B, D]
             logits = x @ class_weights.transpose(1, 2)  # [G, B, g]
@@ -121,16 +156,16 @@ class WordGroupDecoder(nn.Module):
 
 
 class WordGAP(nn.Module):
-    """Logits from one pooled vector per image, compared with the word vector of each class.
+    """Compare one pooled vector per image with the word vector of each class.
 
-    The logit of class i is l_i = (W mean(tokens) + w) . n_i / |n_i| + b, with n_i its word vector.
-    What ML-Decoder adds to this baseline is that each class attends to the tokens itself.
+    The logit of class i is l_i = (W mean(tokens) + w) . n_i / |n_i| + b, where n_i is its word
+    vector. This is the baseline without a decoder: the classes do not attend to the tokens.
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: number of training classes; has no effect.
-        word_dim: width D_w of word vectors.
-        dropout: probability of dropping a pooled feature in training.
+        in_features: Width C of the tokens.
+        num_classes: Number of training classes. Ignored.
+        word_dim: Width D_w of word vectors.
+        dropout: Dropout probability of the pooled features.
     """
 
     def __init__(
@@ -144,31 +179,38 @@ class WordGAP(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map, and word vectors [K, D_w] to logits [B, K]."""
+        """Compute logits [B, K].
+
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Word vectors [K, D_w] of any classes. Required.
+
+        Returns:
+            Logits [B, K].
+        """
         tokens = as_tokens(tokens, self.fc.in_features)
         word_vectors = F.normalize(check_words(queries, self.word_dim), dim=1)
         pooled = self.dropout(tokens.mean(1))
 
-        # Half precision would round different logits to the same value, and ties change the mAP:
-        # autocast is off here.
         dtype = self.fc.weight.dtype
-        with torch.autocast(tokens.device.type, enabled=False):
+        with without_autocast(tokens.device):
             image_vectors = self.fc(pooled.to(dtype))  # [B, D_w]
             return image_vectors @ word_vectors.to(dtype).T + self.bias
 
 
 class Cosine(nn.Module):
-    """Logits from the cosine between the embedding of an image and that of each class.
+    """Scaled cosine similarity between the embeddings of an image and of each class.
 
-    The logit of class i is l_i = exp(s) cos(mean(tokens), n_i) + b, with n_i its word vector; s and
-    b are two numbers of the model that embeds both. Nothing is learnt for a class.
+    The logit of class i is l_i = exp(s) cos(mean(tokens), n_i) + b, where n_i is its word vector.
+    The scalars s and b come from the image-text model that computes both embeddings. No parameter
+    belongs to a class.
 
     Source: CLIP (arXiv 2103.00020, figure 3); b: SigLIP (arXiv 2303.15343, algorithm 1).
 
     Args:
-        in_features: width C of the tokens, which is that of the word vectors too.
-        num_classes: has no effect.
-        bias: whether there is an offset b; it is 0 without.
+        in_features: Width C of both the tokens and the word vectors.
+        num_classes: Ignored.
+        bias: Whether to add the offset b.
     """
 
     def __init__(self, in_features: int, num_classes: int, *, bias: bool = False) -> None:
@@ -178,15 +220,23 @@ class Cosine(nn.Module):
         self.logit_bias = nn.Parameter(torch.zeros(())) if bias else None
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Map tokens [B, N, C], or a map, and word vectors [K, C] to logits [B, K]."""
+        """Compute logits [B, K].
+
+        Args:
+            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
+            queries: Word vectors [K, C] of any classes. Required.
+
+        Returns:
+            Logits [B, K].
+        """
         tokens = as_tokens(tokens, self.word_dim)
         words = check_words(queries, self.word_dim)
 
-        # Half precision would round different logits to the same value, and ties change the mAP:
-        # autocast is off here.
         dtype = self.logit_scale.dtype
-        with torch.autocast(tokens.device.type, enabled=False):
+        with without_autocast(tokens.device):
             images = F.normalize(tokens.mean(1).to(dtype), dim=1)
             cosines = images @ F.normalize(words.to(dtype), dim=1).T
             logits = self.logit_scale.exp() * cosines
-            return logits if self.logit_bias is None else logits + self.logit_bias
+            if self.logit_bias is not None:
+                logits = logits + self.logit_bias
+            return logits

@@ -1,4 +1,4 @@
-"""Losses: map logits and targets to one number, computed in float32."""
+"""Losses: map logits and targets to a scalar, computed in float32."""
 
 from typing import Protocol
 
@@ -7,15 +7,22 @@ from torch import Tensor
 from mldec import lazily
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
 
-# A run has one loss: it does not import the others.
+# Losses are imported on first use, because a run has only one.
 __getattr__ = lazily(
     __name__,
     {
         "PartialAsymmetricLoss": "partial",
-        **dict.fromkeys(("BinaryCrossEntropy", "CrossEntropy"), "cross_entropy"),
-        **dict.fromkeys(("DistributionBalancedLoss", "TwoWayLoss", "ZLPR"), "from_timm"),
-        **dict.fromkeys(("AssumeNegative", "EntropyMaximization", "HillLoss"), "missing"),
-        **dict.fromkeys(("SPLC", "GeneralizedRobustLoss", "LargeLoss"), "missing"),
+        "BinaryCrossEntropy": "cross_entropy",
+        "CrossEntropy": "cross_entropy",
+        "DistributionBalancedLoss": "from_timm",
+        "TwoWayLoss": "from_timm",
+        "ZLPR": "from_timm",
+        "AssumeNegative": "missing",
+        "EntropyMaximization": "missing",
+        "GeneralizedRobustLoss": "missing",
+        "HillLoss": "missing",
+        "LargeLoss": "missing",
+        "SPLC": "missing",
     },
 )
 
@@ -39,24 +46,32 @@ __all__ = [
 
 
 class Loss(Protocol):
-    """What every loss offers; its constructor takes keyword arguments only.
+    """Interface of all losses. The constructor has keyword arguments only.
 
     `build.check_together` compares `exclusive` and `soft` with the data and the `mix` settings.
     """
 
-    # "sum" or "mean" over the batch: the learner rescales by it, so that a batch has the same
-    # gradient on any number of processes and micro-batches.
+    # "sum" or "mean" over the batch. The learner rescales the loss accordingly, so that the
+    # gradient of a batch does not depend on the number of ranks and micro-batches.
     reduction: str
 
-    # Whether the loss is for one label per image (True), for several (False), or for both (None).
+    # True for single-label losses, False for multi-label losses, None for losses of both kinds.
     exclusive: bool | None = None
 
-    # Whether targets may lie between 0 and 1: `mix.labels=weighted` and `mix.smoothing` make such.
+    # Whether targets between 0 and 1 are allowed (`mix.labels=weighted`, `mix.smoothing`).
     soft: bool = False
 
-    # The share of the run that is done, in [0, 1): the learner sets it before each step. It is all
-    # that a loss learns of the run, and is rebuilt from the step when a run is resumed.
+    # Finished fraction of the run, in [0, 1). The learner sets it before each step. A loss must
+    # not use any other state of the run, because only the step is restored on resume.
     progress: float = 0.0
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits float32 [B, K] and targets [B, K] to the loss []."""
+        """Compute the loss in float32.
+
+        Args:
+            logits: Logits [B, K].
+            targets: Targets [B, K].
+
+        Returns:
+            Scalar loss.
+        """

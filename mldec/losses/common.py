@@ -1,4 +1,4 @@
-"""What losses share: checks of settings and targets, and the counts of the training labels."""
+"""Functions shared by the losses: checks of arguments and targets, and label counts."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -10,15 +10,17 @@ from mldec.errors import ConfigError, DataError
 
 
 def check_range(low: float, high: float = float("inf"), **settings: float) -> None:
-    """Raise a `ValueError` for the first setting that is not from `low` to below `high`."""
+    """Raise ValueError for the first setting outside [low, high)."""
     for name, value in settings.items():
         if not low <= value < high:
-            bounds = f"be {low} or more" if high == float("inf") else f"lie in [{low}, {high})"
+            bounds = f"lie in [{low}, {high})"
+            if high == float("inf"):
+                bounds = f"be {low} or more"
             raise ValueError(f"{name} is {value}: it must {bounds}")
 
 
 def check_above_0(**settings: float) -> None:
-    """Raise a `ValueError` for the first setting that is not above 0."""
+    """Raise ValueError for the first setting that is not above 0."""
     for name, value in settings.items():
         if not value > 0:  # NaN too
             raise ValueError(f"{name} is {value}: it must be above 0")
@@ -27,10 +29,20 @@ def check_above_0(**settings: float) -> None:
 def prepare(
     logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return logits [B, K] in float32 (float64 stays) and checked targets of the same type.
+    """Check the targets, and convert logits and targets to float32 (float64 is kept).
 
-    Targets are 1 and 0; `unknown` allows -1 (not annotated) too, `soft` all values from 0 to 1
-    (mixup, cutmix). Another one is a `DataError`, or on a GPU a loss of NaN, see `require`.
+    Args:
+        logits: Logits [B, K].
+        targets: Targets [B, K] of 0 and 1.
+        unknown: Also allow targets of -1 (not annotated).
+        soft: Allow all targets in [0, 1] (mixup, cutmix).
+
+    Returns:
+        Logits and targets of the same floating point type.
+
+    Raises:
+        DataError: If the shapes differ, or a target is not allowed. The logits of invalid targets
+            become NaN instead on a GPU, see `require`.
     """
     if logits.shape != targets.shape:
         raise DataError(
@@ -38,7 +50,7 @@ def prepare(
             f"the shape of the logits {tuple(logits.shape)}"
         )
 
-    # Half precision is too coarse for a loss.
+    # Half precision is not accurate enough for a loss.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     targets = targets.to(logits.dtype)
 
@@ -47,17 +59,27 @@ def prepare(
         good |= targets == -1
 
     def fault() -> str:
-        allowed = ("0 to 1" if soft else "0 and 1") + (" and -1" if unknown else "")
+        allowed = "0 to 1" if soft else "0 and 1"
+        if unknown:
+            allowed += " and -1"
         return f"target {targets[~good][0].item():g} is not allowed: this loss takes {allowed}"
 
     return require(good, logits, fault), targets
 
 
 def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
-    """Return the logits of a batch whose targets are good.
+    """Return the logits of a batch after a check of its targets.
 
-    Otherwise it is a `DataError` with the message of `fault`. A GPU would have to be waited for:
-    there these logits become NaN, and so does the loss; training names the images of such a step.
+    The check needs no host sync on a GPU: the logits of invalid targets become NaN, and so does the
+    loss. Training reports the images of a non-finite step.
+
+    Args:
+        good: Mask of the valid targets, broadcast to the logits.
+        logits: Logits [B, K].
+        fault: Function that returns the error message.
+
+    Raises:
+        DataError: If a target is invalid, on the CPU.
     """
     if logits.device.type != "cpu":
         return logits.masked_fill(~good, torch.nan)
@@ -67,26 +89,31 @@ def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
 
 
 class LabelCounts(NamedTuple):
-    """The training images that show each class, and those that do not, [K]."""
+    """Number of training images with and without each class.
+
+    Attributes:
+        positives: Number of images with the class, [K].
+        negatives: Number of images without the class, [K].
+    """
 
     positives: Tensor
     negatives: Tensor
 
 
-# Counts the labels when it is called: a loss that does not need them costs nothing.
+# Counts the labels when it is called. Only losses that need the counts call it.
 CountLabels = Callable[[], LabelCounts]
 
-# Sums a tensor over all processes. It may overwrite the tensor.
+# Sums a tensor over all ranks, possibly in place.
 AllReduce = Callable[[Tensor], Tensor]
 
 
 def identity(value: Tensor) -> Tensor:
-    """Return the tensor itself, the sum over one process."""
+    """Return the tensor itself: the all-reduce of a single process."""
     return value
 
 
 def required(label_counts: CountLabels | None) -> CountLabels:
-    """Return the argument; raise a `ValueError` if it is None, as for a loss without training."""
+    """Return the argument, or raise ValueError if it is None, as for a loss built without data."""
     if label_counts is None:
         raise ValueError(
             "label_counts is None: pass a function that returns LabelCounts(positives, negatives)"
@@ -97,10 +124,19 @@ def required(label_counts: CountLabels | None) -> CountLabels:
 def positive_weight(
     pos_weight: float | Literal["auto"] | None, cap: float, label_counts: CountLabels | None
 ) -> Tensor | None:
-    """Return the factor of the loss of positives: [], or [K] for one per class, or None for 1.
+    """Return the factor of the loss of positives.
 
-    "auto" is negatives / positives of each class, at least one of each and at most `cap`, so that
-    both have the same total weight.
+    Args:
+        pos_weight: A number above 0, "auto", or None for 1. "auto" is negatives / positives of each
+            class, so that both have the same total weight. Each count is at least 1.
+        cap: Upper bound of the factors of "auto", > 0.
+        label_counts: Function that counts the training labels. Required for "auto".
+
+    Returns:
+        A scalar, or [K] for "auto", in float32, or None.
+
+    Raises:
+        ValueError: If an argument is out of range, or "auto" is used without `label_counts`.
     """
     check_above_0(pos_weight_cap=cap)
     if pos_weight is None:
@@ -111,11 +147,13 @@ def positive_weight(
         return torch.tensor(float(pos_weight))
 
     label_counts = required(label_counts)
-    positives, negatives = (count.double().clamp(min=1) for count in label_counts())
+    positives, negatives = label_counts()
+    positives = positives.double().clamp(min=1)
+    negatives = negatives.double().clamp(min=1)
     return (negatives / positives).clamp(max=cap).float()
 
 
 def check_class_count(name: str, values: Tensor | None, logits: Tensor) -> None:
-    """Raise a `ConfigError` unless there is one value per class, [K], or None."""
+    """Raise ConfigError unless `values` is None or has one value per class."""
     if values is not None and len(values) != logits.shape[-1]:
         raise ConfigError(f"loss.{name} has {len(values)} values for {logits.shape[-1]} classes")

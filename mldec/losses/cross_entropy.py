@@ -1,6 +1,6 @@
-"""Cross-entropy: per class, for several labels per image or one, and of a softmax, for one.
+"""Binary cross-entropy per class, and cross-entropy of the softmax.
 
-Paper section 3 uses the binary one for both kinds of data.
+Paper section 3 uses binary cross-entropy for both multi-label and single-label data.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,21 @@ from mldec.losses.common import (
 
 
 class BinaryCrossEntropy(nn.Module):
-    """Binary cross-entropy per class; labels of -1 (not annotated) have loss 0.
+    """Binary cross-entropy per class. Unannotated labels (targets of -1) have loss 0.
 
     Args:
-        smoothing: targets move towards 1/2 by this share, in [0, 1).
-        target_threshold: soft targets (mixup) above it become 1, the others 0; None keeps them
-            soft.
-        class_weights: K factors, one per class; None for 1.
-        pos_weight: factor of the loss of positives: a number, "auto" (negatives / positives of each
+        smoothing: Label smoothing towards 1/2, in [0, 1).
+        target_threshold: Threshold in [0, 1) that binarizes soft targets (mixup): targets above it
+            become 1, the others 0. None keeps soft targets.
+        class_weights: K factors, one per class. None for 1.
+        pos_weight: Factor of the loss of positives: a number, "auto" (negatives / positives of each
             class in the training labels), or None for 1.
-        pos_weight_cap: largest factor of "auto".
-        reduction: "mean" over batch and classes (unannotated entries count as 0), or "sum".
-        label_counts: counts the training labels, for "auto".
+        pos_weight_cap: Upper bound of the factors of "auto", > 0.
+        reduction: "mean" over batch and classes, including unannotated labels, or "sum".
+        label_counts: Function that counts the training labels. Required for "auto".
+
+    Raises:
+        ValueError: If an argument is out of range, or "auto" is used without `label_counts`.
     """
 
     soft = True
@@ -57,7 +60,7 @@ class BinaryCrossEntropy(nn.Module):
         self.target_threshold = target_threshold
         self.reduction = reduction
 
-        # Buffers, so that they follow the loss to the device.
+        # Buffers move to the device together with the loss.
         self.class_weights: Tensor | None
         self.pos_weight: Tensor | None
         weights = None
@@ -69,11 +72,19 @@ class BinaryCrossEntropy(nn.Module):
         )
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] from 0 to 1, or -1, to the loss [], float32."""
+        """Compute the loss in float32.
+
+        Args:
+            logits: Logits [B, K].
+            targets: Targets [B, K] in [0, 1], or -1 for unannotated labels.
+
+        Returns:
+            Scalar loss.
+        """
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
 
-        # Before thresholding and smoothing, which would turn -1 into a target like any other.
+        # Thresholding and smoothing change targets of -1, so the mask is computed first.
         annotated = targets >= 0
         if self.target_threshold is not None:
             targets = (targets > self.target_threshold).to(logits.dtype)
@@ -87,16 +98,21 @@ class BinaryCrossEntropy(nn.Module):
             reduction="none",
         )
 
-        # Filled, not multiplied: an infinite loss times 0 would be NaN.
+        # Not a product, because an infinite loss times 0 is NaN.
         losses = losses.masked_fill(~annotated, 0)
-        return losses.sum() if self.reduction == "sum" else losses.mean()
+        if self.reduction == "sum":
+            return losses.sum()
+        return losses.mean()
 
 
 class CrossEntropy(nn.Module):
-    """Cross-entropy of the softmax with targets that sum to 1, averaged over the batch.
+    """Cross-entropy of the softmax for targets that sum to 1, averaged over the batch.
 
     Args:
-        smoothing: targets move towards 1/K by this share, in [0, 1).
+        smoothing: Label smoothing towards 1/K, in [0, 1).
+
+    Raises:
+        ValueError: If `smoothing` is out of range.
     """
 
     reduction = "mean"
@@ -109,7 +125,18 @@ class CrossEntropy(nn.Module):
         self.smoothing = smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and distributions [B, K] as targets to the loss [], float32."""
+        """Compute the loss in float32.
+
+        Args:
+            logits: Logits [B, K].
+            targets: Class probabilities [B, K]. Each row sums to 1.
+
+        Returns:
+            Scalar loss.
+
+        Raises:
+            DataError: If a row does not sum to 1. The loss is NaN instead on a GPU.
+        """
         logits, targets = prepare(logits, targets, soft=True)
         total = targets.sum(-1)
 

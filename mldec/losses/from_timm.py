@@ -1,4 +1,4 @@
-"""Losses of timm, for several labels per image; see `timm.loss` for their formulas."""
+"""Multi-label losses of timm. See `timm.loss` for their formulas."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from mldec.losses.common import CountLabels, check_above_0, check_range, prepare
 
 
 class _FromTimm(nn.Module):
-    """A loss of timm, in float32, for targets of 0 and 1 that are checked as ours are."""
+    """Base class: a loss of timm in float32, with checked targets of 0 and 1."""
 
     reduction = "mean"
 
@@ -18,23 +18,35 @@ class _FromTimm(nn.Module):
         self.loss = getattr(timm.loss, name)(*args, **settings)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] of 0 and 1 to the loss [], float32."""
+        """Compute the loss in float32.
+
+        Args:
+            logits: Logits [B, K].
+            targets: Targets [B, K] of 0 and 1.
+
+        Returns:
+            Scalar loss.
+        """
         loss: Tensor = self.loss(*prepare(logits, targets))
         return loss
 
 
 class TwoWayLoss(_FromTimm):
-    """Compare positives with negatives in two ways: within each image, and within each class.
+    """Compare positives with negatives within each image and within each class.
 
-    The second mean compares the images of a micro-batch of one process with each other. So unlike
-    with other losses, a run depends on `train.accumulate` and on the number of processes. Logits
-    rank; their sigmoids are no probabilities, and 0 is no threshold.
+    The comparison within a class uses the images of one micro-batch on one rank. The result of a
+    run therefore depends on `train.accumulate` and on the number of ranks, unlike with other
+    losses. The logits are only trained for ranking: their sigmoids are not probabilities, and 0 is
+    not a threshold.
 
     Source: Kobayashi, "Two-way Multi-Label Loss" (CVPR 2023).
 
     Args:
-        positive_temperature: of the softened lowest positive, above 0.
-        negative_temperature: of the softened highest negative, above 0.
+        positive_temperature: Temperature of the soft minimum over positives, > 0.
+        negative_temperature: Temperature of the soft maximum over negatives, > 0.
+
+    Raises:
+        ValueError: If a temperature is out of range.
     """
 
     def __init__(
@@ -47,7 +59,7 @@ class TwoWayLoss(_FromTimm):
 
 
 class ZLPR(_FromTimm):
-    """Rank every positive of an image above 0, and 0 above every negative; nothing to tune.
+    """Rank all positives of an image above 0, and all negatives below 0. It has no hyperparameters.
 
     Source: Su et al., "ZLPR: A Novel Loss for Multi-label Classification" (arXiv 2208.02955).
     """
@@ -59,23 +71,26 @@ class ZLPR(_FromTimm):
 
 
 class DistributionBalancedLoss(_FromTimm):
-    """Binary cross-entropy that rare classes and co-occurring labels do not distort.
+    """Binary cross-entropy that compensates for rare classes and co-occurring labels.
 
-    The authors sample the training images by classes ("class-aware"), which this project does not.
+    The official code uses class-aware sampling of the training images. This project does not.
 
     Source: Wu et al., ECCV 2020 (arXiv 2007.09654); defaults from the official code
     (wutong16/DistributionBalancedLoss, configs/coco/LT_resnet50_pfc_DB.py).
 
     Args:
-        alpha: smallest weight of re-balancing, >= 0.
-        beta: steepness of the weight, > 0.
-        mu: ratio of frequencies in the middle between smallest and largest weight.
-        negative_scale: factor of the logits of negatives, > 0; 1 turns it off.
-        kappa: factor of the shift by the class frequency, >= 0; 0 turns it off.
-        gamma: focusing, 0 (off) or from 1 on: a power below 1 has an infinite gradient at 0.
-        scale: factor of the loss with focusing, > 0.
+        alpha: Minimum re-balancing weight, >= 0.
+        beta: Slope of the re-balancing weight, > 0.
+        mu: Frequency ratio halfway between the minimum and maximum weight.
+        negative_scale: Factor of the logits of negatives, > 0. 1 turns it off.
+        kappa: Factor of the logit shift by class frequency, >= 0. 0 turns it off.
+        gamma: Focusing, 0 (off) or >= 1. A power below 1 has an infinite gradient at 0.
+        scale: Factor of the loss with focusing, > 0.
         reduction: "mean" over batch and classes, or "sum".
-        label_counts: counts the training labels; needed.
+        label_counts: Function that counts the training labels. Required.
+
+    Raises:
+        ValueError: If an argument is out of range, or `label_counts` is None.
     """
 
     exclusive = False
@@ -98,7 +113,7 @@ class DistributionBalancedLoss(_FromTimm):
             check_range(1, gamma=gamma)
         check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
 
-        # Labels of -1 are refused, so that every class has the labels of all images.
+        # Labels of -1 are not allowed, so each class has a label for every image.
         counts = required(label_counts)()
         images = int((counts.positives + counts.negatives).max())
         super().__init__(

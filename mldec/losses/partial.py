@@ -1,6 +1,7 @@
-"""The asymmetric loss for partly annotated data (arXiv 2110.10955), and the priors of its classes.
+"""Asymmetric loss for partially annotated data (arXiv 2110.10955), and its class priors.
 
-A prior is the mean prediction of a model per class. Source: Alibaba-MIIL/PartialLabelingCSL.
+A class prior is the mean prediction of a model for the class. Reference:
+Alibaba-MIIL/PartialLabelingCSL.
 """
 
 import csv
@@ -25,34 +26,38 @@ Mode = Literal["negative", "ignore", "ignore_normalized", "selective"]
 
 
 class PartialAsymmetricLoss(nn.Module):
-    """The asymmetric loss with separate terms for labels of -1 (not annotated).
+    """Asymmetric loss with a separate term for unannotated labels (targets of -1).
 
-    Most of the unannotated labels are negative in truth.
+    Most unannotated labels are true negatives.
 
     Source: Alibaba-MIIL/PartialLabelingCSL, partial_asymmetric_loss.py.
 
     Args:
-        mode: how unannotated labels count. "negative": all as negatives. "ignore": not at all.
-            "ignore_normalized": not at all, and the annotated labels of an image weigh 1 + 1 / (1 +
-            their number). "selective": as negatives, except for those that are likely to be
-            positive.
-        gamma_pos: focusing of positives, >= 0.
-        gamma_neg: of annotated negatives, >= 0.
-        gamma_unannotated: of the unannotated, >= 0.
-        alpha_pos: weight of positives.
-        alpha_neg: of annotated negatives.
-        alpha_unannotated: of the unannotated.
-        clip: probability added to 1 - p of negatives of both kinds, in [0, 1).
-        likelihood_top_k: "selective": the B x likelihood_top_k unannotated labels with the highest
-            probability in a batch of B images do not count.
-        class_prior: "selective": the fraction of images that show each class, K numbers or a CSV
-            file, see `read_prior`, or None for unknown. "estimate", in every mode: the mean
-            prediction during this training, see `PriorEstimate`; the official way is to estimate
-            with mode "ignore" and to pass the file to a second run.
-        prior_threshold: "selective": unannotated labels of classes with a higher prior do not
-            count.
-        eps: lower bound of a probability inside the logarithm.
-        all_reduce: sums a tensor over all processes, for "estimate".
+        mode: Handling of unannotated labels. "negative": they are negatives. "ignore": they have
+            weight 0. "ignore_normalized": they have weight 0, and the annotated labels of an image
+            have weight 1 + 1 / (1 + their number). "selective": they are negatives, except for
+            probable positives, which have weight 0.
+        gamma_pos: Focusing of positives, >= 0.
+        gamma_neg: Focusing of annotated negatives, >= 0.
+        gamma_unannotated: Focusing of unannotated labels, >= 0.
+        alpha_pos: Weight of positives.
+        alpha_neg: Weight of annotated negatives.
+        alpha_unannotated: Weight of unannotated labels.
+        clip: Probability added to 1 - p of annotated negatives and unannotated labels, in [0, 1).
+        likelihood_top_k: Number of labels per image to ignore with "selective", >= 0. The B x
+            likelihood_top_k unannotated labels with the highest probability in a batch of B images
+            are ignored.
+        class_prior: Class priors for "selective": K numbers in [0, 1], a CSV file (see
+            `read_prior`), or None if unknown. "estimate" computes the mean prediction during this
+            training, in every mode (see `PriorEstimate`). The official procedure is a first run
+            with mode "ignore" and "estimate", and a second run with the resulting file.
+        prior_threshold: Prior above which "selective" ignores all unannotated labels of a class.
+        eps: Lower bound of a probability inside the logarithm.
+        all_reduce: Function that sums a tensor over all ranks, for "estimate".
+
+    Raises:
+        ValueError: If an argument is out of range.
+        DataError: If the file of the class priors is invalid.
     """
 
     reduction = "sum"
@@ -80,12 +85,17 @@ class PartialAsymmetricLoss(nn.Module):
         check_range(0, gamma_unannotated=gamma_unannotated, likelihood_top_k=likelihood_top_k)
         check_range(0, 1, clip=clip)
 
-        self.mode, self.clip, self.eps = mode, clip, eps
-        self.gammas = gamma_pos, gamma_neg, gamma_unannotated  # for targets of 1, 0 and -1
-        self.alphas = alpha_pos, alpha_neg, alpha_unannotated
-        self.likelihood_top_k, self.prior_threshold = likelihood_top_k, prior_threshold
+        self.mode = mode
+        self.clip = clip
+        self.eps = eps
+        self.likelihood_top_k = likelihood_top_k
+        self.prior_threshold = prior_threshold
 
-        # The priors are either given, and fixed, or estimated in this training.
+        # For targets of 1, 0 and -1.
+        self.gammas = (gamma_pos, gamma_neg, gamma_unannotated)
+        self.alphas = (alpha_pos, alpha_neg, alpha_unannotated)
+
+        # The priors are either given or estimated in this training.
         self.estimate: PriorEstimate | None = None
         self.class_prior: Tensor | None
         prior: Sequence[float] | None = None
@@ -95,36 +105,53 @@ class PartialAsymmetricLoss(nn.Module):
             prior = read_prior(class_prior)
         else:
             prior = class_prior
-        self.register_buffer("class_prior", None if prior is None else torch.tensor(list(prior)))
+        tensor = None
+        if prior is not None:
+            tensor = torch.tensor(list(prior))
+        self.register_buffer("class_prior", tensor)
 
     def prior(self) -> Tensor | None:
-        """Return the given class priors or the estimate so far, [K] in [0, 1], or None."""
-        return self.estimate.value() if self.estimate else self.class_prior
+        """Return the class priors, given or estimated so far.
+
+        Returns:
+            Priors [K] in [0, 1], or None if they are unknown.
+        """
+        if self.estimate:
+            return self.estimate.value()
+        return self.class_prior
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Map logits [B, K] and targets [B, K] of 1, 0 and -1 to the summed loss [], float32."""
+        """Compute the loss in float32, summed over batch and classes.
+
+        Args:
+            logits: Logits [B, K].
+            targets: Targets [B, K]: 1, 0, or -1 for unannotated labels.
+
+        Returns:
+            Scalar loss.
+        """
         logits, targets = prepare(logits, targets, unknown=True)
         positive = logits.sigmoid()
         if self.estimate and self.training:
             self.estimate.update(positive.detach())
         negative = (1 - positive + self.clip).clamp(max=1)
 
-        # Each of the three kinds of labels has a weight and a focusing of its own.
-        alpha = gamma = torch.zeros_like(logits)
-        for kind, alpha_of_kind, gamma_of_kind in zip(
-            (1, 0, -1), self.alphas, self.gammas, strict=True
-        ):
-            alpha = alpha.masked_fill(targets == kind, alpha_of_kind)
-            gamma = gamma.masked_fill(targets == kind, gamma_of_kind)
+        # The weight and the focusing depend on the target.
+        alpha = torch.zeros_like(logits)
+        gamma = torch.zeros_like(logits)
+        settings = zip((1, 0, -1), self.alphas, self.gammas, strict=True)
+        for target, target_alpha, target_gamma in settings:
+            alpha = alpha.masked_fill(targets == target, target_alpha)
+            gamma = gamma.masked_fill(targets == target, target_gamma)
 
-        # The focal weight has no gradient, as officially.
+        # The focal weight has no gradient, as in the official code.
         right = torch.where(targets == 1, positive, negative)
         focal = (1 - right.detach()) ** gamma
         losses = -alpha * right.clamp(min=self.eps).log() * focal
         return (losses * self._weights(positive.detach(), targets)).sum()
 
     def _weights(self, probability: Tensor, targets: Tensor) -> Tensor:
-        """Return the weight of each label, [B, K]: 0 for those that do not count."""
+        """Return the weight of each label, [B, K]. Ignored labels have weight 0."""
         unannotated = targets == -1
         weights = torch.ones_like(probability)
 
@@ -136,32 +163,36 @@ class PartialAsymmetricLoss(nn.Module):
         if self.mode == "negative":
             return weights
 
-        # "selective": drop the unannotated labels of classes that many images show ...
+        # "selective": ignore the unannotated labels of frequent classes.
         prior = self.prior()
         if prior is not None:
             check_class_count("class_prior", prior, targets)
             common = prior.to(targets.device) > self.prior_threshold
             weights = weights.masked_fill(unannotated & common, 0)
 
-        # ... and those that the model itself thinks are positive.
+        # Also ignore the unannotated labels with the highest predictions.
         if self.likelihood_top_k:
             likely = probability.masked_fill(~unannotated, -1).flatten()
-            chosen = likely.topk(min(self.likelihood_top_k * len(targets), len(likely))).indices
-            # The annotated ones, which are -1 here, keep their weight.
+            count = min(self.likelihood_top_k * len(targets), len(likely))
+            chosen = likely.topk(count).indices
+            # Annotated labels, with a value of -1 here, keep their weight.
             kept = weights.flatten()[chosen] * (likely[chosen] < 0)
             weights = weights.flatten().index_copy(0, chosen, kept).view_as(weights)
         return weights
 
 
-# Class priors: estimated, read and written
+# Estimate, read and write class priors
 
 
 class PriorEstimate(nn.Module):
-    """The mean probability of each class over the training images so far, on all processes.
+    """Running mean of the probability of each class over the training images, on all ranks.
 
-    It is part of the loss's `state_dict`. With `forgetting` it is over the newer images only, at
-    least half and at most three quarters of them: what an untrained model predicts, near 0.5 for
-    every class, must not count for ever.
+    The estimate is part of the `state_dict` of the loss.
+
+    Args:
+        forgetting: Only average over the newest images, at least half and at most three quarters of
+            all images. This removes the predictions of the untrained model, which are near 0.5.
+        all_reduce: Function that sums a tensor over all ranks.
     """
 
     def __init__(self, *, forgetting: bool = False, all_reduce: AllReduce = identity) -> None:
@@ -171,13 +202,17 @@ class PriorEstimate(nn.Module):
 
         # float64 [K + 1]: the sum of the probabilities per class, and the number of images.
         self.sums: Tensor | None = None
-        self.before: Tensor | None = None  # of the window before, which counts too
+        self.before: Tensor | None = None  # same for the previous window
         self.updates = 0
 
     def update(self, probability: Tensor) -> None:
-        """Add the probabilities of a batch, [B, K]; all processes must call this equally often."""
-        # One NaN would spoil the estimate for good; the learner skips such a step as well. Taking
-        # these images out would need their number, for which a GPU had to be waited for.
+        """Add the probabilities of a batch. All ranks must call this equally often.
+
+        Args:
+            probability: Probabilities [B, K]. Images with non-finite values are skipped.
+        """
+        # Skip images with non-finite probabilities, as a single NaN would invalidate the estimate.
+        # They are masked, because boolean indexing would require a host sync.
         finite = probability.isfinite().all(1, keepdim=True)
         probability = in_double(probability)
         finite = finite.to(probability.device)
@@ -185,19 +220,24 @@ class PriorEstimate(nn.Module):
         batch_sums = torch.cat([sums, finite.double().sum(0)])
         batch_sums = self.all_reduce(batch_sums)
 
-        # After a resumption the sums so far may be on another device.
+        # The sums of a resumed run may be on another device.
         if self.sums is None:
             self.sums = batch_sums
         else:
             self.sums = self.sums.to(batch_sums.device) + batch_sums
 
-        # A window ends whenever the number of batches has doubled.
+        # A new window starts each time the number of batches has doubled.
         self.updates += 1
         if self.forgetting and self.updates & (self.updates - 1) == 0:
-            self.before, self.sums = self.sums, torch.zeros_like(self.sums)
+            self.before = self.sums
+            self.sums = torch.zeros_like(self.before)
 
     def value(self) -> Tensor | None:
-        """Return the estimate, float32 [K] in [0, 1]; None before the first batch."""
+        """Return the current estimate.
+
+        Returns:
+            Priors [K] in [0, 1], float32, or None before the first batch.
+        """
         if self.sums is None:
             return None
 
@@ -207,33 +247,55 @@ class PriorEstimate(nn.Module):
         return (sums[:-1] / sums[-1].clamp(min=1)).float()
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """Return the sums: no buffer, as the number of classes is unknown in the constructor."""
+        """Return the sums. They are not buffers, because K is unknown in the constructor."""
         state = {"sums": self.sums, "before": self.before, "updates": torch.tensor(self.updates)}
         return {name: value for name, value in state.items() if value is not None}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Continue from the sums of a state_dict."""
-        self.sums, self.before = state.get("sums"), state.get("before")
+        """Restore the sums of a `state_dict`."""
+        self.sums = state.get("sums")
+        self.before = state.get("before")
         self.updates = int(state["updates"])
 
 
 def read_prior(path: str | Path) -> list[float]:
-    """Read the priors of a file: K numbers in its order, which must be that of the classes."""
+    """Read the class priors of a CSV file.
+
+    Args:
+        path: File with the header of `COLUMNS` and one row per class. The rows must be in the order
+            of the classes, because the names are not compared.
+
+    Returns:
+        K numbers in [0, 1].
+
+    Raises:
+        DataError: If the file cannot be read or contains other values.
+    """
     form = f"a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 per class"
     with refusing(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):
         with open_text(path, newline="") as file:
             _, *rows = csv.reader(file, strict=True)
         prior = [float(text) for _, text in rows]
-        # NaN fails these comparisons too.
+        # NaN fails these comparisons, too.
         if not all(0 <= value <= 1 for value in prior):
             raise ValueError("a number outside of this range")
         return prior
 
 
 def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Write the class priors that a loss has estimated in training, if it has."""
+    """Write the class priors estimated by a loss to a CSV file.
+
+    No file is written if the loss has no estimate.
+
+    Args:
+        loss: Any loss.
+        path: The CSV file, see `read_prior`.
+        names: Names of the K classes.
+    """
     estimate = getattr(loss, "estimate", None)
-    prior = estimate.value() if isinstance(estimate, PriorEstimate) else None
+    if not isinstance(estimate, PriorEstimate):
+        return
+    prior = estimate.value()
     if prior is None:
         return
 
