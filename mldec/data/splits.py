@@ -192,10 +192,8 @@ def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     Returns:
         The fold of each image, int64 [M], from 1 to `count`.
     """
-    if keys.dtype.kind == "S":
-        texts = keys.tolist()
-    else:
-        texts = [key.tobytes() for key in keys]
+    is_text = keys.dtype.kind == "S"
+    texts = keys.tolist() if is_text else [key.tobytes() for key in keys]
 
     # Use the remainder, not the size of the hash: `hold_out` may have removed all images with
     # small hashes of the same seed.
