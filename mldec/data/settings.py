@@ -101,7 +101,7 @@ ALL_OBSERVED = Observed()
 class VectorSettings:
     """Word vector settings of a zero-shot `data` node."""
 
-    # Source of the word vectors, see `word_vectors`; paths are relative to `root`. None: no vectors.
+    # Source of the word vectors, see `word_vectors`, with paths relative to `root`. None: none.
     vectors: str | None = "wordvec_array.pth"
 
     prompts: str = PROMPT  # prompts of a text encoder, see `read_templates`
