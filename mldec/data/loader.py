@@ -22,9 +22,9 @@ from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
 
 Loaded = TypeVar("Loaded")  # type of the batches
-Mixer = Callable[
-    [Tensor, Tensor], tuple[Tensor, Tensor]
-]  # maps images and targets to mixed ones, see `Mixing`
+
+# Maps images and targets to mixed images and targets, see `Mixing`.
+Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # Advice for worker processes that died or ran out of shared memory.
 ADVICE = (
