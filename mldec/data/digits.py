@@ -98,8 +98,8 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
 class Scenes:
     """Dataset of generated scenes, see `mldec.data.types.ImageDataset`.
 
-    With a seed, a scene only depends on the seed and the index. Otherwise it depends on the
-    generator passed to `load`.
+    A scene depends on the seed and the index only. Without a seed, it depends on the generator
+    passed to `load`.
     """
 
     # Maps a generator to an RGB scene and its target, int8 [K] of 1 and 0.
