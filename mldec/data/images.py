@@ -70,10 +70,10 @@ class UnsupportedFiles:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return number and example by suffix, as JSON types."""
-        return {
-            suffix: {"files": count, "example": self.examples[suffix]}
-            for suffix, count in self.counts.most_common()
-        }
+        summary: dict[str, dict[str, Any]] = {}
+        for suffix, count in self.counts.most_common():
+            summary[suffix] = {"files": count, "example": self.examples[suffix]}
+        return summary
 
 
 # Pillow raises an error above twice its pixel limit and warns between the limit and this value.
@@ -152,7 +152,9 @@ def _unsupported_format(path: str | Path, content: bytes) -> str | None:
     if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
         return _BRANDS[content[8:12]]
     suffix = PurePath(path).suffix.lower()
-    return suffix[1:].upper() if suffix in NOT_READ else None
+    if suffix in NOT_READ:
+        return suffix[1:].upper()
+    return None
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -272,7 +274,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
 
     # A conversion from RGB to RGB would copy the image.
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if image.mode == "RGB":
+        return image
+    return image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:
