@@ -68,7 +68,9 @@ class Labels:
 
     def select(self, images: np.ndarray) -> "Labels":
         """Return the labels of some images, given as a bool mask [N] or ordered indices."""
-        indices = np.flatnonzero(images) if images.dtype == bool else images
+        indices = images
+        if images.dtype == bool:
+            indices = np.flatnonzero(images)
         lengths = np.diff(self.starts)[indices]
         starts = _starts(lengths)
 
