@@ -336,12 +336,17 @@ def collate(
         mixing: Function that mixes the batch.
         seed: Seed of `mixing`.
     """
-    bad = [sample for sample in samples if isinstance(sample, str)]
+    bad: list[str] = []
+    readable: list[Sample] = []
+    for sample in samples:
+        if isinstance(sample, str):
+            bad.append(sample)
+        else:
+            readable.append(sample)
     if bad and not skip:
         return bad[0]
 
     # An empty batch still has the messages about its images.
-    readable = [sample for sample in samples if not isinstance(sample, str)]
     if not readable:
         return Batch(torch.empty(0), torch.empty(0), torch.empty(0), bad)
 
