@@ -111,7 +111,9 @@ def csv_table(
     task: Task = SingleLabel(top_k) if exclusive else MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "the CSV file", _SEE)
     source = folder / path_inside(file, "data.file", _SEE)
-    image_folder = folder / path_inside(images, "data.images", _SEE) if images else folder
+    image_folder = folder
+    if images:
+        image_folder = folder / path_inside(images, "data.images", _SEE)
 
     names = given_names(classes, folder, _SEE)
     form = recognise(
@@ -135,7 +137,9 @@ def csv_table(
             check_val(form.find_split(val), form.splits, source, _SEE)
 
         # The table depends on all arguments, so the key of the cache includes all of them.
-        wanted = form.find_split(part) if has_split else None
+        wanted = None
+        if has_split:
+            wanted = form.find_split(part)
         parse = partial(_parse, source, form, wanted, names, separator, exclusive, image_folder)
         key = sha256(repr(parse.args).encode(errors="surrogateescape")).hexdigest()
         table = cached_table(f"csv {key}", [source], parse, cache_dir, _SEE)
@@ -192,7 +196,9 @@ class Form:
         if wanted in self.splits or wanted not in _VAL:
             return wanted
         others = [name for name in _VAL if name in self.splits]
-        return others[0] if len(others) == 1 else wanted
+        if len(others) == 1:
+            return others[0]
+        return wanted
 
 
 def recognise(
@@ -229,14 +235,20 @@ def recognise(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    shares = {i: _binary_share(count) for i, count in counts.items() if _may_be_class(names[i])}
+    shares = {}
+    for column, count in counts.items():
+        if _may_be_class(names[column]):
+            shares[column] = _binary_share(count)
+
+    class_columns: list[int] = []
     if "labels" in roles:
-        class_columns = []
         if labels_column is None:
             _refuse_both_forms(names, roles["labels"], shares, where)
     else:
         given = classes or ()
-        class_columns = [i for i, share in shares.items() if share >= 0.5 or names[i] in given]
+        for column, share in shares.items():
+            if share >= 0.5 or names[column] in given:
+                class_columns.append(column)
         if not class_columns or "negatives" in roles:
             raise DataError(
                 f"{where}: none of the columns {shown(', '.join(names))} has labels: call one "
@@ -263,8 +275,9 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
     """Return codec and delimiter of a file. Raises DataError if the encoding does not match."""
     content = read_bytes(source, _SEE)
     try:
-        is_utf8 = codecs.lookup(encoding).name == "utf-8"
-        codec = "utf-8-sig" if is_utf8 else encoding
+        codec = encoding
+        if codecs.lookup(encoding).name == "utf-8":
+            codec = "utf-8-sig"
         text = content.decode(codec)
     except LookupError as error:
         raise ValueError(f"encoding is {encoding!r}, an unknown text encoding") from error
@@ -278,7 +291,9 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
 
     # Use the first delimiter that gives a path column. A file without such a column is invalid.
     first_line = next(filter(str.strip, io.StringIO(text, newline=None)), "")
-    known = _PATHS if path_column is None else (_simple(path_column),)
+    known: tuple[str, ...] = _PATHS
+    if path_column is not None:
+        known = (_simple(path_column),)
     delimiter = ","
     for sign in reversed(_DELIMITERS):
         titles = [_simple(title.strip(' "\n')) for title in first_line.split(sign)]
