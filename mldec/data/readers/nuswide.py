@@ -280,4 +280,6 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
 def _flickr_number(path: str) -> str:
     """Return the Flickr number of a file, the second part of its name, or ""."""
     parts = path.rpartition("/")[2].partition(".")[0].split("_")
-    return parts[1] if len(parts) > 1 else ""
+    if len(parts) < 2:
+        return ""
+    return parts[1]
