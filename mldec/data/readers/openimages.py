@@ -214,8 +214,12 @@ def _load_miil_split(
     """Return the images of a split."""
     data = root / "data.csv"
     display = root / "mid_to_classes.pth"
-    class_file = root / class_list if class_list else None
-    display_file = display if names == "display" and display.exists() else None
+    class_file = None
+    if class_list:
+        class_file = root / class_list
+    display_file = None
+    if names == "display" and display.exists():
+        display_file = display
 
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
