@@ -140,8 +140,11 @@ def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
             unsupported.add(str(file))
         return [file for file in files if file.suffix.lower() in READ]
 
-    lines = (line.replace("\\", "/") for line in read_lines(path, _SEE))
-    return [Path(os.path.normpath(path.parent / line)) for line in lines]
+    images = []
+    for line in read_lines(path, _SEE):
+        image = path.parent / line.replace("\\", "/")
+        images.append(Path(os.path.normpath(image)))
+    return images
 
 
 def _label_file(image: Path) -> Path:
