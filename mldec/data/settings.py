@@ -208,7 +208,9 @@ def assemble(
     eval_transform = view.eval()
 
     # A fold is taken from the training images, with the label rules of validation.
-    val = source.val if sampling.fold is None else source.train
+    val = source.val
+    if sampling.fold is not None:
+        val = source.train
 
     @cache
     def load_val() -> Split:
