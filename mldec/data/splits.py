@@ -70,7 +70,9 @@ def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) 
     order = np.argsort(hashes, kind="stable")
     is_held_out = stratified(table.labels, order, fraction)
     hold_out_each_class(table.labels, order, is_held_out)
-    return table.select(is_held_out if val else ~is_held_out)
+    if val:
+        return table.select(is_held_out)
+    return table.select(~is_held_out)
 
 
 def hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
