@@ -148,6 +148,3 @@ def path_inside(path: str, where: str, see: str, *, folder: Path | None = None) 
         raise DataError(f"{where}: {given!r} is not a path inside {where_inside}; {see}")
 
     return "/".join(part for part in parts if part not in ("", "."))
-
-
-# How the images of a table are divided into splits and folds.
