@@ -61,7 +61,7 @@ def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Pictur
     if not isinstance(image, Tensor):
         return image.resize(size, INTERPOLATIONS[interpolation])
 
-    # With these strides torch detects channels-last memory, which takes half the time.
+    # These strides let torch detect channels-last memory, which takes half the time.
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(
         batch, size=(height, width), mode=interpolation, antialias=True
@@ -301,7 +301,9 @@ class TrainTransform:
             image = cutout(image, self.cutout, rng)
 
         tensor = to_tensor(self.augment(image, rng))
-        return self.erase(tensor) if self.erase else tensor
+        if self.erase:
+            return self.erase(tensor)
+        return tensor
 
 
 Transform = EvalTransform | TrainTransform
