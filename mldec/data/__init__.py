@@ -1,1 +1,1 @@
-"""Datasets: each option is one function, which returns a `Source` or a `DataModule`."""
+"""Datasets. Each dataset is a function that returns a `Source` or a `DataModule`."""

@@ -1,4 +1,4 @@
-"""The cache: arrays that take long to compute, in the user's own folder."""
+"""Cache of tables that are slow to read from annotation files."""
 
 import json
 import logging
@@ -20,16 +20,16 @@ log = logging.getLogger("mldec")
 def cached_table(
     name: str, sources: Sequence[Path], parse: Callable[[], Table], cache_dir: str | None, see: str
 ) -> Table:
-    """Return the table that `parse` makes of annotation files, from the cache if it is valid.
+    """Return the table of some annotation files, from the cache if it is valid.
 
-    An entry is valid as long as the size and time of each annotation file stay the same.
+    An entry is valid as long as size and modification time of all annotation files are unchanged.
 
     Args:
-        name: a word for the reader, and every setting that `parse` depends on.
-        sources: the annotation files, or folders.
-        parse: reads the annotation files.
-        cache_dir: folder of the cache, see `cache_folder`.
-        see: pointer to the documentation, for messages.
+        name: Name of the reader, followed by all settings that affect `parse`.
+        sources: Annotation files or folders.
+        parse: Function that reads the annotation files.
+        cache_dir: Folder of the cache, see `cache_folder`.
+        see: Documentation hint for messages.
     """
     key = f"{FORMAT} {name}"
     for source in sources:
@@ -37,8 +37,8 @@ def cached_table(
             stat = source.stat()
         key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
-    # One file per set of sources, so that a newer table replaces the old one.
-    identity = " ".join([name, *map(str, sources)])
+    # Use one file per set of sources, so that a newer table replaces the old one.
+    identity = " ".join([name] + [str(source) for source in sources])
     digest = sha256(os.fsencode(identity)).hexdigest()[:16]
     path = cache_folder(cache_dir) / f"{name.split()[0]}-{digest}.npz"
     if stored := read_cached(path, key):

@@ -1,4 +1,4 @@
-"""The data sets that come with the package: scenes of handwritten digits, drawn on demand."""
+"""Built-in datasets of generated scenes with handwritten digits."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -21,26 +21,26 @@ from mldec.words.digits import COLOURS, NAMES, class_names, named_vectors
 from mldec.words.types import DIGITS_PREFIX
 
 DIGITS = "sklearn/datasets/data/digits.csv.gz"
-VAL_FRACTION = 0.25  # of the writings of each digit
+VAL_FRACTION = 0.25  # fraction of held-out writings of each digit
 
 EMPTY = 0.05  # fraction of scenes without a digit
-SIZES = (0.28, 0.6)  # side of a digit's square, as a fraction of the side of the scene
-OVERLAP = 0.1  # largest part of a digit's square that may lie in another square
-TRIES = 40  # positions tried for a digit before it is left out
-TILT = 12  # degrees to either side
-NOISE = 16  # largest change of a value by noise
+SIZES = (0.28, 0.6)  # side of a digit box as a fraction of the scene side
+OVERLAP = 0.1  # maximum overlap of two boxes as a fraction of the smaller box
+TRIES = 40  # maximum number of tries to place a digit
+TILT = 12  # maximum rotation in degrees, in both directions
+NOISE = 16  # maximum absolute noise
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels, right and bottom exclusive
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneSettings:
-    """The settings of a `data` node that all data sets of digit scenes share."""
+    """Settings of a `data` node, shared by all datasets of digit scenes."""
 
     image_size: int = 64  # side of a scene in pixels, at least 16
-    train_images: int = 8192  # scenes per epoch; every epoch has new ones
+    train_images: int = 8192  # scenes per epoch; each epoch has new scenes
     val_images: int = 2048  # scenes of the validation split
-    seed: int = 0  # decides which writings are held out, and the validation scenes
+    seed: int = 0  # seed of the held-out writings and of the validation scenes
 
     def __post_init__(self) -> None:
         check_minimum("image_size", self.image_size, 16)
@@ -50,7 +50,7 @@ class SceneSettings:
 
 
 def check_minimum(name: str, value: int, minimum: int) -> None:
-    """Raise a `ValueError` that names the setting if its value is too small."""
+    """Raise ValueError if the value of a setting is below the minimum."""
     if value < minimum:
         raise ValueError(f"{name} is {value}: it must be at least {minimum}")
 
@@ -59,45 +59,50 @@ def check_minimum(name: str, value: int, minimum: int) -> None:
 class Writings:
     """N handwritten digits."""
 
-    # Amount of ink from 0 to 255, uint8 [N, 10, 10]. The border of one pixel is empty, so that a
-    # rotation does not cut the digit off.
+    # Ink from 0 to 255, uint8 [N, 10, 10]. The border of one pixel is empty, so that a rotation
+    # does not crop the digit.
     masks: np.ndarray
 
     labels: np.ndarray  # the digits, 0 to 9, [N]
-    rows: np.ndarray  # in scikit-learn's data set, [N]
+    rows: np.ndarray  # row in scikit-learn's dataset, [N]
 
 
 def split_writings(seed: int) -> tuple[Writings, Writings]:
-    """Return the writings of training and of validation, `VAL_FRACTION` of each digit."""
-    # The file that `load_digits` reads: to import scikit-learn takes a second. A row is the ink of
-    # the 8 x 8 pixels, 0 to 16, and then the digit.
+    """Split the writings of each digit into training and validation (`VAL_FRACTION`)."""
+    # Read the file of `load_digits` directly, because scikit-learn is slow to import. A row has the
+    # ink of 8 x 8 pixels, 0 to 16, and the digit.
     path = distribution("scikit-learn").locate_file(DIGITS)
     table = np.loadtxt(str(path), delimiter=",")
-    ink, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    ink = table[:, :-1].reshape(-1, 8, 8)
+    labels = table[:, -1].astype(np.int64)
     masks = np.round(ink * (255 / 16)).astype(np.uint8)
     masks = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
 
     shuffled = np.random.default_rng(seed).permutation(len(masks))
-    train_parts, val_parts = [], []
+    train_parts = []
+    val_parts = []
     for digit in range(len(NAMES)):
         rows = shuffled[labels[shuffled] == digit]
         num_val = round(len(rows) * VAL_FRACTION)
         val_parts.append(rows[:num_val])
         train_parts.append(rows[num_val:])
 
-    train, val = np.concatenate(train_parts), np.concatenate(val_parts)
-    return Writings(masks[train], labels[train], train), Writings(masks[val], labels[val], val)
+    train = np.concatenate(train_parts)
+    val = np.concatenate(val_parts)
+    train_writings = Writings(masks[train], labels[train], train)
+    val_writings = Writings(masks[val], labels[val], val)
+    return train_writings, val_writings
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """Scenes that are drawn on demand; see `mldec.data.types.ImageDataset`.
+    """Dataset of generated scenes, see `mldec.data.types.ImageDataset`.
 
-    Without a seed a scene depends on the generator that it is loaded with, with a seed on the seed
-    and the index only.
+    A scene depends on the seed and the index only. Without a seed, it depends on the generator
+    passed to `load`.
     """
 
-    # Generator -> RGB scene and its target, int8 [K] of 1 and 0.
+    # Maps a generator to an RGB scene and its target, int8 [K] of 1 and 0.
     draw: Callable[[np.random.Generator], tuple[Image.Image, Tensor]]
     num_images: int
     seed: int | None = None
@@ -112,7 +117,7 @@ class Scenes:
         return to_tensor(scene), target
 
     def name(self, index: int) -> str:
-        """Describe the scene in messages: it has no path."""
+        """Return the name of the scene for messages."""
         origin = " (drawn anew each time)" if self.seed is None else f" of seed {self.seed}"
         return f"digit scene {index}{origin}"
 
@@ -124,12 +129,17 @@ def scenes_module(
     train: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
     val: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
 ) -> DataModule:
-    """Return the data of scenes; only those of validation have a seed and never change.
+    """Return the data module of generated scenes. Validation scenes are fixed by the seed.
 
-    `train` and `val` are a function that draws a scene and its target from a generator, `writings`
-    and `size`, and the classes.
+    Args:
+        settings: Number and size of the scenes.
+        make_evaluator: Maps the classes to an evaluator.
+        train: Function that draws a training scene and its target, and the classes. Its arguments
+            are a generator, `writings` and `size`.
+        val: The same for validation.
     """
-    size, (train_writings, val_writings) = settings.image_size, split_writings(settings.seed)
+    size = settings.image_size
+    train_writings, val_writings = split_writings(settings.seed)
     draw_train = partial(train[0], writings=train_writings, size=size)
     train_scenes = Scenes(draw_train, settings.train_images)
     draw_val = partial(val[0], writings=val_writings, size=size)
@@ -144,7 +154,7 @@ def scenes_module(
 
 
 def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
-    """Draw the number of digits in a scene: 0 with probability `empty`, else 1 to `max_digits`."""
+    """Draw a number of digits: 0 with probability `empty`, otherwise 1 to `max_digits`."""
     if rng.random() < empty:
         return 0
     return int(rng.integers(1, max_digits + 1))
@@ -153,18 +163,23 @@ def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) ->
 def boxes(
     rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES
 ) -> list[Box]:
-    """Draw squares with little overlap; one that finds no room after `TRIES` tries is left out.
+    """Draw square boxes with a small overlap. A box is omitted after `TRIES` failed tries.
 
-    Their sides are within `sizes`, fractions of the side of the scene, `size` pixels.
+    Args:
+        rng: Source of the random numbers.
+        size: Side of the scene in pixels.
+        count: Maximum number of boxes.
+        sizes: Minimum and maximum side of a box as a fraction of `size`.
     """
     smallest, largest = sizes
     boxes: list[Box] = []
     for _ in range(count):
-        # A try draws a new side as well as a new position, because a smaller square may fit.
+        # Each try draws a new side and position, because a smaller box may fit.
         for share, across, down in rng.random((TRIES, 3)).tolist():
             side = round((smallest + share * (largest - smallest)) * size)
             room = size - side + 1
-            left, top = int(across * room), int(down * room)
+            left = int(across * room)
+            top = int(down * room)
             box = (left, top, left + side, top + side)
 
             if all(_overlap(box, other) <= OVERLAP for other in boxes):
@@ -175,7 +190,7 @@ def boxes(
 
 
 def _overlap(one: Box, other: Box) -> float:
-    """Return the common area of two squares as a fraction of the smaller one."""
+    """Return the intersection of two boxes as a fraction of the smaller box."""
     left, top, right, bottom = one
     other_left, other_top, other_right, other_bottom = other
 
@@ -186,37 +201,41 @@ def _overlap(one: Box, other: Box) -> float:
 
 
 def tilted(rng: np.random.Generator, mask: np.ndarray, side: int) -> Image.Image:
-    """Enlarge a writing, uint8 [M, M], to `side` pixels and rotate it by up to `TILT` degrees."""
+    """Resize a writing, uint8 [M, M], to `side` pixels and rotate it by up to `TILT` degrees."""
     angle = np.deg2rad(rng.uniform(-TILT, TILT))
     scale = len(mask) / side  # source pixels per target pixel
-    cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+    cos = scale * np.cos(angle)
+    sin = scale * np.sin(angle)
 
-    # Pillow wants the map from target to source. It moves the centre (s, s) of the square to the
-    # centre (m, m) of the mask.
-    m, s = len(mask) / 2, side / 2
+    # The matrix maps target to source coordinates, and the center (s, s) of the box to the center
+    # (m, m) of the mask.
+    m = len(mask) / 2
+    s = side / 2
     matrix = (cos, sin, m - (cos + sin) * s, -sin, cos, m - (cos - sin) * s)
-    affine, bicubic = Image.Transform.AFFINE, Image.Resampling.BICUBIC
+    affine = Image.Transform.AFFINE
+    bicubic = Image.Resampling.BICUBIC
     return Image.fromarray(mask).transform((side, side), affine, matrix, bicubic)
 
 
 def noisy(rng: np.random.Generator, scene: Image.Image) -> Image.Image:
-    """Add independent uniform noise of up to `NOISE` to every value."""
+    """Add independent uniform noise in [-NOISE, NOISE] to each value."""
     shape = (scene.height, scene.width, 3)
     noise = rng.integers(-NOISE, NOISE, shape, dtype=np.int8, endpoint=True)
 
-    # The sum does not fit into 8 bits.
+    # The sum does not fit in 8 bits.
     values = np.add(np.asarray(scene), noise, dtype=np.int16)
     return Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8))
 
 
-SIZES_ALONE = (0.6, 1.0)  # likewise, of a single digit
+SIZES_ALONE = (0.6, 1.0)  # as `SIZES`, for a single digit
 
-# In grey values from 0 to 255.
+# Gray values from 0 to 255.
 CONTRAST = (90, 190)  # difference between a digit and the mean of the background
-TINT = 20  # largest distance of a colour channel from the grey value
-CLUTTER = 30  # largest distance of the background, its blobs and strokes from its mean
+TINT = 20  # maximum difference between a color channel and the gray value
+CLUTTER = 30  # maximum difference between background, blobs and strokes and the mean
 
-BLOBS, STROKES = 2, 3  # largest numbers in a scene
+BLOBS = 2  # maximum number of blobs in a scene
+STROKES = 3  # maximum number of strokes in a scene
 
 SCENES = SceneSettings()
 SMALL_SCENES = SceneSettings(image_size=32)
@@ -227,7 +246,7 @@ def digits(
 ) -> DataModule:
     """Return scenes of up to `max_digits` handwritten digits with ten classes, "zero" to "nine".
 
-    The same digit may occur twice. For the threshold see `MultiLabel`.
+    A digit may occur several times in a scene. See `MultiLabel` for the threshold.
     """
     check_minimum("max_digits", max_digits, 1)
     task = MultiLabel(threshold)
@@ -238,7 +257,7 @@ def digits(
 
 
 def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
-    """Return scenes of one handwritten digit: one of ten labels per image."""
+    """Return scenes of one handwritten digit: single-label with ten classes."""
     task = SingleLabel(top_k)
 
     draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
@@ -249,13 +268,13 @@ def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> 
 def draw_scene(
     rng: np.random.Generator, *, writings: Writings, size: int, **options: Any
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene and its target, int8 [10] of 1 and 0; for the options see `compose`."""
+    """Return an RGB scene and its target, int8 [10] of 1 and 0. See `compose` for options."""
     scene, placed = compose(rng, writings, size=size, **options)
     return scene, _target(writings.labels[[row for row, _ in placed]])
 
 
 def _target(digits: np.ndarray) -> Tensor:
-    """Return the target of a scene that shows these digits, int8 [10] of 1 and 0."""
+    """Return the target of a scene with these digits, int8 [10] of 1 and 0."""
     target = torch.zeros(len(NAMES), dtype=torch.int8)
     target[digits] = 1
     return target
@@ -270,16 +289,28 @@ def compose(
     empty: float = EMPTY,
     sizes: tuple[float, float] = SIZES,
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Draw a scene of up to `max_digits` digits; without any with the probability `empty`.
+    """Draw a scene of handwritten digits.
 
-    For the sizes see `boxes`. Returns the RGB scene, and for each digit in it the row in `writings`
-    and the square.
+    Args:
+        rng: Source of the random numbers.
+        writings: Digits to draw from.
+        size: Side of the scene in pixels.
+        max_digits: Maximum number of digits.
+        empty: Probability of a scene without digits, in [0, 1].
+        sizes: See `boxes`.
+
+    Returns:
+        The RGB scene, and the row in `writings` and the box of each digit.
     """
-    # All digits of a scene are darker than the background, or all are lighter.
+    # All digits of a scene are either darker or lighter than the background.
     is_dark = rng.random() < 0.5
     contrast = rng.uniform(*CONTRAST)
-    mean = rng.uniform(contrast, 255) if is_dark else rng.uniform(0, 255 - contrast)
-    ink = mean - contrast if is_dark else mean + contrast
+    if is_dark:
+        mean = rng.uniform(contrast, 255)
+        ink = mean - contrast
+    else:
+        mean = rng.uniform(0, 255 - contrast)
+        ink = mean + contrast
 
     scene = _background(rng, size, mean)
     placed = []
@@ -292,7 +323,7 @@ def compose(
 
 
 def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image:
-    """Return a colour gradient with blobs and strokes, all within CLUTTER of the mean grey."""
+    """Return a color gradient with blobs and strokes, within CLUTTER of the mean gray."""
     # The gradient interpolates between four random corners.
     corners = [_clutter(rng, mean) for _ in range(4)]
     gradient = Image.fromarray(np.array(corners, np.uint8).reshape(2, 2, 3))
@@ -304,8 +335,8 @@ def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image
         width, height = rng.uniform(0.1, 0.4, 2) * size
         draw.ellipse((left, top, left + width, top + height), fill=_clutter(rng, mean))
 
-    # A stroke has two segments, hence three points. The order of the draws fixes the scenes of a
-    # seed: the points, the colour, then the thickness.
+    # A stroke has two segments (three points). The scenes of a seed depend on the order of the
+    # draws: points, color, thickness.
     for _ in range(rng.integers(STROKES + 1)):
         points = (rng.uniform(0, 1, 6) * size).tolist()
         fill = _clutter(rng, mean)
@@ -316,21 +347,21 @@ def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image
 
 
 def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
-    """Return the RGB colour of a part of the background."""
+    """Return a random RGB color for a part of the background."""
     return _shade(rng, mean + rng.uniform(-CLUTTER, CLUTTER))
 
 
 def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:
-    """Return an RGB colour near a grey value, clipped to 0 to 255."""
+    """Return a random RGB color near a gray value, clipped to [0, 255]."""
     tints = rng.uniform(-TINT, TINT, 3).tolist()
     red, green, blue = (int(min(max(grey + tint, 0), 255)) for tint in tints)
     return red, green, blue
 
 
-BACKGROUND = (75, 115)  # grey value of the whole background; no colour above is near it
-SIDES = (0.38, 0.62)  # of a digit's square, as `SIZES`
-LARGE = (0.45, 0.55)  # likewise, in zero-shot scenes
-SHADING = 15  # largest distance of a digit's channel from its colour
+BACKGROUND = (75, 115)  # gray value of the background; it differs from all colors
+SIDES = (0.38, 0.62)  # as `SIZES`, for colored digits
+LARGE = (0.45, 0.55)  # as `SIZES`, for zero-shot scenes
+SHADING = 15  # maximum difference between a digit channel and its color
 
 
 def coloured_digits(
@@ -340,7 +371,7 @@ def coloured_digits(
     colours: int = 12,
     threshold: float = 0.5,
 ) -> DataModule:
-    """Return scenes with 10 classes per colour, of 2 to 14 colours, all of them in both splits."""
+    """Return scenes with 10 classes per color, of 2 to 14 colors, in both splits."""
     check_minimum("max_digits", max_digits, 1)
     names = class_names(colours)
     task = MultiLabel(threshold)
@@ -359,26 +390,28 @@ def digits_zsl(
     vectors: Literal["words", "one_hot"] = "words",
     threshold: float = 0.5,
 ) -> DataModule:
-    """Return zero-shot scenes: training shows the seen classes only, validation all classes.
+    """Return zero-shot scenes: training with seen classes only, validation with all classes.
 
-    Every colour and every digit is seen, but not every pair of them. The task is to bind the
-    attributes: a red three beside a blue five has the colours and the digits of a red five beside a
-    blue three. Therefore digits are large, and scenes show `max_digits`, as far as they fit: with
-    2, a third of the scenes has room for only one.
+    Each color and each digit is seen, but not each pair. The task is to bind attributes: a red
+    three and a blue five have the same colors and digits as a red five and a blue three. Digits are
+    therefore large, and each scene has `max_digits` digits if they fit. With 2, a third of the
+    scenes has room for only one digit.
 
     Args:
-        scenes: number and size of the scenes; the seed also decides which classes are unseen.
-        max_digits: number of digits in a scene.
-        colours: number of colours, 2 to 14.
-        unseen: number of classes that training never shows.
-        vectors: form of the class vectors, see `class_queries`.
-        threshold: see `MultiLabel`.
+        scenes: Number and size of the scenes. The seed also determines the unseen classes.
+        max_digits: Number of digits in a scene.
+        colours: Number of colors, 2 to 14.
+        unseen: Number of unseen classes.
+        vectors: Type of the word vectors, see `class_queries`.
+        threshold: See `MultiLabel`.
     """
     check_minimum("max_digits", max_digits, 1)
 
     # Seen classes keep the order of all classes.
     names = class_names(colours)
-    source = f"{DIGITS_PREFIX}{vectors}" + (f":{colours}" if vectors == "one_hot" else "")
+    source = f"{DIGITS_PREFIX}{vectors}"
+    if vectors == "one_hot":
+        source += f":{colours}"
     _, queries, origin = named_vectors(source, names)
     hidden = choose_unseen(colours, unseen, scenes.seed)
     seen = sorted(set(range(len(names))) - set(hidden))
@@ -388,7 +421,7 @@ def digits_zsl(
     def evaluator(classes: Classes) -> Evaluator:
         return ZeroShotEvaluator(len(classes), unseen=hidden, threshold=threshold)
 
-    # A wrong threshold fails now, not after an epoch.
+    # Validate the threshold now, not after an epoch.
     all_classes = Classes(names, queries=queries, origin=origin)
     evaluator(all_classes)
 
@@ -402,17 +435,18 @@ def digits_zsl(
 
 
 def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
-    """Return the classes that training never shows, ascending, spread over colours and digits."""
+    """Return the sorted unseen classes, spread over colors and digits."""
     check_minimum("unseen", count, 1)
     rng = np.random.default_rng(seed)
-    colour_order, digit_order = rng.permutation(colours), rng.permutation(10)
+    color_order = rng.permutation(colours)
+    digit_order = rng.permutation(10)
 
-    # Walk along the diagonals of the table of shuffled colours and digits.
+    # Select along the diagonals of the table of shuffled colors and digits.
     unseen = set()
     for number in range(count):
         diagonal, row = divmod(number, colours)
         column = (row + diagonal) % 10
-        unseen.add(10 * int(colour_order[row]) + int(digit_order[column]))
+        unseen.add(10 * int(color_order[row]) + int(digit_order[column]))
     return sorted(unseen)
 
 
@@ -425,9 +459,18 @@ def draw_coloured(
     max_digits: int,
     full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene of some classes and its target, int8 [K] of 1 and 0 in their order.
+    """Draw a scene of colored digits.
 
-    With `full`, `max_digits` large digits are placed, as far as they fit, not a random number.
+    Args:
+        rng: Source of the random numbers.
+        writings: Digits to draw from.
+        classes: The classes to draw from, 10 * color + digit.
+        size: Side of the scene in pixels.
+        max_digits: Maximum number of digits.
+        full: Place `max_digits` large digits if they fit, not a random number.
+
+    Returns:
+        The RGB scene and its target, int8 [K] of 1 and 0 in the order of `classes`.
     """
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
@@ -440,9 +483,9 @@ def draw_coloured(
         number = classes[column]
         row = rng.choice(np.flatnonzero(writings.labels == number % 10))
 
-        # Each digit has a shade of its own, near the pure colour.
-        pure_colour = np.array(list(COLOURS.values())[number // 10])
-        shade = pure_colour + rng.uniform(-SHADING, SHADING, 3)
+        # Each digit has a random shade near the pure color.
+        pure_color = np.array(list(COLOURS.values())[number // 10])
+        shade = pure_color + rng.uniform(-SHADING, SHADING, 3)
         red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()
 
         scene.paste((red, green, blue), box, tilted(rng, writings.masks[row], box[2] - box[0]))

@@ -1,4 +1,4 @@
-"""Hashes of a split: a resumed run must see the same images and labels in the same order."""
+"""Hashes of a split, to check that a resumed run uses the same images and labels."""
 
 import hashlib
 import json
@@ -13,23 +13,24 @@ from mldec.data.labels import Labels
 from mldec.data.types import Split, StoredImages
 from mldec.errors import CheckpointError
 
-ROWS = 65_536  # images hashed at a time, so that nine million of them need little memory
+ROWS = 65_536  # images per chunk, to limit memory for millions of images
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of the training or validation data of a run, in hexadecimal digits."""
+    """Hexadecimal hashes of the training or validation data of a run."""
 
-    images: int  # their number
-    files: str  # of the keys of the images; empty if they are not stored
-    labels: str  # likewise of their labels
-    classes: str  # of the class names
+    images: int  # number of images
+    files: str  # hash of the image keys; empty if the images are generated
+    labels: str  # hash of the labels; empty if the images are generated
+    classes: str  # hash of the class names
 
 
 def fingerprint(split: Split) -> Fingerprint:
-    """Return the fingerprint of a split: images, labels and class names in their order."""
+    """Return the fingerprint of the images, labels and class names of a split, in order."""
     dataset = split.dataset
-    files = labels = ""
+    files = ""
+    labels = ""
     if isinstance(dataset, StoredImages):
         files = _digest(_key_bytes(dataset.storage.keys))
         labels = _digest(_label_bytes(dataset.labels))
@@ -46,9 +47,20 @@ def check_same(
     allow: bool,
     split: Literal["training", "validation"] = "training",
 ) -> str | None:
-    """Compare the fingerprint in a checkpoint, if it has one, with that of the present data.
+    """Compare the fingerprint of a checkpoint with the current data.
 
-    Returns a warning or None. Raises `CheckpointError` for other data unless it is allowed.
+    Args:
+        saved: Fingerprint in the checkpoint, if any.
+        now: Fingerprint of the current data.
+        path: Path of the checkpoint, for messages.
+        allow: Whether different data is allowed.
+        split: Name of the split, for messages.
+
+    Returns:
+        A warning, or None.
+
+    Raises:
+        CheckpointError: If the data differs and `allow` is False.
     """
     if saved is None:
         return f"{path} has no fingerprint of its {split} data: a change of it goes unnoticed"
@@ -91,16 +103,17 @@ def _key_bytes(keys: np.ndarray) -> Iterator[bytes]:
     for first in range(0, len(keys), ROWS):
         chunk = keys[first : first + ROWS]
 
-        # The width of a text array is that of its longest path, which may belong to another split:
-        # the padding must not count.
+        # Do not hash the padding of text. The width may depend on paths of another split.
         if chunk.dtype.kind == "S":
-            yield b"\0".join([*chunk.tolist(), b""])
+            paths = chunk.tolist()
+            paths.append(b"")
+            yield b"\0".join(paths)
         else:
             yield chunk.tobytes()
 
 
 def _label_bytes(labels: Labels) -> Iterator[bytes]:
-    """Yield the labels as bytes, in whatever order the entries of an image are listed."""
+    """Yield the labels as bytes, independent of the order of the entries of an image."""
     yield f"{labels.num_classes} {labels.default} ".encode()
     for first in range(0, len(labels), ROWS):
         starts = labels.starts[first : first + ROWS + 1]
@@ -110,11 +123,12 @@ def _label_bytes(labels: Labels) -> Iterator[bytes]:
         pairs = images * labels.num_classes + labels.classes[entries]
         values = labels.values[entries]
 
-        # Readers may or may not list what equals the default.
+        # Ignore entries that equal the default. Readers may or may not list them.
         listed = values != labels.default
-        pairs, values = pairs[listed], values[listed]
+        pairs = pairs[listed]
+        values = values[listed]
 
-        # Fixed types and byte order: the hash is the same on every machine.
+        # Fix types and byte order, so that the hash is the same on all machines.
         order = np.argsort(pairs, kind="stable")
         yield pairs[order].astype("<i8").tobytes()
         yield values[order].astype("i1").tobytes()

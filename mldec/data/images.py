@@ -1,4 +1,4 @@
-"""Reading image files: which formats, how large, and how a damaged one is reported."""
+"""Reading of image files: formats, size limits and error messages."""
 
 import importlib.util
 import io
@@ -16,12 +16,11 @@ from torch import Tensor
 from mldec.errors import ConfigError, DataError, brief, visible
 from mldec.files.text import read_bytes
 
-# The formats of data sets. Pillow reads some forty, and for one of them, EPS, it starts another
-# program.
+# Formats to read. Pillow supports about forty, and starts an external program for EPS.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
-# Suffixes of image files, in lower case. Files with the first ones are read. The others are images
-# that are not: newer formats, raw files of cameras, and formats of graphics programs.
+# Lowercase suffixes of supported image files, and of unsupported ones: newer formats, camera raw
+# files and formats of graphics programs.
 _READ = ".jpg .jpeg .jpe .jfif .png .apng .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm"
 _NOT_READ = """
     .heic .heif .hif .avif .avifs .jxl .jxr .jp2 .j2k .jpx
@@ -37,21 +36,21 @@ DECODERS = ("pillow", "torchcodec", "simplejpeg")
 FIX = "restore the file or leave it out"
 CONVERT = "convert it to JPEG or leave it out"
 
-# Major brands of ISO media files, at byte 8, after "ftyp". Source: the registry at mp4ra.org.
+# Major brands of ISO media files, at byte 8 after "ftyp". Source: mp4ra.org.
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3"}
 _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
 _BRANDS |= dict.fromkeys((b"mif1", b"msf1"), "HEIF")
 
 
 class UnsupportedFiles:
-    """Number of image files that cannot be read, by suffix, with an example of each."""
+    """Number of image files of unsupported formats, with an example, by suffix."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
 
     def add(self, path: str) -> None:
-        """Count a file if its suffix is one of `NOT_READ`."""
+        """Count a file if its suffix is in `NOT_READ`."""
         suffix = PurePath(path).suffix.lower()
         if suffix in NOT_READ:
             self.counts[suffix] += 1
@@ -70,19 +69,18 @@ class UnsupportedFiles:
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return number and example by suffix, for JSON."""
-        return {
-            suffix: {"files": count, "example": self.examples[suffix]}
-            for suffix, count in self.counts.most_common()
-        }
+        """Return number and example by suffix, as JSON types."""
+        summary: dict[str, dict[str, Any]] = {}
+        for suffix, count in self.counts.most_common():
+            summary[suffix] = {"files": count, "example": self.examples[suffix]}
+        return summary
 
 
-# Pillow reads images up to twice its limit and refuses larger ones; its warning in between is of no
-# use here.
+# Pillow raises an error above twice its pixel limit and warns between the limit and this value.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-# EXIF orientation -> operation that turns the stored picture upright. 1 is upright; other values
-# are undefined.
+# Maps an EXIF orientation to the operation that turns the image upright. 1 is upright, and other
+# values are undefined.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -101,28 +99,27 @@ def read_image(
     draft: int | None = None,
     max_pixels: int | None = None,
 ) -> Image.Image:
-    """Read an image file as upright RGB, 8 bits per channel.
+    """Read an image file as upright RGB with 8 bits per channel.
 
-    Alpha is dropped, as torchvision's loader does; 16-bit values are scaled, not clipped; the EXIF
-    orientation is applied (torchvision's loader ignores it).
+    Alpha is dropped, as in torchvision's loader. 16-bit values are scaled, not clipped. The EXIF
+    orientation is applied, which torchvision's loader ignores.
 
     Args:
-        path: of the file; with `content` only a name for messages.
-        content: bytes of the file, if they come from elsewhere, such as a tar shard.
-        draft: let the decoder shrink a JPEG file by 2, 4 or 8 as long as both sides keep this many
-            pixels, which is faster and changes the pixels a little.
-        max_pixels: width times height at most, seen before the image is decoded; None for the
-            limit of Pillow.
+        path: Path of the file. With `content` it is only used in messages.
+        content: Content of the file, for example from a tar shard.
+        draft: Downscale a JPEG file by 2, 4 or 8 while decoding, as long as both sides keep this
+            number of pixels. It is faster and changes the pixels slightly.
+        max_pixels: Maximum width times height, checked before decoding. None means Pillow's limit.
 
     Raises:
-        DataError: if the file is missing, empty, truncated, too large or no image.
+        DataError: If the file is missing, empty, truncated, too large or not an image.
     """
     if content is None:
         content = read_bytes(Path(path), FIX)
 
     try:
-        # Pillow maps an uncompressed TIFF that is given by its path into memory, and then garbles
-        # rotated ones: it gets a file object.
+        # Pass a file object: Pillow memory-maps an uncompressed TIFF given by its path, and then
+        # corrupts rotated images.
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if max_pixels is not None and image.width * image.height > max_pixels:
                 raise ValueError(
@@ -132,10 +129,10 @@ def read_image(
                 image.draft(None, (draft, draft))
             return upright(image)
     except MemoryError:
-        # The file may be fine: this must not become an error that skips the image.
+        # The file may be valid. A DataError could skip the image.
         raise
     except Exception as error:
-        # Decoders raise almost anything for a damaged file, even SyntaxError and struct.error.
+        # Decoders raise many types for a damaged file, such as SyntaxError and struct.error.
         fault = f"it cannot be read as an image ({brief(error)})"
         fix = FIX
         if not content:
@@ -151,20 +148,24 @@ def read_image(
 
 
 def _unsupported_format(path: str | Path, content: bytes) -> str | None:
-    """Return the name of an image format that is recognized but not read, or None."""
+    """Return the name of an unsupported image format, or None if it is unknown."""
     if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
         return _BRANDS[content[8:12]]
     suffix = PurePath(path).suffix.lower()
-    return suffix[1:].upper() if suffix in NOT_READ else None
+    if suffix in NOT_READ:
+        return suffix[1:].upper()
+    return None
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return an image in RGB, turned as its EXIF block says; see `read_image`."""
-    # First: Pillow turns TIFF files by itself when it loads them.
+    """Convert an image to RGB and apply its EXIF orientation; see `read_image`."""
+    # Load it first. Pillow rotates TIFF files itself during loading.
     image.load()
     rgb = _to_rgb(image)
     turn = _UPRIGHT.get(_orientation(image))
-    return rgb if turn is None else rgb.transpose(turn)
+    if turn is None:
+        return rgb
+    return rgb.transpose(turn)
 
 
 def open_image(
@@ -174,16 +175,27 @@ def open_image(
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Image.Image | Tensor:
-    """Read an image file with a decoder of choice, see `read_image`; the pixels are the same.
+    """Read an image file with a given decoder. All decoders return the same pixels.
 
-    "torchcodec" decodes JPEG files into uint8 [3, H, W], "simplejpeg" into [4, H, W], the last a
-    filler, and both leave all others to Pillow.
+    Args:
+        path: See `read_image`.
+        content: See `read_image`.
+        draft: See `read_image`.
+        decoder: One of `DECODERS`. "torchcodec" decodes JPEG files to uint8 [3, H, W], "simplejpeg"
+            to [4, H, W] with an unused last channel. Both use Pillow for other files.
+
+    Raises:
+        DataError: See `read_image`.
     """
-    content = read_bytes(Path(path), FIX) if content is None else content
+    if content is None:
+        content = read_bytes(Path(path), FIX)
+
     picture = None
     if decoder != "pillow" and draft is None:
         picture = _by_other(decoder, content)
-    return read_image(path, content, draft=draft) if picture is None else picture
+    if picture is None:
+        return read_image(path, content, draft=draft)
+    return picture
 
 
 def load_image(
@@ -194,7 +206,7 @@ def load_image(
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Tensor:
-    """Read an image file, see `open_image`, and apply a transform: uint8 [3, S, S]."""
+    """Read an image file with `open_image` and transform it to uint8 [3, S, S]."""
     image = open_image(path, content, draft=draft, decoder=decoder)
     try:
         return transform(image)
@@ -203,7 +215,7 @@ def load_image(
 
 
 def check_decoder(decoder: str) -> None:
-    """Raise a `ConfigError` if the package of a decoder is not installed."""
+    """Raise ConfigError if the package of a decoder is not installed."""
     if decoder != "pillow" and importlib.util.find_spec(decoder) is None:
         raise ConfigError(
             f"data.decoder: {decoder} is not installed; run pip install -e '.[fast]', "
@@ -212,14 +224,16 @@ def check_decoder(decoder: str) -> None:
 
 
 def _by_other(decoder: str, content: bytes) -> Image.Image | Tensor | None:
-    """Decode a JPEG file of colour or grey pixels without Pillow, upright; None for any other."""
-    # Pillow knows the kind of an image before it decodes it, and what is wrong with a damaged one.
+    """Decode an RGB or gray JPEG file upright without Pillow. Returns None for other files."""
+    # Pillow reads the mode from the header. It also decodes damaged files, for its error message.
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             if image.mode not in ("RGB", "L"):
                 return None
             turn = _UPRIGHT.get(_orientation(image))
-        return _by_torchcodec(content) if decoder == "torchcodec" else _by_simplejpeg(content, turn)
+        if decoder == "torchcodec":
+            return _by_torchcodec(content)
+        return _by_simplejpeg(content, turn)
     except MemoryError:
         raise
     except Exception:
@@ -229,7 +243,7 @@ def _by_other(decoder: str, content: bytes) -> Image.Image | Tensor | None:
 def _by_torchcodec(content: bytes) -> Tensor:
     from torchcodec.decoders import decode_jpeg
 
-    # A copy, because torch warns of memory that cannot be written to.
+    # Copy the content, because torch warns about read-only memory.
     pixels: Tensor = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
     return pixels
 
@@ -239,34 +253,36 @@ def _by_simplejpeg(content: bytes, turn: Image.Transpose | None) -> Image.Image 
 
     if turn is not None:
         return Image.fromarray(decode_jpeg(content, "RGB")).transpose(turn)
-    # Four bytes per pixel are resized and made into an image of Pillow's faster than three.
+    # Resizing and conversion to Pillow are faster with four bytes per pixel than with three.
     return torch.from_numpy(decode_jpeg(content, "RGBX")).permute(2, 0, 1)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to RGB; raise a `ValueError` if its range is unknown."""
+    """Convert an image of any mode to RGB. Raises ValueError if its range is unknown."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(f"pixel values {values.min()} to {values.max()} do not fit 16 bits")
 
-        # Pillow would clip grey values at 255. Of 16-bit colour files it keeps the high byte; this
-        # does the same for grey ones.
+        # Keep the high byte, as Pillow does for 16-bit color files. For gray files it would clip
+        # the values at 255.
         image = Image.fromarray((values >> 8).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no known range")
     elif image.mode == "P":
-        # The same colours as a direct conversion, but without its warning about transparency.
+        # Same colors as a direct conversion, without its warning about transparency.
         image = image.convert("RGBA")
 
     # A conversion from RGB to RGB would copy the image.
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if image.mode == "RGB":
+        return image
+    return image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 (upright) if there is none."""
+    """Return the EXIF orientation, or 1 (upright) if there is none."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:
-        # The picture may be fine even if its EXIF block is damaged: take it as it is stored.
+        # The image may be valid even if its EXIF block is damaged. Do not rotate it.
         return 1

@@ -16,16 +16,16 @@ from mldec.names import shown
 
 @dataclass(frozen=True)
 class Labels:
-    """Sparse labels of N images and K classes in CSR form; unlisted entries equal `default`.
+    """Sparse labels of N images and K classes in CSR form. Unlisted entries equal `default`.
 
-    These are numpy arrays, so that loader workers share their memory. Lists would be copied little
-    by little, because every access changes the reference counts in their pages.
+    The arrays are numpy arrays, so that worker processes share their memory. Lists would be copied
+    gradually, because every access changes reference counts (copy-on-write).
     """
 
-    starts: np.ndarray  # [N + 1] int64: where the entries of each image start
+    starts: np.ndarray  # [N + 1] int64: start of the entries of each image
     classes: np.ndarray  # [M] int32: the class of each entry
 
-    # [M] int8: 1 present, 0 absent, -1 not annotated, or a code that only this dataset uses.
+    # [M] int8: 1 present, 0 absent, -1 not annotated, or a dataset-specific code.
     values: np.ndarray
 
     num_classes: int  # K
@@ -52,44 +52,46 @@ class Labels:
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
     def counts(self, value: int = 1) -> np.ndarray:
-        """Count the listed entries of this value per class: int64 [K]."""
+        """Return the number of listed entries with this value per class, int64 [K]."""
         return np.bincount(self.classes[self.values == value], minlength=self.num_classes)
 
     def all_counts(self, value: int) -> np.ndarray:
-        """Count the images of this value per class, listed or not: int64 [K]."""
+        """Return the number of entries with this value per class, listed or not, int64 [K]."""
         counts = self.counts(value)
         if value == self.default:
             counts = counts + len(self) - np.bincount(self.classes, minlength=self.num_classes)
         return counts
 
     def counts_per_image(self, value: int = 1) -> np.ndarray:
-        """Count the listed entries of this value per image: int64 [N]."""
+        """Return the number of listed entries with this value per image, int64 [N]."""
         return np.bincount(self.images()[self.values == value], minlength=len(self))
 
     def select(self, images: np.ndarray) -> "Labels":
-        """Return the labels of some images: bool [N], or their indices in the wanted order."""
-        indices = np.flatnonzero(images) if images.dtype == bool else images
+        """Return the labels of some images, given as a bool mask [N] or ordered indices."""
+        indices = images
+        if images.dtype == bool:
+            indices = np.flatnonzero(images)
         lengths = np.diff(self.starts)[indices]
         starts = _starts(lengths)
 
-        # The entries of an image stay together, so that all of them move by the same distance.
+        # The entries of an image stay together, so they all move by the same distance.
         shifts = np.repeat(self.starts[:-1][indices] - starts[:-1], lengths)
         old = np.arange(starts[-1]) + shifts
         return replace(self, starts=starts, classes=self.classes[old], values=self.values[old])
 
     def select_classes(self, columns: Sequence[int]) -> "Labels":
-        """Return the labels of some classes only: their indices, in the wanted order."""
+        """Return the labels of some classes, given as ordered indices."""
         new_column = np.full(self.num_classes, -1, np.int32)
         new_column[list(columns)] = np.arange(len(columns))
 
-        # The classes that were not asked for have no new column.
+        # Other classes have no new column (-1).
         classes = new_column[self.classes]
         renumbered = replace(self, classes=classes, num_classes=len(columns))
         return renumbered.only(classes >= 0)
 
     def only(self, entries: np.ndarray) -> "Labels":
-        """Return the labels with some of the listed entries, bool [M]."""
-        # The number of kept entries before each old start is the new start.
+        """Return the labels with a subset of the listed entries, bool [M]."""
+        # The new start is the number of kept entries before the old start.
         starts = _starts(entries)[self.starts]
         return replace(
             self, starts=starts, classes=self.classes[entries], values=self.values[entries]
@@ -97,17 +99,17 @@ class Labels:
 
 
 def from_dense(matrix: np.ndarray, *, default: int = 0) -> Labels:
-    """Return the labels in a matrix, int8 [N, K]; entries equal to `default` are not listed."""
+    """Return the labels of a matrix, int8 [N, K]. Entries equal to `default` are not listed."""
     images, classes = np.nonzero(matrix != default)
 
-    # `np.nonzero` returns the entries row by row, so that the images ascend.
+    # `np.nonzero` returns the entries row by row, so the images are sorted.
     starts = np.searchsorted(images, np.arange(len(matrix) + 1)).astype(np.int64)
     values = matrix[images, classes].astype(np.int8)
     return Labels(starts, classes.astype(np.int32), values, matrix.shape[1], default)
 
 
 def from_single(classes: np.ndarray, num_classes: int) -> Labels:
-    """Return the labels of images with one class each, given as integers [N] from 0 to K - 1."""
+    """Return the labels of images with one class each: integers [N] from 0 to K - 1."""
     starts = np.arange(len(classes) + 1)
     ones = np.ones(len(classes), np.int8)
     return Labels(starts, np.asarray(classes, np.int32), ones, num_classes)
@@ -116,11 +118,11 @@ def from_single(classes: np.ndarray, num_classes: int) -> Labels:
 def from_entries(
     entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0
 ) -> Labels:
-    """Return the labels of N images from one mapping per image: class index -> value."""
+    """Return the labels of N images from one mapping of class index to value per image."""
     starts = _starts([len(image_entries) for image_entries in entries])
     total = int(starts[-1])
 
-    # Streamed into arrays: lists of all entries would need many times their memory.
+    # Stream the entries into arrays. Lists would need a multiple of their memory.
     columns = chain.from_iterable(entries)
     codes = chain.from_iterable(image_entries.values() for image_entries in entries)
     classes = np.fromiter(columns, np.int32, total)
@@ -139,26 +141,33 @@ def from_statements(
 ) -> tuple[Labels, int]:
     """Return the labels of M statements in any order, and the number of contradictory pairs.
 
-    A statement says of an image [M] and a class [M] whether it is present: value [M] 1 or 0. A pair
-    that is stated to be both counts as present.
+    Args:
+        images: Image index of each statement, integers [M].
+        classes: Class index of each statement, integers [M].
+        values: 1 (present) or 0 (absent), [M]. A pair with both values counts as present.
+        num_images: Number of images N.
+        num_classes: Number of classes K.
+        default: Value of pairs without a statement, 0 or -1.
+
+    Returns:
+        The labels and the number of pairs with both values.
     """
-    # Encode each statement as the number 2 * (image * K + class) + value. This is done in place,
-    # because 57 million statements are half a gigabyte.
+    # Encode each statement as 2 * (image * K + class) + value, in place: the 57 million statements
+    # of Open Images take half a gigabyte.
     statements = images.astype(np.int64)
     statements *= num_classes
     statements += classes
     statements *= 2
     statements += values == 1
 
-    # Sorting groups the statements by pair and puts "present" after "absent". Of each group the
-    # last statement therefore decides.
+    # Sorting groups the statements by pair and puts "present" after "absent". The last statement
+    # of each group is its result.
     statements.sort()
     pairs = statements >> 1
     is_last = np.ones(len(pairs), bool)
     is_last[:-1] = pairs[:-1] != pairs[1:]
 
-    # A contradictory pair has exactly one place where a different statement follows within the
-    # group: from "absent" to "present".
+    # A contradictory pair has exactly one change within its group: "absent" to "present".
     other_statement_follows = statements[:-1] != statements[1:]
     contradictions = int(np.count_nonzero(~is_last[:-1] & other_statement_follows))
 
@@ -170,12 +179,12 @@ def from_statements(
 
 
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return where the entries of each of N images start, and their total: int64 [N + 1]."""
+    """Return the start of the entries of each image and the total, int64 [N + 1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def random_drop(labels: Labels, p: float, seed: int) -> Labels:
-    """Return labels with each entry independently set to -1 (not annotated) with probability p.
+    """Set each entry to -1 (not annotated) with probability p, independently.
 
     Source: Alibaba-MIIL/PartialLabelingCSL, coco_simulation.py ("rps"), arXiv 2110.10955.
     """
@@ -186,9 +195,11 @@ def random_drop(labels: Labels, p: float, seed: int) -> Labels:
 
 
 def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
-    """Return labels that keep n random positives and n random negatives per class, or all of fewer.
+    """Keep n random positives and n random negatives per class, or all if there are fewer.
 
-    All other entries become -1 (not annotated). Source: as of `random_drop` ("fpc").
+    All other entries become -1 (not annotated).
+
+    Source: Alibaba-MIIL/PartialLabelingCSL, coco_simulation.py ("fpc"), arXiv 2110.10955.
     """
     matrix = labels.dense()
     kept = np.full_like(matrix, -1)
@@ -204,11 +215,18 @@ def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
 
 
 def random_positives(labels: Labels, seed: int, share: float | None = None) -> np.ndarray:
-    """Choose one random positive of each image, and with `share` more of them: bool [M] of entries.
+    """Choose random positives, at least one per image.
 
-    With `share` this fraction of all positives is chosen, or more, where each image needs one.
-    Source of one per image: Cole et al. (CVPR 2021, arXiv 2106.09708); a share of all, at least one
-    per image: as the lists of Zhang et al. (arXiv 2112.07368), which are not drawn at random alone.
+    Source: Cole et al. (CVPR 2021, arXiv 2106.09708) for one positive per image. A share of all
+    positives follows the lists of Zhang et al. (arXiv 2112.07368), which are not purely random.
+
+    Args:
+        labels: The labels.
+        seed: Random seed, 0 or more.
+        share: Fraction of all positives to choose, in (0, 1]. None chooses one per image.
+
+    Returns:
+        A mask of the chosen entries, bool [M].
     """
     shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(labels.values == 1))
     _, first = np.unique(labels.images()[shuffled], return_index=True)
@@ -223,11 +241,22 @@ def random_positives(labels: Labels, seed: int, share: float | None = None) -> n
 
 
 def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str) -> np.ndarray:
-    """Choose the positives that a file lists for each image: bool [M] of entries.
+    """Choose the positives that are listed in a file.
 
-    Its lines are those of xinyu1205/robust-loss-mlml, `name.jpg,3 41`: the name of an image file,
-    without its folder, and the indices of classes; those of images that are not here do not count.
-    `files` are the paths of the N images, each of which must be listed.
+    The format is the format of xinyu1205/robust-loss-mlml: lines such as `name.jpg,3 41` with the
+    name of an image file, without its folder, and class indices. Other images are ignored.
+
+    Args:
+        labels: The labels of N images.
+        files: Paths of the N images. All of them must be listed.
+        path: The file.
+        see: Documentation hint for messages.
+
+    Returns:
+        A mask of the chosen entries, bool [M].
+
+    Raises:
+        DataError: If the file does not match the images or their positives.
     """
     rows: dict[str, int] = {}
     for row, file in enumerate(files):
@@ -239,8 +268,13 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
                 f"{other} and {file}: rename one; {see}"
             )
         rows[name] = row
+
+    # Maps image and class of a positive to the index of its entry.
+    positions: dict[tuple[int, int], int] = {}
     entries = zip(labels.images(), labels.classes, labels.values, strict=True)
-    positions = {(row, c): entry for entry, (row, c, value) in enumerate(entries) if value == 1}
+    for entry, (row, column, value) in enumerate(entries):
+        if value == 1:
+            positions[row, column] = entry
     chosen = np.zeros(len(labels.values), bool)
 
     with refusing(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):

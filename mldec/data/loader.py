@@ -1,4 +1,4 @@
-"""Batches from loader processes, whose random numbers are a function of seed and epoch."""
+"""Data loaders with random numbers that are a function of seed and epoch."""
 
 import math
 import multiprocessing
@@ -21,30 +21,32 @@ from mldec.data.sampling import SampleRandom, draw, sample_seed, seeded
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
 
-Loaded = TypeVar("Loaded")  # what a loader yields
-Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of images and targets, see `Mixing`
+Loaded = TypeVar("Loaded")  # type of the batches
 
-# What to do about loader processes that died or cannot hand over what they loaded.
+# Maps images and targets to mixed images and targets, see `Mixing`.
+Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+# Advice for worker processes that died or ran out of shared memory.
 ADVICE = (
     "as happens when memory or /dev/shm is full: lower train.workers (predict: --workers), "
     "or enlarge /dev/shm (docker run --shm-size=8g)"
 )
 
-# Loader processes share the memory of this one on Linux, where that is safe; Python would choose
-# otherwise from 3.14 on. Elsewhere they start anew.
+# Workers are forked on Linux and share the memory of the main process. Python 3.14 has another
+# default. Workers are spawned on other systems.
 START = "fork" if sys.platform == "linux" else "spawn"
 
 
 class Loader(DataLoader[Loaded]):
-    """A DataLoader whose worker faults are raised in this process as a `DataError`.
+    """A DataLoader that raises worker failures in the main process as DataError.
 
-    An exception of a worker would arrive with a traceback in its message. A batch of type str is
-    therefore raised as the message of a `DataError`.
+    An exception from a worker has a traceback in its message. A worker therefore returns an error
+    message as a batch of type str, which is raised as DataError.
 
     Args:
-        dataset: the dataset, with `__getitem__` for each key of the batch sampler.
-        num_workers: number of worker processes, or 0 to load in this process.
-        options: further arguments of DataLoader.
+        dataset: Dataset with `__getitem__` for each key of the batch sampler.
+        num_workers: Number of worker processes. 0 loads in the main process.
+        options: Further arguments of DataLoader.
     """
 
     def __init__(self, dataset: Dataset[Any], *, num_workers: int, **options: Any) -> None:
@@ -53,14 +55,14 @@ class Loader(DataLoader[Loaded]):
             num_workers=num_workers,
             multiprocessing_context=START if num_workers else None,
             worker_init_fn=start_worker,
-            # By default, a seed is drawn from the global generator, which the model uses.
+            # The default draws a seed from the global generator, which the model uses.
             generator=torch.Generator(),
             **options,
         )
 
     def __iter__(self) -> Iterator[Loaded]:  # type: ignore[override]
-        # Workers keep sockets in a temporary folder. If this process makes it first, they share it,
-        # and it is removed with this process even if they are killed.
+        # Workers keep sockets in a temporary folder. If the main process creates it first, they
+        # share it, and it is removed at exit even if they are killed.
         if self.num_workers:
             multiprocessing.util.get_temp_dir()
 
@@ -70,20 +72,19 @@ class Loader(DataLoader[Loaded]):
                     raise DataError(batch)
                 yield batch
         except (RuntimeError, OSError, EOFError) as error:
-            # An error of the dataset itself, from a worker as "Caught ...", stays what it is.
+            # Do not translate errors of the dataset, which start with "Caught " in a worker.
             if not self.num_workers or str(error).startswith("Caught "):
                 raise
-            # A worker that dies while it hands over a batch is a broken connection.
+            # A worker that dies during a transfer breaks the connection.
             died = isinstance(error, (RuntimeError, EOFError, ConnectionError))
             problem = "died" if died else "cannot be used"
             raise DataError(f"a loader process {problem} ({brief(error)}), {ADVICE}") from error
 
     def _start(self) -> Iterator[Loaded]:
-        """Return an iterator without the handler of SIGCHLD that torch installs.
+        """Return an iterator and restore the SIGCHLD handler that torch replaces.
 
-        The handler would raise the death of a worker wherever the main thread is, in the middle of
-        a step or of a save. Without it, torch finds the death where a batch is waited for, within
-        five seconds.
+        The handler of torch raises an error at any point of the main thread, such as during a step
+        or a save. Without it, torch detects a dead worker within five seconds of waiting.
         """
         number = getattr(signal, "SIGCHLD", None)
         if number is None:
@@ -97,11 +98,11 @@ class Loader(DataLoader[Loaded]):
 
 
 def end_workers() -> None:
-    """Kill the loader processes of this process, so that a hanging one cannot keep it from ending.
+    """Kill all worker processes, so that a hanging worker cannot block the exit.
 
-    SIGTERM would not end them: they have inherited handlers that only take note of a signal.
+    Workers ignore SIGTERM: they inherit handlers that only record the signal.
     """
-    # Loader processes are recognised by the process group of their own, see `start_worker`.
+    # Workers are recognized by their separate process group, see `start_worker`.
     for child in multiprocessing.active_children():
         has_group = not hasattr(os, "getpgid") or os.getpgid(child.pid or 0) == child.pid
         if child.daemon and has_group:
@@ -109,17 +110,17 @@ def end_workers() -> None:
 
 
 def start_worker(worker: int) -> None:
-    """Prepare a loader process; torch calls this inside it, before its first sample."""
-    # Ctrl-C, torchrun and schedulers signal whole process groups, and the main process still needs
-    # batches to stop in order. A worker whose parent is gone ends by itself.
+    """Initialize a worker process (`worker_init_fn` of DataLoader)."""
+    # Ctrl-C, torchrun and schedulers signal whole process groups. The main process still needs
+    # batches for an orderly stop. A worker exits by itself when its parent exits.
     if hasattr(os, "setpgrp"):
         os.setpgrp()
 
 
-Key = tuple[int, int, int]  # epoch, index, number of the repetition in the epoch
+Key = tuple[int, int, int]  # epoch, index, repetition within the epoch
 Sample = tuple[Tensor, Tensor, Key]  # image, target, key
 
-# The number of workers is the user's choice; torch would warn of it at every loader.
+# The number of workers is set by the user. torch would warn for every loader.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
@@ -128,25 +129,36 @@ class Batch(NamedTuple):
 
     images: Tensor  # uint8 [b, 3, H, W]
     targets: Tensor  # int8 [b, K], or float32 [b, K] if mixed
-    indices: Tensor  # of the images in the dataset, [b]
-    bad: Sequence[str] = ()  # messages about the images that cannot be read and were left out
+    indices: Tensor  # dataset indices of the images, [b]
+    bad: Sequence[str] = ()  # messages about skipped unreadable images
 
 
 class TrainBatches(Sampler[list[Key]]):
-    """The micro-batches of one process in one epoch, from any step on.
+    """Batch sampler that yields the micro-batches of one rank, from any step of an epoch.
 
-    They are a pure function of (seed, epoch), so that a run can be resumed within an epoch. The
-    shuffled images are cut into global batches of `batch_size`, and the images of each are dealt in
-    turn to world_size x accumulate micro-batches. The last batch may be smaller, as officially; it
-    is left out if one of its micro-batches would hold fewer than two images, on which batch norm
-    cannot train.
+    The batches are a pure function of (seed, epoch), so a run can be resumed within an epoch.
+    Shuffled images are split into global batches of `batch_size`. The images of each batch are
+    distributed round-robin over world_size x accumulate micro-batches. The last batch may be
+    smaller, as in the official code. It is dropped if a micro-batch has fewer than two images,
+    because batch norm cannot train on one image.
 
-    Repeated augmentation: each image appears `repeats` times in succession, with other random
-    numbers, and an epoch covers 1 / `repeats` of the images. The batches are those of timm's
-    RepeatAugSampler, except at the end of an epoch, which timm rounds down to a multiple of 256.
+    Repeated augmentation: each image appears `repeats` times in succession, with different random
+    numbers. An epoch covers 1 / `repeats` of the images. The batches equal timm's RepeatAugSampler
+    except for the end of an epoch, which timm rounds down to a multiple of 256.
 
-    With `factors`, how often each image appears per epoch on average, [num_images], see `draw`, the
-    attribute `num_images` is that of an epoch. A `ConfigError` says that there are too few images.
+    Args:
+        num_images: Number of training images.
+        batch_size: Images per global batch, over all ranks and accumulation steps.
+        accumulate: Number of accumulation steps.
+        repeats: Appearances of each image in succession.
+        factors: Mean number of appearances of each image per epoch, float64 [num_images], see
+            `draw`. The attribute `num_images` is then the number of images in an epoch.
+        seed: Random seed.
+        rank: Index of this process.
+        world_size: Number of processes.
+
+    Raises:
+        ConfigError: If there are too few images for the batch size.
     """
 
     def __init__(
@@ -165,13 +177,18 @@ class TrainBatches(Sampler[list[Key]]):
             num_images = math.ceil(factors.sum())
         self.factors = factors
         self.parts = accumulate * world_size  # micro-batches per global batch
-        self.num_images, self.batch_size, self.accumulate = num_images, batch_size, accumulate
-        self.repeats, self.seed, self.rank = repeats, seed, rank
+        self.num_images = num_images
+        self.batch_size = batch_size
+        self.accumulate = accumulate
+        self.repeats = repeats
+        self.seed = seed
+        self.rank = rank
 
-        # The trainer sets both: the epoch, and its first step that is still to be done.
-        self.epoch = self.start = 0
+        # Set by the trainer: the current epoch and its first step.
+        self.epoch = 0
+        self.start = 0
 
-        # The incomplete batch at the end counts if each of its micro-batches has two images.
+        # The last batch is kept if each of its micro-batches has at least two images.
         tail = num_images % batch_size
         self.steps = num_images // batch_size + (tail >= 2 * self.parts)
 
@@ -196,7 +213,7 @@ class TrainBatches(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         order, appearances = self._order()
 
-        # All processes draw the same order; each of them takes its own micro-batches of a step.
+        # All ranks draw the same order. Each rank takes its micro-batches of a step.
         first_part = self.rank * self.accumulate
         for step in range(self.start, self.steps):
             start = step * self.batch_size
@@ -206,13 +223,13 @@ class TrainBatches(Sampler[list[Key]]):
                 keys = []
                 for position in positions[part :: self.parts]:
                     shuffled, repetition = divmod(position, self.repeats)
-                    # Every appearance of an image in an epoch has other random numbers.
+                    # Each appearance of an image in an epoch has different random numbers.
                     repetition += int(appearances[shuffled]) * self.repeats
                     keys.append((self.epoch, int(order[shuffled]), repetition))
                 yield keys
 
     def _order(self) -> tuple[Tensor, Tensor]:
-        """Return the images of the epoch, and how often each appeared in it before, [L]."""
+        """Return the images of the epoch and their numbers of previous appearances, [L]."""
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
         if self.factors is not None:
             return draw(self.factors, generator)
@@ -222,13 +239,14 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 class SeededDataset(Dataset[Any]):
-    """Load every sample with the random numbers of (seed, epoch, index, repetition)."""
+    """Dataset that seeds each sample with (seed, epoch, index, repetition)."""
 
     def __init__(self, dataset: ImageDataset, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+        self.dataset = dataset
+        self.seed = seed
 
     def __getitem__(self, key: Key) -> Sample | str:
-        """Return a sample, or the message about an image that cannot be read."""
+        """Return a sample, or an error message if the image cannot be read."""
         rng = SampleRandom(sample_seed(self.seed, *key))
         try:
             image, target = self.dataset.load(key[1], rng)
@@ -245,9 +263,16 @@ def train_loader(
     pin: bool,
     mixing: Mixer | None = None,
 ) -> Loader[Batch]:
-    """Load the micro-batches of training, mixed by `mixing` if it is given.
+    """Return a loader of the training micro-batches.
 
-    Set `batches.epoch` and `batches.start` before each pass over the loader.
+    Set `batches.epoch` and `batches.start` before each iteration over the loader.
+
+    Args:
+        data: The data module.
+        batches: Batch sampler.
+        workers: Number of worker processes.
+        pin: Whether to use pinned memory.
+        mixing: Function that mixes each micro-batch, such as `Mixing`.
     """
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
 
@@ -261,9 +286,18 @@ def eval_loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> Loader[Batch]:
-    """Load every validation image once; nothing is padded or dropped.
+    """Return a loader that loads each validation image once, without padding or dropping.
 
-    The processes take the same batches in turn: the arithmetic on an image may depend on its batch.
+    The batches do not depend on the number of ranks, because results may depend on the batch. They
+    are distributed round-robin over the ranks.
+
+    Args:
+        data: The data module.
+        batch_size: Images per batch.
+        workers: Number of worker processes.
+        pin: Whether to use pinned memory.
+        rank: Index of this process.
+        world_size: Number of processes.
     """
     indices = range(len(data.val.dataset))
     batches = []
@@ -274,12 +308,12 @@ def eval_loader(
 
 
 def stack(samples: Sequence[Sample], *, mixing: Mixer | None = None, seed: int = 0) -> Batch:
-    """Stack samples into a batch, mixed by `mixing` if it is given."""
+    """Stack samples into a batch and mix it if `mixing` is given."""
     image_list, target_list, keys = zip(*samples, strict=True)
     images = torch.stack(image_list)
     targets = torch.stack(target_list)
 
-    # The seed has one more number than that of the sample itself, so that the two differ.
+    # The seed has an extra number, so that it differs from the seed of the sample.
     if mixing:
         with seeded(sample_seed(seed, *keys[0], 1)):
             images, targets = mixing(images, targets)
@@ -294,17 +328,25 @@ def collate(
     mixing: Mixer | None = None,
     seed: int = 0,
 ) -> Batch | str:
-    """Stack samples into a batch, or return the message of a fault, which `Loader` raises.
+    """Stack samples into a batch, or return an error message for `Loader` to raise.
 
-    A sample of type str is the message about an image that cannot be read. With `skip` these images
-    are left out and listed in `Batch.bad`.
+    Args:
+        samples: Samples, or an error message (str) for each unreadable image.
+        skip: Skip unreadable images and list their messages in `Batch.bad`.
+        mixing: Function that mixes the batch.
+        seed: Seed of `mixing`.
     """
-    bad = [sample for sample in samples if isinstance(sample, str)]
+    bad: list[str] = []
+    readable: list[Sample] = []
+    for sample in samples:
+        if isinstance(sample, str):
+            bad.append(sample)
+        else:
+            readable.append(sample)
     if bad and not skip:
         return bad[0]
 
-    # An empty batch still carries the messages about its images.
-    readable = [sample for sample in samples if not isinstance(sample, str)]
+    # An empty batch still has the messages about its images.
     if not readable:
         return Batch(torch.empty(0), torch.empty(0), torch.empty(0), bad)
 
@@ -313,8 +355,8 @@ def collate(
 
 
 def share(tensors: Iterable[Tensor]) -> str | None:
-    """Move what a loader process has loaded into shared memory; return the fault if it is full."""
-    # The thread that hands batches over would silently drop one that does not fit.
+    """Move the tensors of a worker to shared memory. Returns an error message if it is full."""
+    # The queue thread of a worker would silently drop a batch that does not fit.
     if get_worker_info() is None:
         return None
 
@@ -335,7 +377,7 @@ def _loader(
     pin: bool,
     mixing: Mixer | None = None,
 ) -> Loader[Batch]:
-    """Return a loader of the batches of a split with these keys."""
+    """Return a loader of a split. `keys` yields the sample keys of each batch."""
     workers = workers if data.loads_slowly else 0
     skip = data.bad_images == "skip"
     return Loader(
@@ -349,9 +391,10 @@ def _loader(
 
 
 def labels_of(split: Split, seed: int = 0) -> Labels:
-    """Return the labels of a split; where no table holds them, image by image.
+    """Return the labels of a split.
 
-    Where every access draws a new image, the seed decides whose labels these are.
+    The images are loaded one by one if the dataset has no table of labels. `seed` determines the
+    images of a dataset that generates a new image on each access.
     """
     dataset = split.dataset
     if isinstance(dataset, StoredImages):

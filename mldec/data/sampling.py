@@ -1,4 +1,4 @@
-"""Random numbers of samples, and the images of an epoch."""
+"""Seeding of samples and sampling of the images of an epoch."""
 
 import math
 import random
@@ -18,16 +18,16 @@ from mldec.data.splits import parse_fold
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Which training images an epoch has: settings of a `data` node, the same for every reader."""
+    """Sampling settings of a `data` node, shared by all readers."""
 
-    # "repeat_factor": images of rare classes appear more than once per epoch.
+    # "repeat_factor": images of rare classes are repeated within an epoch.
     sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
 
-    # Its threshold, see `repeat_factors`, in (0, 1]; None is that of LVIS, 0.001.
+    # Threshold of `repeat_factors`, in (0, 1]. None means 0.001, as in LVIS.
     repeat_threshold: float | None = None
 
-    # "i/N": fold i of N, from 1, of the training images is the validation split of the run, and the
-    # others are trained on; the validation split of the data set is not read.
+    # "i/N": fold i of N (1-based) of the training images is the validation split, and the other
+    # folds are the training split. The validation split of the dataset is not read.
     fold: str | None = None
 
     def __post_init__(self) -> None:
@@ -37,9 +37,9 @@ class Sampling:
             raise ValueError(f"repeat_threshold is {self.repeat_threshold}: it must be in (0, 1]")
 
     def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
-        """Return how often each training image appears per epoch on average, float64 [N].
+        """Return the mean number of appearances of each training image per epoch, float64 [N].
 
-        None if each appears once. The labels of the training images are asked for only if needed.
+        Returns None if each image appears once. `labels` is called only if necessary.
         """
         if self.sampler == "shuffle":
             return None
@@ -52,12 +52,16 @@ SHUFFLED = Sampling()  # each image once per epoch
 def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
     """Return the repeat factor of each image, float64 [N].
 
-    A class that a fraction f of the images shows has the factor max(1, sqrt(threshold / f)), and an
-    image has the largest factor of its positives, or 1 without any.
+    The factor of a class with frequency f is max(1, sqrt(threshold / f)). The factor of an image is
+    the maximum over its positives, or 1 without positives.
 
     Source: Gupta et al., LVIS (arXiv 1908.03195), repeat factor sampling.
+
+    Args:
+        labels: The labels of N images.
+        threshold: Frequency below which a class is repeated, in (0, 1].
     """
-    # A class without a positive repeats no image.
+    # Avoid a division by zero. A class without positives repeats no image.
     fractions = labels.counts().clip(min=1) / len(labels)
     per_class = np.sqrt(threshold / fractions).clip(min=1)
 
@@ -68,14 +72,18 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
 
 
 def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the images of an epoch by factors float64 [N] of 1 or more.
+    """Draw the images of an epoch by systematic sampling.
 
-    Each image appears as often as its factor says, rounded down or up at random ("systematic
-    sampling"): the factors are laid end to end in a random order, and marks at distance 1, the
-    first at a random point, count for the images that they fall on. Their number L is fixed: the
-    sum of the factors, rounded up.
+    The number of appearances of an image is its factor, rounded down or up at random. The factors
+    are laid end to end in a random order. Each mark of a grid of step 1 with a random offset
+    selects the image that it falls on. The number L of marks is the sum of the factors, rounded up.
 
-    Returns the index of each drawn image, and the number of its appearances before, int64 [L] each.
+    Args:
+        factors: Mean number of appearances of each image, float64 [N], at least 1.
+        generator: Source of the random numbers.
+
+    Returns:
+        The index of each drawn image, and the number of its previous appearances, int64 [L] each.
     """
     length = math.ceil(factors.sum())
     images = torch.randperm(len(factors), generator=generator)
@@ -92,14 +100,14 @@ def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tenso
     return torch.repeat_interleave(images, counts)[order], appearances[order]
 
 
-# One thread at a time may use the global generators.
+# Only one thread at a time may use the global generators.
 _GLOBAL_GENERATORS = threading.RLock()
 
 
 class SampleRandom(random.Random):
-    """The random numbers of one sample: those of Python's generator with this seed.
+    """Random generator of one sample, which stores its seed.
 
-    Libraries that only know the global generators are seeded with `initial_seed`, see `seeded`.
+    `initial_seed` seeds libraries that only use the global generators, see `seeded`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -108,7 +116,7 @@ class SampleRandom(random.Random):
 
 
 def sample_seed(*numbers: int) -> int:
-    """Hash numbers such as seed, epoch and index to a 63-bit seed; trailing zeros do not count."""
+    """Hash numbers such as seed, epoch and index to a 63-bit seed. Trailing zeros are ignored."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
 
@@ -117,12 +125,14 @@ def sample_seed(*numbers: int) -> int:
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator, random and numpy, and restore their states afterwards.
 
-    For libraries whose functions take no generator. Other threads that want the same wait.
+    Use it for libraries that do not accept a generator. Concurrent threads wait for each other.
     """
     with _GLOBAL_GENERATORS:
-        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        torch_state = torch.get_rng_state()
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
 
-        # `torch.manual_seed` would seed the GPU too.
+        # `torch.manual_seed` would also seed the GPU.
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -130,6 +140,6 @@ def seeded(seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.set_rng_state(states[0])
-            random.setstate(states[1])
-            np.random.set_state(states[2])
+            torch.set_rng_state(torch_state)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

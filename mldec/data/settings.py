@@ -1,4 +1,4 @@
-"""The settings that all readers share, and how a reader's source becomes a data module."""
+"""Settings shared by all readers, and the conversion of a source to a data module."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from mldec.words.types import PREFIX, PROMPT, WordVectors
 
 log = logging.getLogger("mldec")
 
-# With these values a training image is the same in every epoch.
+# Settings without random augmentation: a training image is the same in every epoch.
 NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0, "erase": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """The file settings of a `data` node, which are the same for every reader of image files."""
+    """File settings of a `data` node, shared by all readers of image files."""
 
-    # Of an image that cannot be read: "skip" leaves it out, names it and counts it.
+    # Handling of unreadable images. "skip" omits, logs and counts them.
     bad_images: Literal["stop", "skip"] = "stop"
 
-    # Of listed images that do not exist: "unchecked" saves a minute for millions of files.
+    # Handling of missing files. "unchecked" saves a minute for millions of files.
     absent: Literal["stop", "skip", "unchecked"] = "stop"
 
     cache_dir: str | None = None  # see `cache_folder`
@@ -37,19 +37,19 @@ class FileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """Which positives of the training images are observed: settings of a `data` node.
+    """Settings of a `data` node that simulate missing training labels.
 
-    They simulate missing labels, and are the same for every reader of data with several labels per
-    image. At most one of the first three is set; see `random_positives` and `listed_positives`.
+    They are shared by all readers of multi-label data. Set at most one of the first three. See
+    `random_positives` and `listed_positives`.
     """
 
-    single_positive: int | None = None  # a seed: one random positive of each image is observed
-    observed: float | None = None  # the fraction of all positives that are observed, in (0, 1]
-    observed_list: str | None = None  # a file that lists them
+    single_positive: int | None = None  # seed; one random positive per image is observed
+    observed: float | None = None  # fraction of observed positives, in (0, 1]
+    observed_list: str | None = None  # file that lists the observed positives
 
-    observed_seed: int = 0  # of `observed`
+    observed_seed: int = 0  # seed of `observed`
 
-    # What every other label becomes: 0, or -1 (not annotated), which not every loss takes.
+    # Value of all other labels: 0, or -1 (not annotated). Not every loss accepts -1.
     unobserved: Literal["negative", "unknown"] = "negative"
 
     def __post_init__(self) -> None:
@@ -64,12 +64,18 @@ class Observed:
 
     @property
     def given(self) -> list[str]:
-        """The names of the settings that choose the observed positives."""
+        """Names of the settings that select the observed positives."""
         names = ("single_positive", "observed", "observed_list")
         return [name for name in names if getattr(self, name) is not None]
 
     def of_images(self, images: StoredImages, what: str, see: str) -> StoredImages:
-        """Return training images with their observed labels; `what` names them for the log."""
+        """Return training images with their observed labels only.
+
+        Args:
+            images: The training images.
+            what: Name of the images in log messages.
+            see: Documentation hint for messages.
+        """
         labels = images.labels
         if self.observed_list is not None:
             files = [images.name(index) for index in range(len(images))]
@@ -93,16 +99,17 @@ ALL_OBSERVED = Observed()
 
 @dataclass(frozen=True, kw_only=True)
 class VectorSettings:
-    """The settings of a zero-shot `data` node that say where its word vectors come from."""
+    """Word vector settings of a zero-shot `data` node."""
 
-    # A source as of `word_vectors`; a relative path is in `root`. None: there are no vectors.
+    # Source of the word vectors, see `word_vectors`, with paths relative to `root`. None: none.
     vectors: str | None = "wordvec_array.pth"
 
-    prompts: str = PROMPT  # of a text encoder, see `read_templates`
-    # A JSON file of sentences about classes, asked for instead of the prompts; see `described`.
+    prompts: str = PROMPT  # prompts of a text encoder, see `read_templates`
+
+    # JSON file of sentences about the classes. They replace the prompts, see `described`.
     descriptions: str | None = None
 
-    cache_dir: str | None = None  # for the vectors of a text encoder, see `cache_folder`
+    cache_dir: str | None = None  # cache of text encoder vectors, see `cache_folder`
 
     def __post_init__(self) -> None:
         if self.descriptions is not None and not str(self.vectors).startswith(PREFIX):
@@ -112,11 +119,17 @@ class VectorSettings:
             )
 
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
-        """Return the word vectors of the classes of a data set in a folder.
+        """Return the word vectors of the classes.
 
-        `order` are the names of an array file without a text file of names beside it.
+        Args:
+            folder: Folder of the dataset.
+            names: Class names.
+            order: Names of the columns of an array file that has no text file of names.
+
+        Raises:
+            ConfigError: If `vectors` is None.
         """
-        # Most data sets have none.
+        # Import them here, because most datasets have no word vectors.
         from mldec.words.encoder import read_templates
         from mldec.words.vectors import described, word_vectors
 
@@ -137,27 +150,29 @@ class VectorSettings:
 
         path = folder / Path(self.vectors).expanduser()
         has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
-        return word_vectors(str(path), names, order=None if has_names_beside else order)
+        if has_names_beside:
+            return word_vectors(str(path), names, order=None)
+        return word_vectors(str(path), names, order=order)
 
 
 DEFAULT_VECTORS = VectorSettings()
 NO_VECTORS = VectorSettings(vectors=None)
 
-# Maps the name of a split and the folder of the cache, see `cache_folder`, to images and labels.
+# Maps the name of a split and the cache folder, see `cache_folder`, to images and labels.
 LoadSplit = Callable[[str, str | None], StoredImages]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a reader knows about its data set: where the images are and what their labels mean."""
+    """Result of a reader: the location of the images and the meaning of their labels."""
 
-    load: LoadSplit  # images of a split, without a transform; called when the split is first used
-    train: str  # name of the split to train on
-    val: str  # name of the split to evaluate on
+    load: LoadSplit  # returns the images of a split, without a transform; called on first use
+    train: str  # name of the training split
+    val: str  # name of the validation split
     task: Task
-    where: Path  # folder or file of the data set, for messages
-    see: str  # pointer to the documentation, such as "see DATASETS.md, section MS-COCO"
-    load_train: LoadSplit | None = None  # of a training split whose labels mean something else
+    where: Path  # folder or file of the dataset, for messages
+    see: str  # documentation hint, such as "see DATASETS.md, section MS-COCO"
+    load_train: LoadSplit | None = None  # overrides `load` for the training split
     folder_setting: str | None = None  # key of the image folder, such as "data.images"
 
 
@@ -170,8 +185,18 @@ def assemble(
 ) -> DataModule:
     """Return the data module of a source.
 
-    A split is checked when it is first used: it has images, they exist, and its classes are those
-    of the other split.
+    A split is validated on first use: it has images, the files exist, and both splits have the same
+    classes.
+
+    Args:
+        source: The result of a reader.
+        view: Image settings.
+        files: File settings.
+        sampling: Sampling settings.
+        observed: Settings that simulate missing labels.
+
+    Raises:
+        ConfigError: If a setting does not fit the task.
     """
     if observed.given and not isinstance(source.task, MultiLabel):
         raise ConfigError(
@@ -182,8 +207,10 @@ def assemble(
         raise ConfigError("data.fold: zero-shot data has no folds; leave it out")
     eval_transform = view.eval()
 
-    # A fold is a part of the training images, whose labels then mean what those of `val` mean.
-    val = source.val if sampling.fold is None else source.train
+    # A fold is taken from the training images, with the label rules of validation.
+    val = source.val
+    if sampling.fold is not None:
+        val = source.train
 
     @cache
     def load_val() -> Split:
@@ -192,20 +219,20 @@ def assemble(
             images = _part(source, images, sampling.fold, held_out=True)
         images, classes = source.task.validation(images)
 
-        # Only for its checks: a setting that does not fit the classes must fail at the start, not
-        # after an epoch.
+        # Validate the evaluator settings at the start, not after an epoch.
         source.task.evaluator(classes)
         images = _present(source, val, images, files.absent)
         _log_empty_classes(source, val, images)
         return Split(replace(images, transform=eval_transform), classes)
 
     def load_train() -> Split:
-        images = (source.load_train or source.load)(source.train, files.cache_dir)
+        load = source.load_train or source.load
+        images = load(source.train, files.cache_dir)
         images = observed.of_images(images, source.train, source.see)
         if sampling.fold is not None:
             images = _part(source, images, sampling.fold, held_out=False)
 
-        # Column c of the targets must mean the same class in training and evaluation.
+        # Column c of the targets must be the same class in training and evaluation.
         _check_same_classes(source, train=images.classes, val=load_val().classes.names)
         images, classes = source.task.training(images)
         images = _present(source, source.train, images, files.absent)
@@ -222,7 +249,7 @@ def assemble(
 
 
 def _log_empty_classes(source: Source, split: str, images: StoredImages) -> None:
-    """Log the number of classes that the first metric leaves out, if there are any."""
+    """Log the number of classes that the first metric omits, if any."""
     if not isinstance(source.task, MultiLabel) or not source.task.skip_empty:
         return
     counts = images.labels.counts()
@@ -234,7 +261,7 @@ def _log_empty_classes(source: Source, split: str, images: StoredImages) -> None
 
 
 def _part(source: Source, images: StoredImages, fold: str, *, held_out: bool) -> StoredImages:
-    """Return the training images that a fold holds out, or the others."""
+    """Return the held-out images of a fold, or all other training images."""
     number, count = parse_fold(fold)
     is_held_out = fold_numbers(images.storage.keys, count) == number
     part = images.select(is_held_out if held_out else ~is_held_out)
@@ -248,7 +275,7 @@ def _part(source: Source, images: StoredImages, fold: str, *, held_out: bool) ->
 
 
 def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[str, ...]) -> None:
-    """Raise a `DataError` unless both splits have the same classes in the same order."""
+    """Raise DataError unless both splits have the same classes in the same order."""
     if train == val:
         return
 
@@ -261,7 +288,7 @@ def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[st
 
 
 def _present(source: Source, split: str, images: StoredImages, how: str) -> StoredImages:
-    """Return the images of a split that exist; `how` is the setting `absent`."""
+    """Return the existing images of a split. `how` is the setting `absent`."""
     if not len(images):
         raise DataError(f"{source.where}: {split} has no image; {source.see}")
     storage = images.storage
@@ -278,7 +305,7 @@ def _present(source: Source, split: str, images: StoredImages, how: str) -> Stor
         return images
 
     summary = f"{count:,} of {len(images):,} listed images are absent"
-    # A split without any image is of no use, even if images may be skipped.
+    # A split without any image is an error, even if missing images may be skipped.
     if how == "skip" and count < len(images):
         log.warning("%s: %s and left out", source.where, summary)
         return images.select(~absent)
@@ -288,7 +315,7 @@ def _present(source: Source, split: str, images: StoredImages, how: str) -> Stor
     if 2 * count <= len(images):
         advice = "restore them, or leave them out with data.absent=skip; "
     elif source.folder_setting is not None:
-        # Lists often hold bare file names.
+        # Lists often contain file names without their folder.
         advice = f"set {source.folder_setting} to the folder that the paths start from; "
         if inner_folder := storage.find_inside(first):
             advice = f"it is in {inner_folder}: pass {source.folder_setting}={inner_folder}; "

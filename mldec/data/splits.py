@@ -17,20 +17,20 @@ log = logging.getLogger("mldec")
 
 
 def check_val(val: str, present: Collection[str], where: Path, see: str) -> None:
-    """Raise a `DataError` if the validation split is absent, and there by another usual name."""
+    """Raise DataError if the validation split is absent but has another common name."""
     others = [name for name in ("val", "valid", "validation", "dev") if name in present]
     if val not in present and others:
         raise DataError(f"{where}: it has no split {val!r}: pass data.val={others[0]}; {see}")
 
 
 def log_split(what: str, split: str, table: Table) -> None:
-    """Log the size of a split, and warn of classes without a positive image, by name."""
+    """Log the size of a split and warn about classes without a positive image."""
     log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
     warn_empty_classes(what, split, table)
 
 
 def warn_empty_classes(what: str, split: str, table: Table) -> None:
-    """Warn of classes without a positive image, by name."""
+    """Log a warning with the names of classes without a positive image."""
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
         names = listed([repr(table.classes[column]) for column in empty])
@@ -39,15 +39,15 @@ def warn_empty_classes(what: str, split: str, table: Table) -> None:
 
 
 def path_hash(file: bytes, seed: int) -> int:
-    """Return a uniform 64-bit number that depends on seed and path only."""
+    """Return a uniform 64-bit hash of seed and path."""
     digest = sha256(b"%d %s" % (seed, file)).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
-    """Return the images that are held out for validation, by a hash of the path, or the others.
+    """Return the held-out validation images (`val`) or the training images.
 
-    An image stays in its split when others are added or removed.
+    A hash of the path decides. An image keeps its split if other images are added or removed.
     """
     limit = fraction * 2**64
     is_held_out = np.array([path_hash(file, seed) < limit for file in table.files.tolist()], bool)
@@ -55,29 +55,35 @@ def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
 
 
 def check_fraction(val_fraction: float) -> None:
-    """Raise a `ValueError` unless the fraction of images to hold out is in (0, 1)."""
+    """Raise ValueError unless the fraction of held-out images is in (0, 1)."""
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction is {val_fraction}: it must be above 0 and below 1")
 
 
 def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
-    """Return the images that are held out for validation, or the others; see `stratified`.
+    """Return the held-out validation images (`val`) or the training images; see `stratified`.
 
-    Each class with two or more positives has one in validation. The order of the images does not
-    count, but one may change its split when others are added.
+    Each class with at least two positives has one in validation. The result does not depend on the
+    order of the images. An image may change its split if other images are added.
     """
     hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
     order = np.argsort(hashes, kind="stable")
     is_held_out = stratified(table.labels, order, fraction)
     hold_out_each_class(table.labels, order, is_held_out)
-    return table.select(is_held_out if val else ~is_held_out)
+    if val:
+        return table.select(is_held_out)
+    return table.select(~is_held_out)
 
 
 def hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
-    """Hold out one more image for each class with two or more positives, none of them held out.
+    """Hold out one image for each class with at least two positives and none held out.
 
-    It is the first image, in the given order, that takes the last training positive from the fewest
-    classes. `is_held_out`, bool [N], is changed in place.
+    The chosen image removes the last training positive of as few classes as possible.
+
+    Args:
+        labels: The labels of N images.
+        order: Permutation of the images, int [N]. Ties go to the first image.
+        is_held_out: Mask of the held-out images, bool [N]. It is modified in place.
     """
     positives = labels.only(labels.values == 1)
     num_held_out = positives.select(is_held_out).counts()
@@ -94,7 +100,7 @@ def hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarr
     missing = np.flatnonzero((num_held_out == 0) & (num_left >= 2))
     image_of_entry = positives.images()
     for column in missing[np.argsort(num_left[missing], kind="stable")]:
-        # An image that was moved for a rarer class may show this one too.
+        # An image moved for a rarer class may also show this class.
         if num_held_out[column]:
             continue
         image = min(image_of_entry[positives.classes == column].tolist(), key=cost)
@@ -104,22 +110,30 @@ def hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarr
 
 
 def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Return which images are held out, bool [N], so that each class has its share of positives.
+    """Hold out images so that each class has about the same share of held-out positives.
 
-    Source: Sechidis et al., On the Stratification of Multi-Label Data (ECML 2011), Algorithm 1. It
-    breaks ties at random. Here the first of several equally rare classes is dealt out first, its
-    images in the given order, int [N], and an image for which the splits are equal is not held out.
+    Source: Sechidis et al., On the Stratification of Multi-Label Data (ECML 2011), Algorithm 1.
+    Ties are broken at random there. Here the first of equally rare classes is assigned first, and
+    an image with a tie between the splits is used for training.
+
+    Args:
+        labels: The labels of N images.
+        order: Order in which the images are assigned, int [N].
+        fraction: Fraction of images to hold out, in (0, 1).
+
+    Returns:
+        A mask of the held-out images, bool [N].
     """
     ends = np.cumsum(labels.counts_per_image())[:-1]
     classes_of_image = np.split(labels.classes[labels.values == 1], ends)
 
-    # The images in which each class is present, in the given order.
+    # Positive images of each class, in the given order.
     ordered = labels.select(order)
     images = np.repeat(order, ordered.counts_per_image())
     by_class = np.argsort(ordered.classes[ordered.values == 1], kind="stable")
     images_of_class = np.split(images[by_class], np.cumsum(labels.counts())[:-1])
 
-    # How many images, and how many positives of each class, each split still wants: [2] and [2, K].
+    # Number of images [2] and of positives per class [2, K] that each split still needs.
     shares = np.array([1 - fraction, fraction])
     wanted_images = len(labels) * shares
     wanted = shares[:, None] * labels.counts()
@@ -137,14 +151,14 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
         wanted[split, classes_of_image[image]] -= 1
         num_left[classes_of_image[image]] -= 1
 
-    # The rarest class first: the images of common classes can balance the splits later.
+    # Start with the rarest class. Images of common classes balance the splits later.
     while num_left.any():
         rarest = int(np.where(num_left > 0, num_left, len(labels) + 1).argmin())
         for image in images_of_class[rarest]:
             if split_of_images[image] < 0:
                 deal(image, wanted[:, rarest])
 
-    # Images without a positive fill the splits up.
+    # Images without a positive fill the splits.
     for image in order[split_of_images[order] < 0]:
         deal(image, wanted_images)
 
@@ -152,9 +166,13 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
 
 
 def parse_fold(fold: str) -> tuple[int, int]:
-    """Return i and N of "i/N"; raise a `ValueError` unless 1 <= i <= N and N is at least 2."""
+    """Return i and N of "i/N". Raises ValueError unless 1 <= i <= N and N >= 2."""
+    number = 0
+    count = 0
     form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
-    number, count = map(int, form.groups()) if form else (0, 0)
+    if form:
+        number = int(form[1])
+        count = int(form[2])
     if not 1 <= number <= count or count < 2:
         raise ValueError(
             f"fold is {fold!r}: it must be i/N, fold i of N from 1 to N, N at least 2, such as 1/5"
@@ -163,15 +181,23 @@ def parse_fold(fold: str) -> tuple[int, int]:
 
 
 def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Return the fold of each image, int64 [M] from 1 to `count`, by a hash of its `Storage.keys`.
+    """Assign images to folds by a hash of their keys.
 
-    An image stays in its fold when others are added or removed. Another seed spreads the images of
-    one fold evenly.
+    An image keeps its fold if other images are added or removed. Folds of different seeds are
+    independent.
+
+    Args:
+        keys: Keys of M images, see `Storage.keys`.
+        count: Number of folds.
+        seed: Seed of the hash.
+
+    Returns:
+        The fold of each image, int64 [M], from 1 to `count`.
     """
     is_text = keys.dtype.kind == "S"
     texts = keys.tolist() if is_text else [key.tobytes() for key in keys]
 
-    # The remainder, as the images may be those that `hold_out` left: their hashes have the same
-    # seed, and only the highest of them remain.
+    # Use the remainder, not the size of the hash: `hold_out` may have removed all images with
+    # small hashes of the same seed.
     remainders = (path_hash(text, seed) % count for text in texts)
     return 1 + np.fromiter(remainders, np.int64, len(texts))

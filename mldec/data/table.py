@@ -1,4 +1,4 @@
-"""What an annotation file says: class names, sparse labels, and tables of images with both."""
+"""Tables of image files with class names and sparse labels, as read from annotations."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ log = logging.getLogger("mldec")
 class Table:
     """N image files with labels of K classes."""
 
-    # [N] bytes of a fixed width: paths inside the image folder, see `encode_paths`.
+    # Paths relative to the image folder, fixed-width bytes [N], see `encode_paths`.
     files: np.ndarray
     labels: Labels
     classes: tuple[str, ...]
@@ -28,18 +28,18 @@ class Table:
         return len(self.files)
 
     def select(self, images: np.ndarray) -> "Table":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
+        """Return a subset of the images, given as a bool mask [N] or ordered indices."""
         return Table(self.files[images], self.labels.select(images), self.classes)
 
 
 class TableBuilder:
-    """Collect images and their labels one by one, with the checks that every table needs.
+    """Build a table image by image, and validate paths and classes.
 
     Args:
-        see: pointer to the documentation, for messages, such as "see DATASETS.md, section MS-COCO".
-        classes: the class names in their order; None: the names in the labels, sorted.
-        default: value of the classes that an image has no label for, 0 or -1.
-        folder: the image folder, if absolute paths inside it are allowed.
+        see: Documentation hint for messages, such as "see DATASETS.md, section MS-COCO".
+        classes: The class names in order. None takes the sorted names of the labels.
+        default: Value of classes without a label in an image, 0 or -1.
+        folder: The image folder, if absolute paths inside it are allowed.
     """
 
     def __init__(
@@ -55,21 +55,26 @@ class TableBuilder:
         self.classes = None if classes is None else tuple(classes)
         self.default = default
 
-        # Indices of the classes so far; source of each path so far; entries of each image so far.
         self._columns = {name: column for column, name in enumerate(classes or ())}
-        self._first_seen: dict[str, str] = {}
-        self._entries: list[dict[int, int]] = []
+        self._first_seen: dict[str, str] = {}  # path -> `where` of its first occurrence
+        self._entries: list[dict[int, int]] = []  # one mapping of column to value per image
 
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
-        """Add an image by the path of its file, see `path_inside`.
+        """Add an image with its labels.
 
-        The labels map a class (its name, or its index if the classes were given) to its value, see
-        `Labels`. `where` is the annotation file and the row, for messages. A `DataError` says that
-        the path leads out of the folder, the image was added before, or a class is unknown.
+        Args:
+            path: Path of the image file, see `path_inside`.
+            labels: Maps classes to values, see `Labels`. A class is a name, or an index if the
+                classes were given.
+            where: Annotation file and row, for messages.
+
+        Raises:
+            DataError: If the path leaves the folder, the image was already added, or a class is
+                unknown.
         """
         path = path_inside(path, where, self.see, folder=self.folder)
         if path in self._first_seen:
-            # The row only: the file is the same and begins the message.
+            # Give only the row. The message starts with the file.
             first_row = self._first_seen[path].rpartition(", ")[2]
             raise DataError(
                 f"{where}: the image {path} is listed twice, first in {first_row}: "
@@ -81,14 +86,14 @@ class TableBuilder:
         self._entries.append(entries)
 
     def build(self, where: str | Path) -> Table:
-        """Return the table, images in the order in which they were added."""
+        """Return the table with the images in the order of insertion."""
         known = self._columns if self.classes is None else self.classes
         labels = from_entries(self._entries, num_classes=len(known), default=self.default)
         files = encode_paths(list(self._first_seen))
         if self.classes is not None:
             return Table(files, labels, self.classes)
 
-        # The classes are still in the order of their first occurrence.
+        # Sort the classes. They are in the order of first occurrence.
         if not self._columns:
             raise DataError(f"{where}: no image has a label; {self.see}")
         classes = check_names(sorted(self._columns), where, self.see)
@@ -96,8 +101,8 @@ class TableBuilder:
         return Table(files, labels.select_classes(order), classes)
 
     def _column(self, label: str | int, where: str) -> int:
-        """Return the index of a class that was given by name or by index."""
-        # Without a list of classes every name is one, and gets the next index.
+        """Return the column of a class, given by name or index."""
+        # Every new name gets the next column if no classes were given.
         if self.classes is None:
             return self._columns.setdefault(str(label), len(self._columns))
         if label in self._columns:
@@ -112,15 +117,21 @@ class TableBuilder:
 
 
 def encode_paths(paths: Sequence[str]) -> np.ndarray:
-    """Return paths as an array of bytes [N] of a fixed width, as in `Table.files`."""
+    """Return paths as fixed-width bytes [N], see `Table.files`."""
     return np.array([os.fsencode(path) for path in paths], np.bytes_)
 
 
 def path_inside(path: str, where: str, see: str, *, folder: Path | None = None) -> str:
-    """Return a path from an annotation file with '/' between its folders.
+    """Normalize a path from an annotation file to '/' as the separator.
 
-    With `folder`, an absolute path inside this folder becomes relative to it. Raises a `DataError`
-    unless the path stays inside the folder of the images.
+    Args:
+        path: The path, absolute or relative to the image folder.
+        where: Annotation file and row, for messages.
+        see: Documentation hint for messages.
+        folder: The image folder. Absolute paths inside it become relative to it.
+
+    Raises:
+        DataError: If the path leaves the image folder.
     """
     given = path
     if folder is not None and path.startswith("/"):
@@ -130,13 +141,10 @@ def path_inside(path: str, where: str, see: str, *, folder: Path | None = None) 
                 break
     parts = path.replace("\\", "/").split("/")
 
-    # "C:" at the start is a drive of Windows.
+    # "C:" at the start is a Windows drive.
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
         where_inside = "the image folder" if folder is None else f"the image folder {folder}"
         raise DataError(f"{where}: {given!r} is not a path inside {where_inside}; {see}")
 
     return "/".join(part for part in parts if part not in ("", "."))
-
-
-# How the images of a table are divided into splits and folds.

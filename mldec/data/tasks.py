@@ -1,4 +1,4 @@
-"""What labels mean: several per image, one, or of unseen classes; each makes its evaluator."""
+"""Tasks: multi-label, single-label and zero-shot. Each task creates its evaluator."""
 
 import logging
 import re
@@ -19,14 +19,14 @@ from mldec.words.types import VectorOrigin, WordVectors
 
 log = logging.getLogger("mldec")
 
-Roles = tuple[list[int], list[int]]  # indices of the seen and of the unseen classes, ascending
+Roles = tuple[list[int], list[int]]  # sorted indices of the seen and of the unseen classes
 
 
 @dataclass(frozen=True)
 class _KnownClasses:
-    """The common part of the tasks whose splits have the same classes; every image is used.
+    """Base class of tasks with the same classes in both splits. Every image is used.
 
-    `vectors` maps the names of the K classes to word queries [K, D] and how they were made.
+    `vectors` maps the names of the K classes to word queries [K, D] and their origin.
     """
 
     vectors: Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin | None]] | None = field(
@@ -37,31 +37,35 @@ class _KnownClasses:
     exclusive: ClassVar[bool] = False
 
     def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """Return the images of the training split to train on, and their target classes."""
-        queries, origin = None, None
+        """Return the training images and their target classes."""
+        queries = None
+        origin = None
         if self.vectors is not None:
             queries, origin = self.vectors(images.classes)
         return images, Classes(images.classes, self.exclusive, queries, origin)
 
     def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """Return the images of the validation split to evaluate, and their target classes."""
+        """Return the validation images and their target classes."""
         return self.training(images)
 
 
 @dataclass(frozen=True)
 class MultiLabel(_KnownClasses):
-    """Several labels per image, all of them known.
+    """Multi-label classification with complete labels.
 
-    `threshold` is the probability above which a class counts as predicted, in (0, 1), for
-    precision, recall and F1; a `ConfigError` refuses others. With `skip_empty` the first metric is
-    the mean over the classes with positives, mAP_skip_empty.
+    Args:
+        threshold: Probability above which a class is predicted, in (0, 1).
+        skip_empty: Use mAP_skip_empty, the mean over classes with positives, as the first metric.
+
+    Raises:
+        ConfigError: If the threshold is out of range.
     """
 
     threshold: float = 0.5
     skip_empty: bool = False
 
     def __post_init__(self) -> None:
-        # The evaluator checks the threshold: a wrong one must fail now, not after an epoch.
+        # Validate the threshold now, not after an epoch.
         self.evaluator(Classes(("any",)))
 
     def evaluator(self, classes: Classes) -> Evaluator:
@@ -72,10 +76,10 @@ class MultiLabel(_KnownClasses):
 
 
 class PartialLabels(MultiLabel):
-    """Several labels per image, of which only some are known; the others are -1 (not annotated)."""
+    """Multi-label classification with partial labels; others are -1 (not annotated)."""
 
     def evaluator(self, classes: Classes) -> Evaluator:
-        """Return a new evaluator, as `MultiLabel`."""
+        """Return a new evaluator for the classes of the validation split."""
         from mldec.evaluators.partial import PartialLabelEvaluator
 
         return PartialLabelEvaluator(len(classes), threshold=self.threshold)
@@ -83,11 +87,11 @@ class PartialLabels(MultiLabel):
 
 @dataclass(frozen=True)
 class SingleLabel(_KnownClasses):
-    """One label per image.
+    """Single-label classification.
 
     Args:
-        top_k: k of the second accuracy, 2 or more; None is 5, omitted if there are fewer classes.
-        suffix: appended to the names of the metrics, such as "_real" for ImageNet ReaL.
+        top_k: k of the second accuracy, at least 2. None means 5, omitted with fewer classes.
+        suffix: Suffix of the metric names, such as "_real" for ImageNet ReaL.
     """
 
     top_k: int | None = None
@@ -96,11 +100,11 @@ class SingleLabel(_KnownClasses):
     exclusive = True
 
     def __post_init__(self) -> None:
-        # The evaluator checks top_k: a wrong one must fail now, not after an epoch.
+        # Validate top_k now, not after an epoch.
         self._evaluator(self.top_k or 1)
 
     def evaluator(self, classes: Classes) -> Evaluator:
-        """Return a new evaluator; a `ConfigError` says that top-k does not fit the classes."""
+        """Return a new evaluator. Raises ConfigError if top-k does not fit the classes."""
         return self._evaluator(len(classes))
 
     def _evaluator(self, num_classes: int) -> Evaluator:
@@ -113,18 +117,18 @@ class SingleLabel(_KnownClasses):
 class ZeroShot:
     """Train on the seen classes and evaluate on all classes.
 
-    One validation pass over all classes gives the zero-shot and the generalised metrics, because
-    the queries of ML-Decoder do not attend to each other. Training images without a seen class are
-    left out.
+    The queries of ML-Decoder do not attend to each other. One validation pass over all classes
+    therefore gives both zero-shot and generalized metrics. Training images without a seen class are
+    omitted.
 
     Args:
-        roles: maps the names of all classes to the indices of the seen and unseen ones, see
+        roles: Maps the names of all classes to the indices of seen and unseen classes, see
             `split_classes`.
-        vectors: maps the names of all K classes to their word vectors.
-        val_images: "unseen": only images with an unseen class, as in the official code; "all": as
-            in LESA and BiAM.
-        where: folder of the data set and pointer to the documentation, for messages.
-        threshold: see `MultiLabel`.
+        vectors: Maps the names of all K classes to their word vectors.
+        val_images: "unseen": only images with an unseen class, as in the official code. "all": all
+            images, as in LESA and BiAM.
+        where: Folder of the dataset and documentation hint, for messages.
+        threshold: See `MultiLabel`.
     """
 
     roles: Callable[[tuple[str, ...]], Roles]
@@ -134,10 +138,10 @@ class ZeroShot:
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        # The evaluator checks its settings: a wrong one must fail now, not after an epoch.
+        # Validate the settings now, not after an epoch.
         self._evaluator(2, [0])
 
-        # Both are slow to read, and each split asks for them.
+        # Both are slow to read and needed by both splits.
         self.roles = cache(self.roles)
         self.vectors = cache(self.vectors)
 
@@ -162,13 +166,13 @@ class ZeroShot:
         what = "validation images have an unseen class"
         with_unseen, counts = self._showing(images, unseen, what)
 
-        # The classes are all of them either way: the evaluator selects the unseen ones.
+        # All classes are kept in either case. The evaluator selects the unseen classes.
         used = images if self.val_images == "all" else with_unseen
         log.info("zero-shot: %s, %s are used", counts, f"{len(used):,}")
         return used, Classes(names, queries=vectors.queries, origin=vectors.origin)
 
     def evaluator(self, classes: Classes) -> Evaluator:
-        """Return an evaluator that knows which of the classes are unseen."""
+        """Return a new evaluator for the seen and unseen classes."""
         _, unseen = self.roles(classes.names)
         return self._evaluator(len(classes), unseen)
 
@@ -182,7 +186,7 @@ class ZeroShot:
     def _showing(
         self, images: StoredImages, columns: list[int], what: str
     ) -> tuple[StoredImages, str]:
-        """Return the images that show at least one of the classes, and how many they are."""
+        """Return the images with at least one of the classes, and a text with their number."""
         is_shown = images.labels.select_classes(columns).counts_per_image() > 0
         showing = images.select(is_shown)
 
@@ -192,28 +196,36 @@ class ZeroShot:
         return showing, counts
 
 
-# What the labels of a data set mean: it determines classes, images and metrics.
+# The task of a dataset determines its classes, images and metrics.
 Task = MultiLabel | SingleLabel | ZeroShot
 
 
 def split_classes(
     names: Sequence[str], *, unseen: Sequence[str], seen: Sequence[str] | None, where: str
 ) -> Roles:
-    """Return the indices of the seen and of the unseen classes among all names, each ascending.
+    """Return the sorted indices of the seen and of the unseen classes.
 
-    Without a list of seen classes, these are all others. A `DataError` that begins with `where`
-    names classes that are listed twice, both seen and unseen, neither, or not in the data.
+    Args:
+        names: Names of all classes.
+        unseen: Names of the unseen classes.
+        seen: Names of the seen classes. None means all other classes.
+        where: Prefix of error messages.
+
+    Raises:
+        DataError: If classes are listed twice, are both seen and unseen, are neither, or do not
+            occur in the data.
     """
     if seen is None:
         unseen_names = set(unseen)
         seen = [name for name in names if name not in unseen_names]
 
-    # All names with the same fault are reported at once, so that a file is corrected in one go.
+    # Report all classes with the same fault at once.
+    assigned = set(seen) | set(unseen)
     faults: dict[str, Collection[str]] = {
-        "are named twice": [*_repeated(seen), *_repeated(unseen)],
+        "are named twice": _repeated(seen) + _repeated(unseen),
         "are both seen and unseen": set(seen) & set(unseen),
-        "do not occur in the data": {*seen, *unseen} - set(names),
-        "of the data are neither seen nor unseen": set(names) - {*seen, *unseen},
+        "do not occur in the data": assigned - set(names),
+        "of the data are neither seen nor unseen": set(names) - assigned,
     }
 
     for fault, faulty in faults.items():
@@ -222,7 +234,9 @@ def split_classes(
             raise DataError(f"{where}: {len(faulty):,} classes {fault}: {names_of_faulty}")
 
     indices = {name: index for index, name in enumerate(names)}
-    return sorted(indices[name] for name in seen), sorted(indices[name] for name in unseen)
+    seen_indices = sorted(indices[name] for name in seen)
+    unseen_indices = sorted(indices[name] for name in unseen)
+    return seen_indices, unseen_indices
 
 
 def _repeated(names: Sequence[str]) -> list[str]:
@@ -230,9 +244,10 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 
 def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:
-    """Warn of unseen classes whose regular singular or plural is seen, which makes them too easy.
+    """Log a warning about unseen classes with a seen regular singular or plural.
 
-    They are not new to the model: 30 of the 81 unseen classes of NUS-WIDE.
+    These classes are not new to the model, which makes the metrics optimistic. They are 30 of the
+    81 unseen classes of NUS-WIDE.
     """
     pairs = set()
     for singulars, plurals in ((unseen, set(seen)), (seen, set(unseen))):
@@ -244,7 +259,7 @@ def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:
     if not pairs:
         return
 
-    affected = {name for name, _ in pairs}  # a class may have two twins
+    affected = {name for name, _ in pairs}  # a class may be in two pairs
     count = f"{len(affected)} of {len(unseen):,}"
     twins = [f"{name}/{twin}" for name, twin in sorted(pairs)]
     message = "%s unseen classes have a seen singular or plural: %s"

@@ -1,6 +1,6 @@
-"""Images to uint8 tensors: resize, and in training crop, augment and erase.
+"""Transforms from images to uint8 tensors for training and evaluation.
 
-Images stay uint8 up to the backbone, which scales them to [0, 1] and normalises them on the device.
+Images stay uint8 up to the backbone, which scales them to [0, 1] and normalizes them on the device.
 """
 
 import math
@@ -23,25 +23,31 @@ from mldec.data.sampling import SampleRandom, seeded
 from mldec.errors import ConfigError, DataError, suggest
 from mldec.runtime.devices import MAX_IMAGE_SIZE
 
-MIN_TEST_CROP = 0.1  # 1/100 of the area; below it, far more pixels are resized than are kept
+MIN_TEST_CROP = 0.1  # 1/100 of the area; a smaller crop wastes most of the resized pixels
 AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-# The mean colour of ImageNet fills the areas that an operation uncovers or erases, as in timm.
+# ImageNet mean color, the fill color of uncovered and erased areas, as in timm.
 MEAN_COLOUR = (124, 116, 104)
 
-# Pixels that a resized image may need; Pillow's limit for image files. A file of a few hundred
-# bytes with 1 x 100,000 pixels would otherwise need gigabytes.
+# Maximum number of pixels of a resized image; Pillow's limit for image files. Without it, a small
+# file with 1 x 100,000 pixels could need gigabytes.
 MAX_RESIZED = 178_956_970
 
-# An RGB image of Pillow's, or uint8 [3, H, W]; or [4, H, W], the last a filler.
+# RGB image of Pillow, or uint8 [3, H, W], or [4, H, W] with an unused last channel.
 Picture = Image.Image | Tensor
 
 
 def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Picture:
-    """Resize an image to a width and height, Pillow's with Pillow and a tensor with torch.
+    """Resize a Pillow image with Pillow, or a tensor with torch.
 
-    Raises a `DataError` if it needs more than `MAX_RESIZED` pixels; the width changes first.
+    Args:
+        image: The image.
+        size: Target width and height in pixels.
+        interpolation: Key of `INTERPOLATIONS`.
+
+    Raises:
+        DataError: If the resize needs more than `MAX_RESIZED` pixels. The width is resized first.
     """
     width, height = size
     image_width, image_height = size_of(image)
@@ -55,8 +61,7 @@ def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Pictur
     if not isinstance(image, Tensor):
         return image.resize(size, INTERPOLATIONS[interpolation])
 
-    # With the strides of this batch torch sees that the colours of a pixel lie side by side, if
-    # they do, and takes half the time.
+    # These strides let torch detect channels-last memory, which takes half the time.
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(
         batch, size=(height, width), mode=interpolation, antialias=True
@@ -71,36 +76,36 @@ def size_of(image: Picture) -> tuple[int, int]:
 
 
 def as_pillow(image: Picture) -> Image.Image:
-    """Return an image as one of Pillow's."""
+    """Convert an image to Pillow."""
     if not isinstance(image, Tensor):
         return image
 
-    # Whatever lies side by side in memory, the colours of a pixel or the pixels of a colour.
+    # Channels-last images are copied at once, others channel by channel.
     if image.stride(0) == 1:
         mode = "RGB" if len(image) == 3 else "RGBX"
-        # torchcodec returns a view for an image that is stored on its side.
+        # torchcodec returns a non-contiguous view for rotated images.
         pixels = image.permute(1, 2, 0).contiguous().numpy()
         return Image.frombytes("RGB", size_of(image), pixels, "raw", mode)
     return Image.merge("RGB", [Image.fromarray(channel) for channel in image[:3].numpy()])
 
 
 def as_torch(image: Picture) -> Tensor:
-    """Return an image as uint8 [3, H, W]; the colours of Pillow's lie side by side in memory."""
+    """Convert an image to uint8 [3, H, W]. A Pillow image becomes a channels-last tensor."""
     if isinstance(image, Tensor):
         return image
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-# The libraries that may resize, and what an image is made into for each.
+# Maps the resize library to the conversion of its input.
 RESIZES: dict[str, Callable[[Picture], Picture]] = {"pillow": as_pillow, "tensor": as_torch}
 
 
 def to_tensor(image: Picture) -> Tensor:
-    """Return an RGB image as uint8 [3, H, W], values 0 to 255, contiguous."""
+    """Convert an RGB image to a contiguous tensor, uint8 [3, H, W], values 0 to 255."""
     if isinstance(image, Tensor):
         return image[:3].contiguous()
 
-    # Copying one channel after the other takes half the time of transposing [H, W, 3].
+    # Copying channel by channel takes half the time of transposing [H, W, 3].
     channels = [image.tobytes("raw", name) for name in "RGB"]
     values = torch.frombuffer(bytearray().join(channels), dtype=torch.uint8)
     return values.view(3, image.height, image.width)
@@ -108,24 +113,26 @@ def to_tensor(image: Picture) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTransform:
-    """Resize an RGB image to a square, as officially, or crop its centre, as for ImageNet.
+    """Resize an RGB image to a square, or resize it and crop its center, as for ImageNet.
 
-    All attributes are plain values, so that a checkpoint can store them. A `ConfigError` says that
-    one is out of range.
+    All attributes are plain values, so that a checkpoint can store them.
 
-    Source: official train.py and validate.py, Resize((S, S)); with `crop`: timm's
+    Source: official train.py and validate.py, Resize((S, S)). With `crop`: timm's
     transforms_imagenet_eval.
+
+    Raises:
+        ConfigError: If an attribute is out of range.
     """
 
     image_size: int  # side S of the square in pixels
 
-    # Side of the square as a fraction of the image's shorter side, from 0.1 to 1; None resizes the
-    # whole image, and its aspect ratio is lost.
+    # Side of the square as a fraction of the shorter image side, in [0.1, 1]. None resizes the
+    # whole image and does not keep the aspect ratio.
     crop: float | None = None
 
     interpolation: str = "bilinear"  # or "bicubic"
-    decoder: str = "pillow"  # of image files, see DECODERS: the pixels are the same
-    resize: str = "pillow"  # or "tensor" for torch, whose values differ by up to one level of 255
+    decoder: str = "pillow"  # one of DECODERS; all return the same pixels
+    resize: str = "pillow"  # or "tensor" (torch), which differs by at most 1 of 255
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
@@ -136,7 +143,7 @@ class EvalTransform:
         _check_known("resize", self.resize, RESIZES)
 
     def __call__(self, image: Picture, rng: SampleRandom | None = None) -> Tensor:
-        """Return uint8 [3, S, S] of an RGB image, without random choices; see `resized`."""
+        """Transform an RGB image to uint8 [3, S, S]. `rng` is not used."""
         size = self.image_size
         image = RESIZES[self.resize](image)
         if self.crop is None:
@@ -148,24 +155,26 @@ class EvalTransform:
 
     @property
     def shorter_side(self) -> int:
-        """Pixels of the shorter side of a resized image, before any crop."""
+        """Shorter side of a resized image in pixels, before the crop."""
         if self.crop is None:
             return self.image_size
         return math.floor(self.image_size / self.crop)
 
     def visible_part(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the part of an image that the square shows: left, top, right, bottom in pixels."""
+        """Return the visible box of an image: left, top, right, bottom in pixels."""
         if self.crop is None:
             return (0, 0, *image_size)
 
-        # Both sides are scaled alike, but for rounding.
+        # Both scales are equal except for rounding.
         width, height, left, top = self._placed(image_size)
-        across, down = image_size[0] / width, image_size[1] / height
-        right, bottom = left + self.image_size, top + self.image_size
+        across = image_size[0] / width
+        down = image_size[1] / height
+        right = left + self.image_size
+        bottom = top + self.image_size
         return left * across, top * down, right * across, bottom * down
 
     def _placed(self, image_size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Return width and height of the resized image, and left and top of the square in it."""
+        """Return width and height of the resized image, and left and top of the crop."""
         assert self.crop is not None
 
         # Resize the shorter side to S / crop, rounded down as in timm.
@@ -180,58 +189,60 @@ class EvalTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The image settings of a `data` node, which are the same for every reader of image files.
+    """Image settings of a `data` node, shared by all readers of image files.
 
-    The defaults are those of the official COCO recipe. A `ConfigError` says that a value is out of
-    its range, or a decoder not installed.
+    The defaults are the settings of the official COCO recipe.
+
+    Raises:
+        ConfigError: If a value is out of range or the decoder is not installed.
     """
 
     image_size: int = 448  # side S of a training image in pixels
 
-    # "official" (see `augment_by_pair`), "randaugment" (torchvision's: two operations of magnitude
-    # 9 on a scale of 31), "none", or a RandAugment of timm such as "rand-m7-mstd0.5-inc1" (see
+    # "official" (see `augment_by_pair`), "randaugment" (torchvision: two operations of magnitude 9
+    # of 31), "none", or timm's RandAugment such as "rand-m7-mstd0.5-inc1" (see
     # timm.data.auto_augment.rand_augment_transform).
     augment: str = "official"
 
-    cutout: float = 0.5  # side of the covered rectangle as a fraction of the image side, in [0, 1]
-    flip: bool = False  # mirror half of the images left to right
+    cutout: float = 0.5  # side of the rectangle as a fraction of the image side, in [0, 1]
+    flip: bool = False  # flip horizontally with probability 0.5
 
-    # Smallest area of a random crop as a fraction of the image, in (0, 1], with an aspect ratio
-    # from 3/4 to 4/3; 1 turns it off.
+    # Minimum area of a random crop as a fraction of the image, in (0, 1]. The aspect ratio is from
+    # 3/4 to 4/3. 1 disables it.
     crop: float = 1.0
 
-    # "bilinear", "bicubic", or "random": one of the two for each image, as in timm. A RandAugment
-    # of timm resamples with it too.
+    # "bilinear", "bicubic", or "random" (a random choice per image, as in timm). timm's RandAugment
+    # also uses it.
     interpolation: str = "bilinear"
 
-    # Probability in [0, 1] that a rectangle of 2 to 33 % of the area, with an aspect ratio from 0.3
-    # to 3.3, becomes the mean colour of ImageNet (timm's RandomErasing in its mode "const").
+    # Probability of random erasing, in [0, 1], as timm's RandomErasing in mode "const". The erased
+    # rectangle has 2 to 33 % of the area and an aspect ratio from 0.3 to 3.3.
     erase: float = 0.0
 
-    # Of evaluation, see `EvalTransform`. Without a size it is `image_size`, without an
-    # interpolation `interpolation`, and bicubic where that is "random".
+    # Settings of evaluation, see `EvalTransform`. The size defaults to `image_size`, and the
+    # interpolation to `interpolation`, or "bicubic" if it is "random".
     test_crop: float | None = None
     test_size: int | None = None
     test_interpolation: str | None = None
 
     decoder: str = "pillow"  # see `EvalTransform`
-    resize: str = "pillow"  # likewise, also of the random crop
+    resize: str = "pillow"  # see `EvalTransform`; also used for the random crop
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
         _check_fraction("cutout", self.cutout)
         _check_fraction("crop", self.crop, 1e-6)
         _check_fraction("erase", self.erase)
-        _check_known("interpolation", self.interpolation, [*INTERPOLATIONS, "random"])
+        _check_known("interpolation", self.interpolation, (*INTERPOLATIONS, "random"))
 
-        # They check the rest: a wrong value must fail now, not at the first image.
+        # Validate the other settings now, not at the first image.
         self.eval()
         check_decoder(self.decoder)
         TrainTransform(self)
 
     def eval(self) -> EvalTransform:
-        """Return the transform of evaluated images."""
-        # Evaluation must not draw its interpolation at random.
+        """Return the transform for evaluation."""
+        # Evaluation must be deterministic.
         interpolation = self.test_interpolation
         if interpolation is None:
             interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
@@ -247,29 +258,31 @@ class View:
 
 
 class TrainTransform:
-    """Resize or crop, flip, cutout, augment and erase, in this order; erase works on the tensor.
+    """Resize or crop, flip, cut out, augment and erase, in this order.
 
-    Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor; for ImageNet
+    Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor. For ImageNet:
     timm's transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.
     """
 
     def __init__(self, view: View) -> None:
-        """Build the steps."""
-        # With a random interpolation there is one resize operation for each.
+        """Create the operations."""
+        # "random" has one resize operation per interpolation.
         kind = view.interpolation
         names = list(INTERPOLATIONS) if kind == "random" else [kind]
         self.resizes = [_resize(view.image_size, view.crop, name) for name in names]
-        self.decoder, self.resize = view.decoder, view.resize
-        self.flip, self.cutout = view.flip, view.cutout
+        self.decoder = view.decoder
+        self.resize = view.resize
+        self.flip = view.flip
+        self.cutout = view.cutout
         self.augment = _augment(view.augment, view.image_size, kind)
         self.erase = _erasing(view.erase) if view.erase else None
 
-        # The random crop, the erasing and the augmentations of libraries take no generator.
+        # Random crop, erasing and the augmentations of libraries do not accept a generator.
         is_own = view.augment in ("official", "none")
         self.draws_globally = view.crop < 1 or view.erase > 0 or not is_own
 
     def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
-        """Return uint8 [3, S, S] of an RGB image; all random choices come from the new `rng`."""
+        """Transform an RGB image to uint8 [3, S, S] with a newly seeded `rng`."""
         if not self.draws_globally:
             return self._transformed(image, rng)
 
@@ -277,34 +290,36 @@ class TrainTransform:
             return self._transformed(image, rng)
 
     def _transformed(self, picture: Picture, rng: SampleRandom) -> Tensor:
-        # A choice among one would still draw a number, and change what a seed means.
+        # Do not draw a number for a single operation. It would change all later random numbers.
         resize = self.resizes[0] if len(self.resizes) == 1 else rng.choice(self.resizes)
         image = as_pillow(resize(RESIZES[self.resize](picture)))
 
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        # The resize has made an image of its own, even of one that has the size already.
+        # Cutout works in place. The resize always returns a new image.
         if self.cutout:
             image = cutout(image, self.cutout, rng)
 
         tensor = to_tensor(self.augment(image, rng))
-        return self.erase(tensor) if self.erase else tensor
+        if self.erase:
+            return self.erase(tensor)
+        return tensor
 
 
 Transform = EvalTransform | TrainTransform
 
 
 def _erasing(probability: float) -> Callable[[Tensor], Tensor]:
-    """Build the operation that erases a random rectangle."""
-    # torchvision takes a second to import, and most runs do without it.
+    """Create the random erasing operation."""
+    # torchvision takes a second to import and is rarely needed.
     from torchvision.transforms import v2
 
     return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR)
 
 
 def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], Picture]:
-    """Build the operation that resizes an image, or a random crop of it, to a square."""
-    # Even with a scale of 1, torchvision would crop the longer side to reach its aspect ratio.
+    """Create the operation that resizes an image or a random crop to a square."""
+    # Even with a scale of 1, torchvision would crop to its range of aspect ratios.
     if crop == 1:
         return partial(resized, size=(size, size), interpolation=interpolation)
 
@@ -318,12 +333,13 @@ def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], P
 
 
 def _cropped(image: Picture, *, random_crop: Any, interpolation: str) -> Picture:
-    """Resize a random crop of an image; torchvision would take longer for a tensor."""
+    """Resize a random crop of an image. It is faster than torchvision for tensors."""
     if not isinstance(image, Tensor):
         return random_crop(image)
 
     place = random_crop.make_params([image])
-    bottom, right = place["top"] + place["height"], place["left"] + place["width"]
+    bottom = place["top"] + place["height"]
+    right = place["left"] + place["width"]
     part = image[:, place["top"] : bottom, place["left"] : right]
     return resized(part, random_crop.size, interpolation)
 
@@ -338,13 +354,13 @@ def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
 def _by_library(
     image: Image.Image, rng: SampleRandom, *, operation: Callable[[Image.Image], Image.Image]
 ) -> Image.Image:
-    """Apply an operation that draws from global generators; `random` goes on where `rng` stands."""
+    """Apply an operation that draws from global generators. `random` continues from `rng`."""
     random.setstate(rng.getstate())
     return operation(image)
 
 
 def _augment(name: str, size: int, interpolation: str) -> Augment:
-    """Build the augmentation with this name, see `View`."""
+    """Create the augmentation `name`, see `View`."""
     if name.startswith("rand-"):
         return partial(_by_library, operation=_timm_augment(name, size, interpolation))
 
@@ -353,12 +369,14 @@ def _augment(name: str, size: int, interpolation: str) -> Augment:
         from torchvision.transforms import v2
 
         return partial(_by_library, operation=v2.RandAugment())
-    return augment_by_pair if name == "official" else _unchanged
+    if name == "official":
+        return augment_by_pair
+    return _unchanged
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
-    """Build timm's RandAugment as timm's own pipeline does: transforms_imagenet_train."""
-    # timm ignores parts without a number, and fails on others later or with an assertion.
+    """Create timm's RandAugment as in timm's transforms_imagenet_train."""
+    # timm ignores parts without a number, and raises assertion errors or late errors for others.
     if not re.fullmatch(
         r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text
     ):
@@ -366,11 +384,11 @@ def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.I
             f"augment: {text!r} is no RandAugment of timm's; write for example rand-m7-mstd0.5-inc1"
         )
 
-    # timm takes seconds to import.
+    # timm is slow to import.
     from timm.data.auto_augment import rand_augment_transform
 
     settings = {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR}
-    # Without this setting each operation takes one of the two at random.
+    # Without this setting each operation draws an interpolation.
     if interpolation != "random":
         settings["interpolation"] = INTERPOLATIONS[interpolation]
 
@@ -382,8 +400,10 @@ def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.I
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
-    """Posterize like timm, but keep at least 1 bit: at its strongest timm keeps 0, which fails."""
-    return image if bits >= 8 else ImageOps.posterize(image, max(1, bits))
+    """Posterize as in timm, but keep at least 1 bit, because Pillow does not accept 0 bits."""
+    if bits >= 8:
+        return image
+    return ImageOps.posterize(image, max(1, bits))
 
 
 def _check_size(size: int) -> None:

@@ -26,13 +26,18 @@ from mldec.words.types import VectorOrigin
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a dataset, in the order of the target columns; see `names_fault`."""
+    """The classes of a dataset, in the order of the target columns.
+
+    Raises:
+        DataError: If the names are not valid, see `names_fault`.
+    """
 
     names: tuple[str, ...]
 
-    exclusive: bool = False  # one label per image (softmax and top-1), or several (sigmoid and mAP)
-    queries: Tensor | None = None  # word vectors [K, D] of zero-shot data
-    origin: VectorOrigin | None = None  # how they were made, if it is known
+    # True: one label per image (softmax, top-1). False: several labels (sigmoid, mAP).
+    exclusive: bool = False
+    queries: Tensor | None = None  # [K, D] word vectors of zero-shot data
+    origin: VectorOrigin | None = None  # origin of the word vectors, if known
 
     def __post_init__(self) -> None:
         if fault := names_fault(self.names):
@@ -43,37 +48,45 @@ class Classes:
 
 
 class ImageDataset(Protocol):
-    """A finite collection of labelled images, addressed by index."""
+    """A map-style dataset of labeled images."""
 
     def __len__(self) -> int:
         """Return the number of images."""
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-        """Return the image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
+        """Load an image and its target.
 
-        All random choices come from `rng`, which the loader makes for every sample; see `seeded`
-        for libraries that take no generator. A `DataError` says that the image cannot be read.
+        Args:
+            index: Index of the image, from 0 to N - 1.
+            rng: Source of all random numbers, seeded per sample by the loader. See `seeded` for
+                libraries that do not accept a generator.
+
+        Returns:
+            The image, uint8 [3, H, W], and its target, int8 [K]: 1, 0 or -1 (not annotated).
+
+        Raises:
+            DataError: If the image cannot be read.
         """
 
     def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
+        """Return the name of the image for messages: its path, if it has one."""
 
 
 class Storage(Protocol):
-    """How N images are stored: as files of a folder, in tar shards, or in arrays."""
+    """Storage of N images: files in a folder, tar shards, or arrays."""
 
     def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
+        """Return the name of the image for messages: its path, if it has one."""
 
     @property
     def keys(self) -> np.ndarray:
-        """What identifies each image, [N, ...], wherever the data set is stored."""
+        """Unique keys of the images, [N, ...], independent of the location of the dataset."""
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of an image file; raise a `DataError` if they cannot be read."""
+        """Return the bytes of an image file. Raises DataError if they cannot be read."""
 
     def select(self, images: np.ndarray) -> "Storage":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
+        """Return a subset of the images, given as a bool mask [N] or ordered indices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +97,7 @@ class StoredImages:
     labels: Labels
     classes: tuple[str, ...]
 
-    # RGB image -> uint8 [3, S, S]; None until `assemble` knows what the images are for.
+    # Maps an RGB image to uint8 [3, S, S]. It is None until `assemble` sets it for a split.
     transform: Transform | None = None
 
     def __len__(self) -> int:
@@ -93,21 +106,22 @@ class StoredImages:
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, S, S] and its target int8 [K]; see `ImageDataset`."""
         assert self.transform is not None
-        transform, decoder = partial(self.transform, rng=rng), self.transform.decoder
+        transform = partial(self.transform, rng=rng)
+        decoder = self.transform.decoder
         content = self.storage.content(index)
         image = load_image(self.name(index), transform, content, decoder=decoder)
         return image, self.labels.row(index)
 
     def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
+        """Return the name of the image for messages: its path, if it has one."""
         return self.storage.name(index)
 
     def select(self, images: np.ndarray) -> "StoredImages":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
+        """Return a subset of the images, given as a bool mask [N] or ordered indices."""
         return replace(self, storage=self.storage.select(images), labels=self.labels.select(images))
 
     def select_classes(self, columns: Sequence[int]) -> "StoredImages":
-        """Return the images with some of the classes: their indices in the wanted order."""
+        """Return the images with a subset of the classes, given as ordered indices."""
         names = tuple(self.classes[column] for column in columns)
         return replace(self, labels=self.labels.select_classes(columns), classes=names)
 
@@ -120,19 +134,19 @@ class Split:
     classes: Classes
 
     def viewed(self, transform: EvalTransform) -> "Split":
-        """Return the split with another transform; generated images have none and stay."""
+        """Return the split with another transform. Generated images have no transform."""
         if not isinstance(self.dataset, StoredImages):
             return self
         return replace(self, dataset=replace(self.dataset, transform=transform))
 
 
 def fixed_sample(dataset: ImageDataset, index: int) -> tuple[Tensor, Tensor]:
-    """Return an image and its target with fixed random numbers, as for an evaluation."""
+    """Return an image and its target, with the same random numbers as an evaluation."""
     return dataset.load(index, SampleRandom(sample_seed(0, 0, index)))
 
 
 def picture(dataset: ImageDataset, index: int) -> Image.Image:
-    """Return an image as it is stored, RGB; one without a file as the model sees it."""
+    """Return the stored image in RGB, or the model input if the image is generated."""
     if isinstance(dataset, StoredImages):
         return read_image(dataset.name(index), dataset.storage.content(index))
     image, _ = fixed_sample(dataset, index)
@@ -143,20 +157,20 @@ def picture(dataset: ImageDataset, index: int) -> Image.Image:
 class DataModule:
     """A dataset ready for training and evaluation.
 
-    A split is read when it is first used, so that an evaluation does not need the training files.
+    A split is read on first use, so an evaluation does not need the training files.
     """
 
     load_train: Callable[[], Split]
     load_val: Callable[[], Split]
 
-    # Called with the validation classes; raises a `ConfigError` for settings that do not fit them.
+    # Maps the validation classes to an evaluator. Raises ConfigError if settings do not fit them.
     make_evaluator: Callable[[Classes], Evaluator]
 
-    transform: EvalTransform  # how an image file becomes the model's input
+    transform: EvalTransform  # maps an image file to the model input
     bad_images: Literal["stop", "skip"] = "stop"  # see `FileSettings`
     sampling: Sampling = SHUFFLED
 
-    # Whether an image takes longer to load than to be handed over by a loader process.
+    # Whether loading an image takes longer than the transfer from a worker process.
     loads_slowly: bool = True
 
     @cached_property
@@ -176,7 +190,7 @@ class DataModule:
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(Storage):
-    """Image files inside a folder, by their paths, bytes [N] as in `Table.files`; see `Storage`."""
+    """Image files in a folder. `files` are their paths, bytes [N], see `Table.files`."""
 
     folder: Path
     files: np.ndarray
@@ -192,17 +206,17 @@ class ImageFiles(Storage):
         return self.files
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of the image file; raise a `DataError` if it cannot be read."""
+        """Return the bytes of the image file. Raises DataError if it cannot be read."""
         return read_bytes(Path(self.name(index)), FIX)
 
     def select(self, images: np.ndarray) -> "ImageFiles":
-        """Return some of the files; see `Storage`."""
+        """Return a subset of the files; see `Storage`."""
         return replace(self, files=self.files[images])
 
     def absent(self) -> np.ndarray:
-        """Return which files do not exist, bool [N].
+        """Return a mask of the files that do not exist, bool [N].
 
-        Each folder is listed once, because a query per file would take minutes for millions.
+        Each folder is listed once. One query per file takes minutes for millions of files.
         """
         listings: dict[str, set[str]] = {}
         absent = np.zeros(len(self.files), bool)
@@ -210,7 +224,7 @@ class ImageFiles(Storage):
             inner_folder, _, name = path.rpartition("/")
             if inner_folder not in listings:
                 folder = self.folder / inner_folder
-                # Of an absent folder, as of one of a Mac, all files are absent.
+                # All files of a missing inner folder are absent.
                 is_listed = folder.exists() or not self.folder.exists()
                 entries = list_folder(folder, self.see) if is_listed else ()
                 listings[inner_folder] = {entry.name for entry in entries}
@@ -218,9 +232,9 @@ class ImageFiles(Storage):
         return absent
 
     def renormalized(self, absent: np.ndarray) -> "ImageFiles":
-        """Return the files with other Unicode forms of absent paths (bool [N]) that exist.
+        """Replace absent paths (bool [N]) by another Unicode form if such a file exists.
 
-        Macs write an accent as a character of its own (NFD), and other systems do not (NFC).
+        macOS writes accents as separate characters (NFD), other systems do not (NFC).
         """
         files = self.files.tolist()
         for index in np.flatnonzero(absent):
@@ -232,16 +246,17 @@ class ImageFiles(Storage):
         return replace(self, files=np.array(files, np.bytes_))
 
     def find_inside(self, index: int) -> str | None:
-        """Return the name of an inner folder in which the path of an image exists, or None."""
+        """Return the name of the inner folder that contains the path of an image, or None."""
         path = os.fsdecode(self.files[index])
-        for name in sorted(entry.name for entry in list_folder(self.folder, self.see)):
+        entries = list_folder(self.folder, self.see)
+        for name in sorted(entry.name for entry in entries):
             if (self.folder / name / path).is_file():
                 return name
         return None
 
 
 def in_folder(table: Table, folder: Path, see: str) -> StoredImages:
-    """Return the images of a table whose paths are relative to a folder."""
+    """Return the images of a table with paths relative to a folder."""
     return StoredImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
 
 
@@ -255,12 +270,16 @@ def list_folder(folder: Path, see: str) -> Iterator[os.DirEntry[str]]:
 
 
 def check_folder(root: str, what: str, see: str) -> Path:
-    """Return the absolute path of `data.root`, the folder of the data set `what`."""
+    """Return the absolute path of `data.root`, the folder of the dataset `what`.
+
+    Raises:
+        DataError: If it is not a folder, is empty or cannot be listed.
+    """
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
 
-    # An empty folder is often a disk that is not mounted.
+    # An empty folder often means that a disk is not mounted.
     if not any(list_folder(folder, see)):
         raise DataError(f"{folder} is empty; {see}")
     return folder

@@ -1,18 +1,19 @@
-"""The readers: each makes a `Source` of the annotation files of one data set.
+"""Readers: functions that return the `Source` of a dataset.
 
-The settings name them here, as `mldec.data.readers.coco`, and not in their modules. Where a module
-and a reader share a name, the name in this package is the reader's.
+Settings refer to readers by their name in this package, such as `mldec.data.readers.coco`. If a
+module and a reader have the same name, the name refers to the reader.
 
-Arguments that a docstring does not name mean the same for all readers:
+Common arguments of all readers:
 
-- root: folder of the data set.
-- train, val: the splits to learn from and to evaluate on.
-- threshold, skip_empty: see `mldec.data.tasks.MultiLabel`; top_k: see `SingleLabelEvaluator`.
-- words: see `VectorSettings`. The columns of an array without a list of names beside it are the
-  classes in their order.
+- root: Folder of the dataset.
+- train, val: Names of the training and validation split.
+- threshold, skip_empty: See `mldec.data.tasks.MultiLabel`.
+- top_k: See `SingleLabelEvaluator`.
+- words: See `VectorSettings`. The columns of an array without a text file of names are the classes
+  in order.
 
-Every reader raises a `DataError` for a file under `root` that is missing or broken, most of them
-when a split is first used, see `Source.load`; and a `ValueError` for an argument out of its range.
+All readers raise DataError for missing or damaged files in `root`, usually when a split is first
+used, see `Source.load`. They raise ValueError for arguments out of range.
 """
 
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 
 from mldec import lazily
 
-# The module of each reader; a run imports that of its data set alone.
+# Maps readers to modules. A run only imports the module of its dataset.
 _ALONE = ("csv_table", "folders", "imagenet", "shards", "vg500", "voc", "yolo")
 _MODULES = {
     **dict(zip(_ALONE, _ALONE, strict=True)),
@@ -35,7 +36,7 @@ __getattr__ = lazily(__name__, _MODULES)
 
 
 class _Readers(ModuleType):
-    """Whose names are those of readers: Python would give them to imported modules."""
+    """Module type that keeps readers when Python sets an imported submodule of the same name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not isinstance(value, ModuleType):

@@ -1,4 +1,4 @@
-"""Stanford Cars and CIFAR-100, which have one label per image."""
+"""Stanford Cars and CIFAR-100 (single-label)."""
 
 import io
 import pickle
@@ -30,8 +30,8 @@ _ONE_FILE = "cars_annos.mat"
 def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | None = None) -> Source:
     """Return Stanford Cars: 8,144 training and 8,041 test images.
 
-    Two layouts are known. The first has devkit/, cars_train/ and cars_test/, and
-    cars_test_annos_withlabels.mat in `root` or in devkit/; the image folders may be nested, as in
+    Two layouts are supported. The first has devkit/, cars_train/ and cars_test/, and
+    cars_test_annos_withlabels.mat in `root` or in devkit/. The image folders may be nested, as in
     cars_test/cars_test/. The second has cars_annos.mat and car_ims/.
     """
     task = SingleLabel(top_k)
@@ -46,16 +46,17 @@ def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
     if split not in ("train", "test"):
         raise DataError(f"Stanford-Cars has no split {split!r}: choose train or test; {_SEE}")
 
-    folder, sources = root, [root / _ONE_FILE]
+    folder = root
+    sources = [root / _ONE_FILE]
     if not sources[0].is_file():
         folder = root / f"cars_{split}"
         sources = [root / "devkit" / f"cars_{split}_annos.mat", root / "devkit" / "cars_meta.mat"]
 
-        # The copy on Kaggle nests each image folder in another one of the same name.
+        # The image folders of the Kaggle copy are nested.
         if (folder / folder.name).is_dir():
             folder = folder / folder.name
 
-        # The devkit's own test file has no labels: they were published later, in another file.
+        # The test file of the devkit has no labels. They were published later in another file.
         if split == "test":
             in_devkit = root / "devkit" / _LABELLED
             sources[0] = in_devkit if in_devkit.is_file() else root / _LABELLED
@@ -66,12 +67,12 @@ def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
 
 
 def _parse(sources: list[Path], split: str) -> Table:
-    """Read a split from its annotations and the class names, or from the one file with both."""
+    """Read a split from annotations and class names, or from a single file with both."""
     annotations = _load(sources[0], "annotations")
     class_names = map(str, _load(sources[-1], "class_names"))
     names = check_names(class_names, sources[-1], _SEE)
 
-    # The single file holds both splits and marks the test images with a flag.
+    # The single file has both splits and a flag for test images.
     one_file = len(sources) == 1
     file_key = "relative_im_path" if one_file else "fname"
 
@@ -81,7 +82,7 @@ def _parse(sources: list[Path], split: str) -> Table:
             if one_file and bool(annotation["test"]) != (split == "test"):
                 continue
 
-            # MATLAB counts from 1.
+            # MATLAB indices start at 1.
             column = int(annotation["class"]) - 1
             where = f"{sources[0]}, annotation {number}"
             builder.add(str(annotation[file_key]), {column: 1}, where)
@@ -89,7 +90,7 @@ def _parse(sources: list[Path], split: str) -> Table:
 
 
 def _load(file: Path, name: str) -> np.ndarray:
-    """Read one variable of a MATLAB file, at least 1-d; scipy runs no code that may be in it."""
+    """Read a variable of a MATLAB file, at least 1-d. scipy does not execute code of the file."""
     from scipy.io import loadmat  # slow to import
 
     stream = io.BytesIO(read_bytes(file, _SEE))
@@ -105,11 +106,13 @@ _SIDE = 32
 def cifar100(*, root: str, top_k: int | None = None) -> Source:
     """Return CIFAR-100: 50,000 training and 10,000 test images with the 100 fine classes.
 
-    `root` is the folder cifar-100-python with the files train, test and meta, or its parent.
+    Args:
+        root: Folder cifar-100-python with the files train, test and meta, or its parent.
+        top_k: See `SingleLabel`.
     """
     task = SingleLabel(top_k)
 
-    # The official archive unpacks into a folder of this name.
+    # The official archive has this folder.
     folder = check_folder(root, "CIFAR-100", _SEE_CIFAR)
     if (folder / "cifar-100-python").is_dir():
         folder = folder / "cifar-100-python"
@@ -120,11 +123,11 @@ def cifar100(*, root: str, top_k: int | None = None) -> Source:
 
 @dataclass(frozen=True, eq=False)
 class _Pictures(Storage):
-    """N images in main memory, and the file that they were read from."""
+    """N images in memory, read from one file."""
 
     file: Path
-    pixels: np.ndarray  # uint8 [N, 32, 32, 3], RGB; they tell the images apart
-    numbers: np.ndarray  # int64 [N], of the images in the file
+    pixels: np.ndarray  # uint8 [N, 32, 32, 3], RGB; also the keys
+    numbers: np.ndarray  # int64 [N], indices of the images in the file
 
     def name(self, index: int) -> str:
         return f"picture {self.numbers[index]} of {self.file}"
@@ -134,7 +137,7 @@ class _Pictures(Storage):
         return self.pixels
 
     def content(self, index: int) -> bytes:
-        # PNG is lossless.
+        # PNG is a lossless format.
         buffer = io.BytesIO()
         Image.fromarray(self.pixels[index]).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
@@ -144,22 +147,22 @@ class _Pictures(Storage):
 
 
 def _load_cifar_split(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split; the pickle loads fast, so nothing is cached."""
+    """Return the images of a split. No cache, because the pickle loads fast."""
     names = _unpickle(folder / "meta", "fine_label_names")
     classes = check_names(names, folder / "meta", _SEE_CIFAR)
 
     file = folder / split
-    pixels, labels = _unpickle(file, "data"), _unpickle(file, "fine_labels")
+    pixels = _unpickle(file, "data")
+    labels = _unpickle(file, "fine_labels")
     with refusing(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
-        # Each row of the data is one image: all red values, then green, then blue.
-        # [N, 3 * 32 * 32] becomes [N, 32, 32, 3].
+        # Reshape [N, 3 * 32 * 32] (red, green, blue planes) to [N, 32, 32, 3].
         images = pixels.reshape(len(labels), 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
         pictures = _Pictures(file, np.ascontiguousarray(images, np.uint8), np.arange(len(images)))
         return StoredImages(pictures, from_single(np.array(labels), len(classes)), classes)
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """An unpickler for containers, numbers, text and numpy arrays; it refuses all other objects."""
+    """Unpickler for containers, numbers, text and numpy arrays. Raises for other objects."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -167,7 +170,7 @@ class _ArraysOnly(pickle.Unpickler):
         allowed = {
             ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
             ("numpy", "ndarray"): np.ndarray,
-            # Python 2 wrote 0 and 1 for the flags, which newer numpy warns about.
+            # Python 2 wrote the flags as 0 and 1, which causes a warning in newer numpy.
             ("numpy", "dtype"): lambda kind, *flags: np.dtype(kind, *map(bool, flags)),
         }
         if (module, name) not in allowed:
@@ -176,8 +179,8 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _unpickle(file: Path, key: str) -> Any:
-    """Return one entry of a pickled dictionary, without running any code in the file."""
+    """Return an entry of a pickled dictionary without executing code of the file."""
     stream = io.BytesIO(read_bytes(file, _SEE_CIFAR))
     with refusing(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
-        # The files were written by Python 2, whose byte strings need an encoding.
+        # Byte strings of Python 2 need an encoding.
         return _ArraysOnly(stream, encoding="latin1").load()[key]

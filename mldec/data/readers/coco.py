@@ -1,4 +1,4 @@
-"""MS-COCO as multi-label classification: a label for each class that an image shows."""
+"""MS-COCO as multi-label classification, and its zero-shot split."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ from mldec.names import COCO_NAMES, as_name, names_fault
 log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section MS-COCO"
-_ROBOFLOW = "_annotations.coco.json"  # in the folder of the images of a split
+_ROBOFLOW = "_annotations.coco.json"  # in the image folder of a split
 
 
 def coco(
@@ -43,29 +43,32 @@ def coco(
     labels_seed: int = 0,
     words: VectorSettings = NO_VECTORS,
 ) -> Source:
-    """Return MS-COCO: 80 classes in the order of the category ids, images by ascending image id.
+    """Return MS-COCO: 80 classes sorted by category id, images sorted by image id.
 
     Args:
-        root: folder with annotations/instances_{split}.json and the image folders {split}/; or, as
-            Roboflow exports it, with the image folders and {split}/_annotations.coco.json.
-        annotated_only: leave out images without any object, as the official code does: 82,081
-            training and 40,137 validation images of 2014 remain, of 82,783 and 40,504.
-        drop_labels: probability in [0, 1) with which each training label becomes -1 (not
-            annotated), to simulate partial annotation. It needs a loss that accepts -1, such as
-            loss=partial.
-        keep_per_class: keep this many positives and negatives per class and set all other training
-            labels to -1; excludes `drop_labels`.
-        labels_seed: seed of the random choice of labels to drop, 0 or more.
-        words: for a head that takes word queries.
+        root: Folder with annotations/instances_{split}.json and the image folders {split}/, or a
+            Roboflow export with {split}/_annotations.coco.json.
+        annotated_only: Omit images without objects, as in the official code. 82,081 of 82,783
+            training images and 40,137 of 40,504 validation images of 2014 remain.
+        drop_labels: Probability that a training label is set to -1 (not annotated), in [0, 1). It
+            simulates partial labels and requires a loss that accepts -1, such as loss=partial.
+        keep_per_class: Keep this number of positives and negatives per class, and set all other
+            training labels to -1. It excludes `drop_labels`.
+        labels_seed: Seed of the dropped labels, 0 or more.
+        words: Word vectors for a head with word queries.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        DataError: If `root` is not a folder.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     task = MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "MS-COCO", _SEE)
 
-    # Only training drops labels.
+    # Labels are only dropped in training.
     load = partial(load_split, folder, annotated_only=annotated_only)
     if words.vectors is not None:
-        # They are read once for both splits.
+        # Read them once for both splits.
         vectors = cache(lambda names: words.of_classes(folder, names, names)[1:])
         task = replace(task, vectors=vectors)
     source = Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
@@ -73,7 +76,7 @@ def coco(
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
-    """Return the function that makes the training labels partial; None keeps all labels."""
+    """Return the function that makes training labels partial, or None."""
     if not 0 <= drop < 1:
         raise ValueError(f"drop_labels is {drop}: it must be from 0 on and below 1")
     if keep is not None and keep < 1:
@@ -86,7 +89,9 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
 
     if keep is not None:
         return partial(fixed_per_class, n=keep, seed=seed)
-    return partial(random_drop, p=drop, seed=seed) if drop else None
+    if drop:
+        return partial(random_drop, p=drop, seed=seed)
+    return None
 
 
 def load_split(
@@ -98,13 +103,22 @@ def load_split(
     thin: Callable[[Labels], Labels] | None = None,
     see: str = _SEE,
 ) -> StoredImages:
-    """Return the images of one split; `thin` makes their labels partial."""
+    """Return the images of one split.
+
+    Args:
+        root: Folder of MS-COCO.
+        split: Name of the split.
+        cache_dir: Folder of the cache, see `cache_folder`.
+        annotated_only: Omit images without objects.
+        thin: Function that makes the labels partial.
+        see: Documentation hint for messages.
+    """
     annotations = root / "annotations" / f"instances_{split}.json"
     if (roboflow := root / split / _ROBOFLOW).is_file():
         annotations = roboflow
     table = cached_table("coco labels", [annotations], partial(_parse, annotations), cache_dir, see)
 
-    # Every entry of the sparse labels stands for an object, so an image without one has none.
+    # Each entry of the sparse labels is positive, so images without objects have no entry.
     if annotated_only:
         table = table.select(np.diff(table.labels.starts) > 0)
     condition = " with an object" if annotated_only else ""
@@ -122,17 +136,19 @@ def load_split(
 
 
 def _parse(annotations: Path) -> Table:
-    """Read an "instances" file: the objects of an image, crowds too, give one label per class."""
+    """Read an "instances" file: one label per class with an object, including crowds."""
     content = read_json(annotations, _SEE)
     with refusing(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
-        # `createIndex` prints its progress.
+        # Suppress the messages of `createIndex`.
         index = COCO()
         index.dataset = content
         with redirect_stdout(io.StringIO()):
             index.createIndex()
+
         rows = {image: row for row, image in enumerate(sorted(index.imgs))}
         categories = sorted(index.cats)
-        # Roboflow's first category is the project, which groups the others: no object is of it.
+
+        # The first category of Roboflow is the project, the supercategory of all others.
         groups = {category.get("supercategory") for category in index.cats.values()}
         first = index.cats[categories[0]]
         is_group = first.get("supercategory") == "none" and first["name"] in groups
@@ -140,13 +156,15 @@ def _parse(annotations: Path) -> Table:
             del categories[0]
         columns = {category: column for column, category in enumerate(categories)}
 
-        # Two flat arrays, not a matrix: of many thousand categories an image shows only a few.
-        image_rows, class_columns = array("q"), array("q")
+        # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.
+        image_rows = array("q")
+        class_columns = array("q")
         for annotation in content["annotations"]:
             image_rows.append(rows[annotation["image_id"]])
             class_columns.append(columns[annotation["category_id"]])
 
-        files, names = [], []
+        files = []
+        names = []
         for image in rows:
             where = f"{annotations}: file_name of image {image}"
             files.append(path_inside(index.imgs[image]["file_name"], where, _SEE))
@@ -154,7 +172,7 @@ def _parse(annotations: Path) -> Table:
             where = f"{annotations}: category {category}"
             names.append(as_name(index.cats[category]["name"], where, _SEE))
 
-    # Two categories may share a name in merged files: no prediction could tell them apart.
+    # Categories of merged files may have the same name, which would be ambiguous.
     if fault := names_fault(names):
         raise DataError(f"{annotations}: {fault}: merge or rename them; {_SEE}")
 
@@ -182,7 +200,8 @@ _UNUSED = (
 )
 
 UNSEEN = tuple(_UNSEEN.split(","))
-SEEN = tuple(name for name in COCO_NAMES if name not in {*UNSEEN, *_UNUSED.split(",")})
+_NOT_SEEN = set(UNSEEN) | set(_UNUSED.split(","))
+SEEN = tuple(name for name in COCO_NAMES if name not in _NOT_SEEN)
 
 
 def coco_zsl(
@@ -194,14 +213,16 @@ def coco_zsl(
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
-    """Return MS-COCO zero-shot: training on 48 classes, validation on 65, by category id.
+    """Return zero-shot MS-COCO: 48 training and 65 validation classes, sorted by category id.
 
-    Training images are all that show a seen class. Unseen objects in them are not labelled.
+    The training images are all images with a seen class. Unseen objects in them are not labeled.
 
     Args:
-        root: folder of MS-COCO, see `coco`.
-        val_images: "unseen": only images with an unseen class; "all": images with any of the 65.
-        words: the columns of an array without names are the 80 classes by category id.
+        root: Folder of MS-COCO, see `coco`.
+        val_images: "unseen": only images with an unseen class. "all": images with any of the 65
+            classes.
+        words: Word vectors. The columns of an array without names are the 80 classes, sorted by
+            category id.
     """
     folder = check_folder(root, "MS-COCO", _SEE_ZERO_SHOT)
     where = f"{folder} ({_SEE_ZERO_SHOT})"
@@ -218,10 +239,11 @@ def coco_zsl(
 
 
 def _load_split(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images with at least one of the 65 classes, without the other 15 columns."""
+    """Return the images with at least one of the 65 classes, without the 15 unused classes."""
     images = load_split(folder, split, cache_dir, annotated_only=False, see=_SEE_ZERO_SHOT)
 
-    # The images are selected last: one that shows only unused classes has no label left.
-    used = [column for column, name in enumerate(images.classes) if name in {*SEEN, *UNSEEN}]
+    # Select the classes first: images with unused classes only have no label left.
+    names = set(SEEN) | set(UNSEEN)
+    used = [column for column, name in enumerate(images.classes) if name in names]
     images = images.select_classes(used)
     return images.select(images.labels.counts_per_image() > 0)

@@ -1,4 +1,4 @@
-"""A table of your own, as a CSV file: a list of labels per image, or a column per class."""
+"""Custom datasets in a CSV file with a list of labels per image or a column per class."""
 
 import codecs
 import io
@@ -30,19 +30,19 @@ log = logging.getLogger("mldec")
 _SEE = "see DATASETS.md, section Your own data"
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
-# The names of columns that are recognized, see `_simple`; the first of several counts.
+# Recognized column names, see `_simple`. The first match is used.
 _PATHS = ("path", "filepath", "imagepath", "filename", "imagename", "file", "image")
 _LABELS = ("labels", "label", "tags", "tag", "classes", "class")
 _ROLES = {"path": _PATHS, "labels": _LABELS, "negatives": ("negatives",), "split": ("split",)}
 
-# Columns of row numbers, as pandas and Excel write them.
+# Row number columns of pandas and Excel.
 _INDEX = re.compile(r"(unnamed: \d+|index|id)?", re.IGNORECASE)
 
-_VAL = ("val", "valid", "validation")  # names of the validation split
+_VAL = ("val", "valid", "validation")  # common names of the validation split
 
-# Of a column per class. Table programs write 1.0 where a column also has empty cells.
+# Values of class columns. Spreadsheets write 1.0 if a column also has empty cells.
 _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
-_BINARY = ("0", "0.0", "1", "1.0", "-1", "-1.0")  # -1 is refused with the row
+_BINARY = ("0", "0.0", "1", "1.0", "-1", "-1.0")  # -1 raises an error later that includes the row
 
 HOLD_OUT = {"hash": hold_out, "stratified": hold_out_stratified}
 
@@ -67,32 +67,41 @@ def csv_table(
     skip_empty: bool = True,
     top_k: int | None = None,
 ) -> Source:
-    """Return the images of a CSV file, in its order.
+    """Return the images of a CSV file in the order of its rows.
 
-    The first row names the columns, in any order: path, optionally split, and either a column per
-    class, whose cells are 1 (present), 0 (absent) or empty (not annotated, -1); or labels, names
-    with a separator between them or a JSON list, and optionally negatives, likewise: a class in
-    neither list is then not annotated. Where that may be, the metric is `mAP_partial`. Other usual
-    names of the columns are recognized, and other columns are not used; see `recognise`.
+    The header has these columns in any order:
+
+    - path: Path of the image.
+    - split: Name of the split (optional).
+    - One column per class with 1 (present), 0 (absent) or an empty cell (not annotated, -1).
+    - Or labels: Class names with a separator, or a JSON list. Optionally negatives in the same
+      form. A class in neither list is then not annotated.
+
+    The metric is `mAP_partial` if labels may be not annotated. Other common column names are
+    recognized, see `recognise`. Other columns are ignored.
 
     Args:
-        file: the CSV file in `root`, with commas, tabs or semicolons between the columns; fields
-            that hold such a sign are in double quotes.
-        images: folder in `root` that the paths are relative to; absolute paths lie in it.
-        path_column: name of the column of the paths; None takes path or another usual name.
-        labels_column: name of the column of the labels; None takes labels or another usual name.
-        encoding: of the file, such as cp1252 (Excel on Windows) or utf-16.
-        separator: the text between two labels of an image, if these are no JSON list.
-        classes: class names in their order, or a text file with one per line; None takes the sorted
-            labels of all rows, or the columns of the classes in the order of the file.
-        exclusive: every image has exactly one label; the metric is top-1 instead of mAP.
-        train: value of the column split in the rows to learn from, in any case; `val` likewise,
-            where val, valid and validation mean the same.
-        val_fraction: without a column split, the share of the images to hold out, in (0, 1).
-        split: without a column split, how images are held out: "stratified": each class has about
-            the same share of its positives held out, see `hold_out_stratified`; "hash": a hash of
-            its path decides on each image, which stays in its split when others are added.
-        seed: decides which images are held out.
+        file: CSV file in `root`, separated by commas, tabs or semicolons. Fields that contain the
+            separator are in double quotes.
+        images: Folder in `root` that the paths are relative to. Absolute paths must be inside it.
+        path_column: Name of the path column. None takes "path" or another common name.
+        labels_column: Name of the label column. None takes "labels" or another common name.
+        encoding: Encoding of the file, such as cp1252 (Excel on Windows) or utf-16.
+        separator: Separator between two labels of an image, unless they are a JSON list.
+        classes: Class names in order, or a text file with one name per line. None takes the sorted
+            labels of all rows, or the class columns in the order of the file.
+        exclusive: Each image has exactly one label. The metric is top-1 instead of mAP.
+        train: Value of the split column in training rows, ignoring case.
+        val: Value of the split column in validation rows. val, valid and validation are equivalent.
+        val_fraction: Fraction of held-out images if there is no split column, in (0, 1).
+        split: Method of the split if there is no split column. "stratified" holds out about the
+            same share of positives of each class, see `hold_out_stratified`. "hash" uses a hash of
+            the path. An image then keeps its split if other images are added.
+        seed: Seed of the split.
+
+    Raises:
+        ValueError: If an argument is out of range or does not fit the file.
+        DataError: If the file is missing or invalid.
     """
     check_fraction(val_fraction)
     if top_k is not None and not exclusive:
@@ -102,7 +111,9 @@ def csv_table(
     task: Task = SingleLabel(top_k) if exclusive else MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "the CSV file", _SEE)
     source = folder / path_inside(file, "data.file", _SEE)
-    image_folder = folder / path_inside(images, "data.images", _SEE) if images else folder
+    image_folder = folder
+    if images:
+        image_folder = folder / path_inside(images, "data.images", _SEE)
 
     names = given_names(classes, folder, _SEE)
     form = recognise(
@@ -125,8 +136,10 @@ def csv_table(
         if has_split and part == val:
             check_val(form.find_split(val), form.splits, source, _SEE)
 
-        # Each of the arguments changes the table, so all of them are part of the key in the cache.
-        wanted = form.find_split(part) if has_split else None
+        # The table depends on all arguments, so the key of the cache includes all of them.
+        wanted = None
+        if has_split:
+            wanted = form.find_split(part)
         parse = partial(_parse, source, form, wanted, names, separator, exclusive, image_folder)
         key = sha256(repr(parse.args).encode(errors="surrogateescape")).hexdigest()
         table = cached_table(f"csv {key}", [source], parse, cache_dir, _SEE)
@@ -151,37 +164,41 @@ def csv_table(
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a file."""
+    """Format of a CSV file."""
 
     delimiter: str
-    encoding: str  # a codec of Python
+    encoding: str  # Python codec
 
-    # For each column path, labels, negatives, split or the name of its class; "" if it is not used.
+    # Role of each column: path, labels, negatives, split, a class name, or "" if it is not used.
     columns: tuple[str, ...]
 
-    classes: tuple[str, ...]  # those that have a column, in the order of the file
-    partial: bool  # a class may be not annotated: negatives have a column, or a cell is empty
-    splits: dict[str, int]  # number of rows of each split, whose name is in lower case
+    classes: tuple[str, ...]  # classes with a column, in the order of the file
+    partial: bool  # whether labels may be not annotated: a negatives column or empty cells
+    splits: dict[str, int]  # lowercase name -> number of rows
 
     def __str__(self) -> str:
-        """Describe the form in the log."""
+        """Return a description for the log."""
         kind = "a column per class" if self.classes else "a list of labels per image"
         text = f"{kind}, columns between {_DELIMITERS[self.delimiter]}"
         unknown = "an empty cell" if self.classes else "a class in neither list"
-        return f"{text}, {unknown} is not annotated" if self.partial else text
+        if self.partial:
+            return f"{text}, {unknown} is not annotated"
+        return text
 
     @property
     def default(self) -> int:
-        """The value of what is not listed: absent, or unknown if absent classes are listed too."""
+        """Value of unlisted labels: 0 (absent), or -1 if absent labels are also listed."""
         return -1 if self.partial else 0
 
     def find_split(self, wanted: str) -> str:
-        """Return the name of a split in the file, where validation has several usual names."""
+        """Return the name of a split in the file. Validation has several common names."""
         wanted = wanted.strip().lower()
         if wanted in self.splits or wanted not in _VAL:
             return wanted
         others = [name for name in _VAL if name in self.splits]
-        return others[0] if len(others) == 1 else wanted
+        if len(others) == 1:
+            return others[0]
+        return wanted
 
 
 def recognise(
@@ -192,9 +209,13 @@ def recognise(
     labels_column: str | None = None,
     classes: Sequence[str] | None = None,
 ) -> Form:
-    """Return the form of a file, which is read once for it; the arguments are those of the table.
+    """Detect the format of a CSV file. The file is read once.
 
-    docs/data.md, section Forms of a table, describes how columns are recognized.
+    See docs/data.md, section Forms of a table, for the rules. See `csv_table` for the arguments.
+
+    Raises:
+        ValueError: If a named column does not exist.
+        DataError: If the file has no paths, no labels or ambiguous columns.
     """
     encoding, delimiter = _text_format(source, encoding, path_column)
     rows = _filled_rows(source, delimiter, encoding)
@@ -203,8 +224,9 @@ def recognise(
     names = [name.strip() for name in header]
     roles = _find_roles(names, path_column, labels_column, where)
 
-    # The number of rows with each cell of the short columns.
-    counts = {i: Counter[str]() for i in range(len(names)) if i not in _long(roles)}
+    # Count the cells of each column, except for columns with unique texts.
+    long_columns = _long(roles)
+    counts = {i: Counter[str]() for i in range(len(names)) if i not in long_columns}
     for _, row in rows:
         for column, count in counts.items():
             count[row[column].strip()] += 1
@@ -213,14 +235,20 @@ def recognise(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    shares = {i: _binary_share(count) for i, count in counts.items() if _may_be_class(names[i])}
+    shares = {}
+    for column, count in counts.items():
+        if _may_be_class(names[column]):
+            shares[column] = _binary_share(count)
+
+    class_columns: list[int] = []
     if "labels" in roles:
-        class_columns = []
         if labels_column is None:
             _refuse_both_forms(names, roles["labels"], shares, where)
     else:
         given = classes or ()
-        class_columns = [i for i, share in shares.items() if share >= 0.5 or names[i] in given]
+        for column, share in shares.items():
+            if share >= 0.5 or names[column] in given:
+                class_columns.append(column)
         if not class_columns or "negatives" in roles:
             raise DataError(
                 f"{where}: none of the columns {shown(', '.join(names))} has labels: call one "
@@ -244,11 +272,12 @@ def recognise(
 
 
 def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[str, str]:
-    """Return the codec of a file and the sign between its columns; raise for another encoding."""
+    """Return codec and delimiter of a file. Raises DataError if the encoding does not match."""
     content = read_bytes(source, _SEE)
     try:
-        is_utf8 = codecs.lookup(encoding).name == "utf-8"
-        codec = "utf-8-sig" if is_utf8 else encoding
+        codec = encoding
+        if codecs.lookup(encoding).name == "utf-8":
+            codec = "utf-8-sig"
         text = content.decode(codec)
     except LookupError as error:
         raise ValueError(f"encoding is {encoding!r}, an unknown text encoding") from error
@@ -260,9 +289,11 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
             remedy = f"pass data.encoding={likely}, or {remedy}"
         raise DataError(f"{source} is not {encoding.upper()} text: {remedy}; {_SEE}") from error
 
-    # The first sign that leaves a column of paths; a file without one is faulty, whatever the sign.
+    # Use the first delimiter that gives a path column. A file without such a column is invalid.
     first_line = next(filter(str.strip, io.StringIO(text, newline=None)), "")
-    known = _PATHS if path_column is None else (_simple(path_column),)
+    known: tuple[str, ...] = _PATHS
+    if path_column is not None:
+        known = (_simple(path_column),)
     delimiter = ","
     for sign in reversed(_DELIMITERS):
         titles = [_simple(title.strip(' "\n')) for title in first_line.split(sign)]
@@ -274,13 +305,15 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
 def _find_roles(
     names: Sequence[str], path_column: str | None, labels_column: str | None, where: str
 ) -> dict[str, int]:
-    """Return the indices of the columns path, labels, negatives and split that a file has."""
+    """Return the column indices of the roles path, labels, negatives and split."""
     simple_names = [_simple(name) for name in names]
     settings = {"path": path_column, "labels": labels_column}
     roles = {}
     for role, usual_names in _ROLES.items():
         setting = settings.get(role)
-        wanted = usual_names if setting is None else (_simple(setting),)
+        wanted = usual_names
+        if setting is not None:
+            wanted = (_simple(setting),)
         found = next((name for name in wanted if name in simple_names), None)
         if found is None and setting is not None:
             columns = shown(", ".join(names))
@@ -290,7 +323,7 @@ def _find_roles(
         if simple_names.count(found) > 1:
             raise DataError(f"{where}: the column {found!r} is there twice: rename one; {_SEE}")
         roles[role] = simple_names.index(found)
-        simple_names[roles[role]] = ""  # a column has one role
+        simple_names[roles[role]] = ""  # a column has only one role
 
     if "path" not in roles:
         raise DataError(
@@ -303,7 +336,7 @@ def _find_roles(
 def _refuse_both_forms(
     names: Sequence[str], labels: int, shares: Mapping[int, float], where: str
 ) -> None:
-    """Raise a `DataError` if a file with a column of labels also has a column of only 0 and 1."""
+    """Raise DataError if a file with a label column also has a column of only 0 and 1."""
     doubtful = [names[column] for column, share in shares.items() if share == 1]
     if doubtful:
         raise DataError(
@@ -314,22 +347,22 @@ def _refuse_both_forms(
 
 
 def _simple(name: str) -> str:
-    """Return the name of a column in lower case, without blanks, underscores and hyphens."""
+    """Return a column name in lowercase, without whitespace, underscores and hyphens."""
     return re.sub(r"[\s_-]", "", name.lower())
 
 
 def _long(roles: Mapping[str, int]) -> set[int]:
-    """Return the columns with a text of their own in each row."""
+    """Return the columns with a different text in each row."""
     return {roles[role] for role in ("path", "labels", "negatives") if role in roles}
 
 
 def _may_be_class(name: str) -> bool:
-    """Return whether a column may be a class; the index that pandas writes is none."""
+    """Return True if a column may be a class. Role names and the index of pandas are not."""
     return _simple(name) not in _ROLES and not _INDEX.fullmatch(name)
 
 
 def _binary_share(count: Counter[str]) -> float:
-    """Return the share of the filled cells of a column that are -1, 0 or 1."""
+    """Return the share of -1, 0 and 1 among the non-empty cells of a column."""
     filled = count.total() - count[""]
     return sum(count[cell] for cell in _BINARY) / max(filled, 1)
 
@@ -337,7 +370,7 @@ def _binary_share(count: Counter[str]) -> float:
 def _log_doubts(
     form: Form, table: Table, separator: str, *, used: set[str], exclusive: bool
 ) -> None:
-    """Log what may be a mistake: rows of splits that are not used, and another separator."""
+    """Log likely mistakes: unused splits and a wrong separator."""
     for name, count in form.splits.items():
         if name not in used:
             remedy = f"evaluate them by data.val={name}"
@@ -352,10 +385,13 @@ def _log_doubts(
 
 
 def joined_name(classes: Sequence[str], signs: Sequence[str]) -> tuple[str, str] | None:
-    """Return a class name that a sign divides into names that occur in others too, and the sign."""
+    """Return a class name that looks like several joined names, and the likely separator.
+
+    All its parts occur in other class names too.
+    """
     for sign in signs:
         parts: dict[str, list[str]] = {}
-        num_names: Counter[str] = Counter()  # with this part
+        num_names: Counter[str] = Counter()  # number of names with each part
         for name in classes:
             parts[name] = [part.strip() for part in name.split(sign)]
             num_names.update(set(parts[name]))
@@ -375,7 +411,7 @@ def _parse(
     exclusive: bool,
     folder: Path,
 ) -> Table:
-    """Return the images of a split, or all; the classes and the faults are those of all rows."""
+    """Return the images of a split, or all images. All rows are validated and add classes."""
     known = classes or form.classes or None
     builder = TableBuilder(_SEE, classes=known, default=form.default, folder=folder)
     split_of_rows = []
@@ -394,9 +430,9 @@ def _parse(
 
 
 def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a file as `csv_rows`, without empty ones, which Excel writes as ",,".
+    """Yield the non-empty rows of a file. Excel writes empty rows as ",,".
 
-    Raises a `DataError` for a row of another length than the first one.
+    Raises DataError for a row with a different number of fields than the header.
     """
     num_columns = None
     for line, fields in csv_rows(source, _SEE, delimiter=delimiter, encoding=encoding):
@@ -413,7 +449,7 @@ def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[
 
 
 def _rows(source: Path, form: Form) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield for each image the file and row, for messages, and its fields by column."""
+    """Yield the location, for messages, and the cells by role of each row."""
     rows = _filled_rows(source, form.delimiter, form.encoding)
     next(rows, None)
     for line, fields in rows:
@@ -422,14 +458,14 @@ def _rows(source: Path, form: Form) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> dict[str, int]:
-    """Return the values of the classes of an image that are not the default."""
+    """Return the non-default labels of an image, by class name."""
     if not form.classes:
         positives = _names(cells["labels"], separator, where)
         negatives = _names(cells.get("negatives", ""), separator, where)
         if both := set(positives) & set(negatives):
             fault = f"the class {min(both)!r} is in labels and in negatives"
             raise DataError(f"{where}: {fault}; {_SEE}")
-        return {**dict.fromkeys(negatives, 0), **dict.fromkeys(positives, 1)}
+        return dict.fromkeys(negatives, 0) | dict.fromkeys(positives, 1)
 
     labels = {}
     for name in form.classes:
@@ -444,8 +480,8 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
 
 
 def _names(text: str, separator: str, where: str) -> list[str]:
-    """Return the class names in a field: a JSON list, or names with a separator between them."""
-    # Names may have brackets too. One separator at the end is allowed: blank names are skipped.
+    """Return the class names of a cell: a JSON list, or names with a separator."""
+    # Names may contain brackets. Blank names are skipped, so a trailing separator is allowed.
     if not re.fullmatch(r"\[\s*([\"'\d].*)?\]", text):
         return split_names(text, separator, where, _SEE)
     with refusing(where, DataError, remedy=f'write a JSON list such as ["cat", "dog"]; {_SEE}'):

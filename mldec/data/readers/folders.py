@@ -1,4 +1,4 @@
-"""Class folders: one folder of images per class."""
+"""Datasets with one folder of images per class."""
 
 import logging
 import os
@@ -30,9 +30,17 @@ def read_class_folders(
     cache_dir: str | None,
     see: str,
 ) -> Table:
-    """Return the images of all class folders, by class, in the given order, and then by file name.
+    """Return the images of all class folders, sorted by class and file name.
 
-    A folder may be absent, but no other one may be there; the table calls them `display_names`.
+    Args:
+        folder: Folder of the class folders.
+        class_names: Folder names in the order of the classes. Folders may be absent.
+        display_names: Class names of the table, one per folder.
+        cache_dir: Folder of the cache, see `cache_folder`.
+        see: Documentation hint for messages.
+
+    Raises:
+        DataError: If there are other folders.
     """
     present = list_class_folders(folder, see)
     for name in present:
@@ -51,25 +59,26 @@ def read_class_folders(
         labels = from_single(np.array(classes, np.int32), len(display_names))
         return Table(encode_paths(files), labels, display_names)
 
-    # The key holds a hash of the names, because a plain list of names has no unambiguous end.
+    # The key has a hash of the names, because a plain list of names would be ambiguous.
     chosen = (tuple(class_names), display_names, sorted(READ))
     settings = sha256(os.fsencode(repr(chosen))).hexdigest()
-    sources = [folder, *(folder / name for name in present)]
+    sources = [folder]
+    sources += [folder / name for name in present]
     return cached_table(f"folders {settings}", sources, parse, cache_dir, see)
 
 
 def list_class_folders(folder: Path, see: str) -> list[str]:
-    """Return the sorted names of the folders in a folder; hidden folders are left out."""
+    """Return the sorted names of the folders in a folder, without hidden folders."""
     entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
     return sorted(as_name(entry.name, folder, see) for entry in entries if entry.is_dir())
 
 
 def list_images(folder: Path, see: str) -> list[str]:
-    """Return the sorted names of the image files in a folder; hidden ones are left out."""
+    """Return the sorted names of the image files in a folder, without hidden files."""
     entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
     images = sorted(entry.name for entry in entries if Path(entry.name).suffix.lower() in READ)
 
-    # Images in folders below would silently be missed.
+    # Do not silently ignore images in inner folders.
     if not images and any(entry.is_dir() for entry in entries):
         remedy = "one folder per class is read, without inner ones"
         raise DataError(f"{folder} holds folders and no image: {remedy}; {see}")
@@ -77,10 +86,11 @@ def list_images(folder: Path, see: str) -> list[str]:
 
 
 def find_unsupported(folder: Path, see: str) -> UnsupportedFiles:
-    """Count the image files in class folders that cannot be read; hidden ones are left out."""
+    """Return the unsupported image files in class folders, without hidden files."""
     unsupported = UnsupportedFiles()
     for name in list_class_folders(folder, see):
-        for file in sorted(entry.name for entry in list_folder(folder / name, see)):
+        entries = list_folder(folder / name, see)
+        for file in sorted(entry.name for entry in entries):
             if file[0] != ".":
                 unsupported.add(f"{name}/{file}")
     return unsupported
@@ -100,33 +110,32 @@ def folders(
     seed: int = 0,
     top_k: int | None = None,
 ) -> Source:
-    """Return images with one label each: the name of the folder that they lie in.
+    """Return single-label images. The label is the name of the folder.
 
     The layout is root/train/CLASS/*.jpg and root/val/CLASS/*.jpg. If `root` has neither of these
-    two folders, root/CLASS/*.jpg is split: the same images are held out at every start.
+    folders, root/CLASS/*.jpg is split in a reproducible way.
 
     Args:
-        classes: class names in their order, or a text file with one per line; None takes the sorted
+        classes: Class names in order, or a text file with one name per line. None takes the sorted
             folder names of `train`.
-        exclusive: every image has exactly one label, as the setting of `csv_table`; always true.
-        val_fraction: share of the images to hold out if `root` has no folders `train` and `val`, in
+        exclusive: Always True: each image has exactly one label, see `csv_table`.
+        val_fraction: Fraction of held-out images if `root` has no folders `train` and `val`, in
             (0, 1).
-        seed: decides which images are held out.
+        seed: Seed of the split.
     """
     task = SingleLabel(top_k)
     check_fraction(val_fraction)
     folder = check_folder(root, "a folder per class", _SEE)
     names = given_names(classes, folder, _SEE)
 
-    # If only one of the two folders is absent, it was forgotten: splitting `root` would take the
-    # other one for a class.
+    # If only one of the two folders exists, it must not be used as a class folder.
     divided = (folder / train).is_dir() or (folder / val).is_dir()
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
         if divided and split == val:
             check_val(val, list_class_folders(folder, _SEE), folder, _SEE)
 
-        # The classes of both splits are the folders of the training split.
+        # Both splits use the class folders of the training split.
         parent = folder / train if divided else folder
         class_names = names or list_class_folders(parent, _SEE)
         class_names = check_names(class_names, folder, _SEE)
@@ -136,7 +145,7 @@ def folders(
         unsupported = find_unsupported(images, _SEE)
         if unsupported and not len(table):
             raise DataError(f"{images}: no image can be read: {unsupported}; {_SEE}")
-        # Both splits of an undivided folder have the same files.
+        # An undivided folder has the same files for both splits. Warn only once.
         if unsupported and (divided or split == train):
             log.warning(f"folders {split}: {unsupported}")
         if not divided:

@@ -1,8 +1,8 @@
-"""ImageNet-1k, or some of its classes, in one folder per WordNet id (wnid).
+"""ImageNet-1k, or a subset of its classes, with one folder per WordNet id (wnid).
 
-The class index is the position of the wnid among all sorted wnids of a class map, as in
-torchvision, Keras and timm, so a missing class folder does not shift the other classes. The
-devkit's ILSVRC2012_ID (1 to 1,000) has another order and is never used.
+The class index is the position of the wnid in the sorted class map, as in torchvision, Keras and
+timm. A missing class folder does not shift other classes. The ILSVRC2012_ID of the devkit (1 to
+1,000) has another order and is not used.
 """
 
 import os
@@ -36,17 +36,18 @@ def imagenet(
     real_labels: str | None = None,
     top_k: int | None = None,
 ) -> Source:
-    """Return ImageNet: classes by sorted wnid, images by class and file name.
+    """Return ImageNet: classes sorted by wnid, images sorted by class and file name.
 
     Args:
-        root: folder with train/WNID/*.JPEG and val/WNID/*.JPEG, or Kaggle's folder with
+        root: Folder with train/WNID/*.JPEG and val/WNID/*.JPEG, or the Kaggle folder with
             ILSVRC/Data/CLS-LOC/{train,val} and LOC_val_solution.csv.
-        class_map: "imagenet1k": its 1,000 classes; "folders": the class folders of `train`; or a
-            text file whose lines start with a wnid, in any order.
-        real_labels: file of the ReaL labels: a JSON list with the valid class indices of each
-            validation image, in the order of the image numbers. They replace the labels of `val`:
-            an image may have several labels, and images without any are left out. The metrics are
-            then called top1_real and so on. timm ships it as data/_info/imagenet_real_labels.json.
+        class_map: "imagenet1k": the 1,000 classes. "folders": the class folders of `train`.
+            Otherwise a text file with a wnid at the start of each line, in any order.
+        real_labels: File of the ReaL labels, a JSON list of the valid class indices of each
+            validation image, sorted by image number. timm has it as
+            data/_info/imagenet_real_labels.json. The labels replace the labels of `val`. Images may
+            have several labels, and images without labels are omitted. The metrics get the suffix
+            "_real", such as top1_real.
     """
     task = SingleLabel(top_k, suffix="_real" if real_labels else "")
     folder = check_folder(root, "ImageNet", _SEE)
@@ -68,8 +69,8 @@ def imagenet(
 def readable(wnids: list[str]) -> tuple[str, ...]:
     """Return a unique class name for each wnid, such as "tench, Tinca tinca".
 
-    Two of the 1,000 classes are called "crane": where a name is shared, the wnid is appended. A
-    wnid that timm does not know is its own name.
+    The wnid is appended to names that are not unique, such as "crane". A wnid that is unknown to
+    timm is used as the name.
     """
     lines = _info("imagenet_synset_to_lemma.txt").splitlines()
     lemmas = dict(line.split("\t", 1) for line in lines)
@@ -77,12 +78,12 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
 
 
 def _info(name: str) -> str:
-    """Read one of the text files about ImageNet that timm ships."""
+    """Read an ImageNet text file of timm."""
     return (files("timm.data") / "_info" / name).read_text(encoding="utf-8")
 
 
 def _wnids(class_map: str, train: Path) -> list[str]:
-    """Return the sorted wnids of a class map; for its forms see `imagenet`."""
+    """Return the sorted wnids of a class map, see `imagenet`."""
     if class_map == "imagenet1k":
         return sorted(_info("imagenet_synsets.txt").split())
     if class_map == "folders":
@@ -94,13 +95,15 @@ def _wnids(class_map: str, train: Path) -> list[str]:
 
 
 def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None) -> Table:
-    """List the images of a split, in a folder per class or in Kaggle's flat folder."""
-    folder, names = root / split, readable(wnids)
+    """Return the images of a split with class folders or of Kaggle's flat folder."""
+    folder = root / split
+    names = readable(wnids)
     if list_class_folders(folder, _SEE):
         return read_class_folders(folder, wnids, names, cache_dir, _SEE)
 
-    # In a flat folder only Kaggle's table has the classes; it may lie some folders further up.
-    candidates = [root / _SOLUTION, *(parent / _SOLUTION for parent in root.parents[:3])]
+    # The classes of a flat folder are in Kaggle's table, in the folder or up to three levels above.
+    candidates = [root / _SOLUTION]
+    candidates += [parent / _SOLUTION for parent in root.parents[:3]]
     solution = next((file for file in candidates if file.is_file()), None)
     if solution is None or not list_images(folder, _SEE):
         fault = f"it has no folder per class, and there is no {_SOLUTION}"
@@ -111,18 +114,19 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
-    """Read Kaggle's table of image ids and boxes; a box is written "wnid x y x y"."""
+    """Read Kaggle's table of image ids and boxes ("wnid x y x y")."""
     columns = {wnid: column for column, wnid in enumerate(wnids)}
     images = []
     for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"], _SEE):
         for row, (image, boxes) in enumerate(zip(*chunk, strict=True), first_row):
-            # All boxes of an image are of one class, so the first wnid is enough.
-            where, wnid = f"{solution}, row {row}", boxes.partition(" ")[0]
+            # All boxes of an image have the same class, so use the first wnid.
+            where = f"{solution}, row {row}"
+            wnid = boxes.partition(" ")[0]
             if wnid not in columns:
                 raise unknown_class(wnid, wnids, where, _SEE)
             images.append((columns[wnid], f"{image}.JPEG", where))
 
-    # Sorted by class and name, the images have the same order as in a folder per class.
+    # Sort by class and name, so that the order is the same as with class folders.
     builder = TableBuilder(_SEE, classes=names)
     for column, file, where in sorted(images):
         builder.add(file, {column: 1}, where)
@@ -130,15 +134,15 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 
 
 def _with_real_labels(table: Table, file: Path) -> Table:
-    """Replace the labels by those of "Are we done with ImageNet?" (arXiv 2006.07159)."""
+    """Replace the labels by the ReaL labels (arXiv 2006.07159)."""
     real_labels = read_json(file, _SEE)
     builder = TableBuilder(_SEE, classes=table.classes)
     with refusing(file, DataError, remedy=f"it is no list of class indices per image, {_SEE}"):
         for name in map(os.fsdecode, table.files.tolist()):
-            # In ILSVRC2012_val_00000293.JPEG; numbers count from 1.
+            # The number in ILSVRC2012_val_00000293.JPEG. Numbers start at 1.
             number = int(name.rpartition("_")[2].partition(".")[0])
             builder.add(name, dict.fromkeys(real_labels[number - 1], 1), f"{file}: {name}")
 
-    # The authors found no valid class for some images and do not count them.
+    # Omit images without a valid class, as the authors do.
     real = builder.build(file)
     return real.select(real.labels.counts_per_image() > 0)

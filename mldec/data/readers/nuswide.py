@@ -1,7 +1,7 @@
-"""NUS-WIDE, zero-shot (925 seen tags, 81 unseen concepts) or with the 81 concepts alone.
+"""NUS-WIDE: zero-shot (925 seen tags, 81 unseen concepts) or multi-label (81 concepts).
 
-Either form is read from a CSV of images, labels and splits, as the authors of ML-Decoder and ASL
-share it, or from the text files of the makers.
+Both are read from the CSV files of the authors of ML-Decoder and ASL, or from the official text
+files.
 """
 
 import logging
@@ -42,17 +42,16 @@ def nuswide_zsl(
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
-    """Return NUS-WIDE zero-shot: training on the seen classes, validation on all, sorted by name.
+    """Return zero-shot NUS-WIDE: training on seen classes, validation on all, sorted by name.
 
-    Source: official train_zsl_nus.py; its files have 1,006 classes, 925 of them seen.
+    Source: official train_zsl_nus.py, with 1,006 classes, 925 of them seen.
 
     Args:
-        root: folder with the three files and the images that the CSV names.
-        csv_file: image path, labels and split of each image. The columns are known by their order,
-            not by their names.
-        split_file: JSON with the unseen classes, "test class", and optionally the seen ones, "train
-            class".
-        val_images: "unseen": only images with an unseen class, as in the official code; or "all".
+        root: Folder with the three files and the images.
+        csv_file: CSV file with path, labels and split, identified by their order.
+        split_file: JSON file with the unseen classes ("test class") and optionally the seen classes
+            ("train class").
+        val_images: "unseen": only images with an unseen class, as in the official code, or "all".
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     task = ZeroShot(
@@ -74,26 +73,28 @@ def nuswide81(
     annotated_only: bool = False,
     threshold: float = 0.5,
 ) -> Source:
-    """Return NUS-WIDE with the 81 concepts, in alphabetical order, in one of two forms.
+    """Return NUS-WIDE with the 81 concepts in alphabetical order.
 
-    ASL's CSV has 119,103 training and 50,720 validation images, each with a concept. If it is
-    absent, the makers' lists are read: 161,789 and 107,859 images, with and without a concept, of
-    which those that are not on the disk are left out.
+    The CSV file of ASL has 119,103 training and 50,720 validation images, all with a concept. The
+    official lists are used if it is absent. They have 161,789 and 107,859 images, with and without
+    a concept. Images that are not on the disk are omitted.
 
     Args:
-        root: folder with the CSV and the images that it names; or with ImageList,
+        root: Folder with the CSV file and its images, or with ImageList,
             Groundtruth/TrainTestLabels, ConceptsList and the images.
-        csv_file: as of `nuswide_zsl`.
-        images: of the makers' form, as of `nuswide_official`.
-        annotated_only: leave out images without any concept, as ASL does.
+        csv_file: See `nuswide_zsl`.
+        images: Image folder of the official lists, see `nuswide_official`.
+        annotated_only: Omit images without concepts, as in ASL.
     """
     task = MultiLabel(threshold)
     folder = check_folder(root, "NUS-WIDE", _SEE)
     load_all: LoadSplit = partial(_load_split, folder, csv_file)
-    train, val = "train", "val"
+    train = "train"
+    val = "val"
     if not (folder / csv_file).exists() and (folder / "ImageList").is_dir():
         load_all = partial(_load_official_split, folder, images, with_tags=False)
-        train, val = "Train", "Test"
+        train = "Train"
+        val = "Test"
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
         listed = load_all(split, cache_dir)
@@ -115,8 +116,8 @@ def _load_split(root: Path, csv_file: str, split: str, cache_dir: str | None) ->
 
 
 def _parse(source: Path, split: str) -> Table:
-    """Return the images of a split; the labels in a row are "[sky, sun]" or "['sky', 'sun']"."""
-    # A torch file is a zip archive, which starts with PK.
+    """Return the images of a split. Labels are written "[sky, sun]" or "['sky', 'sun']"."""
+    # A torch file is a zip archive, which starts with "PK".
     with reading(source, _SEE), open_binary(source) as file:
         if file.read(2) == b"PK":
             raise DataError(
@@ -134,25 +135,26 @@ def _parse(source: Path, split: str) -> Table:
         if number == 0:  # the header
             continue
 
-        # An empty list gives one blank name. The official MultiLabelBinarizer makes a class of it,
-        # which shifts all other columns; here it is no label.
+        # An empty list gives one blank name, which is skipped. In the official code it becomes a
+        # class of MultiLabelBinarizer and shifts all other columns.
         labels = split_names(fields[1].translate(_LIST_MARKS), ",", where, _SEE)
         split_of_rows.append(fields[2].strip())
 
-        # Rows of other splits have no labels; the builder refuses an image that is in two splits.
+        # Add rows of other splits without labels. The builder raises for duplicate images.
         used = labels if split_of_rows[-1] in _SPLITS else []
         builder.add(fields[0], dict.fromkeys(used, 1), where)
     return builder.build(source).select(np.array([name == split for name in split_of_rows], bool))
 
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:
-    """Read which classes are unseen, and maybe which are seen: else these are all others."""
+    """Read the unseen classes and the seen classes, by default all others."""
     if source.name == _CONCEPTS.name:
         content = {"test class": read_lines(source, _SEE)}
     else:
         content = read_json(source, _SEE)
     with refusing(source, DataError, remedy=f"it is no list of classes, {_SEE}"):
-        unseen, seen = content["test class"], content.get("train class")
+        unseen = content["test class"]
+        seen = content.get("train class")
         return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")
 
 
@@ -164,19 +166,19 @@ def nuswide_official(
     threshold: float = 0.5,
     words: VectorSettings = DEFAULT_VECTORS,
 ) -> Source:
-    """Return NUS-WIDE zero-shot by its official lists: 925 seen tags and 81 unseen concepts.
+    """Return zero-shot NUS-WIDE from the official lists: 925 seen tags, 81 unseen concepts.
 
-    All classes are in alphabetical order. Training images without a seen tag are left out. The
-    labels of a concept are the human ones: the 75 of the 1,000 tags that are also concepts are not
+    All classes are in alphabetical order. Training images without a seen tag are omitted. The
+    labels of concepts are human annotations. The 75 of 1,000 tags that are also concepts are not
     used.
 
     Args:
-        root: folder with ImageList, Groundtruth/TrainTestLabels, NUS_WID_Tags, ConceptsList and the
+        root: Folder with ImageList, Groundtruth/TrainTestLabels, NUS_WID_Tags, ConceptsList and the
             images.
-        images: folder of the images in `root`, with the listed names (actor/0001_2124494179.jpg) or
-            with other names whose second part is the Flickr number
-            (140016_215548610_422b79b4d7_m.jpg).
-        val_images: "all", as in LESA and BiAM; or "unseen": only images with an unseen class.
+        images: Image folder in `root`. File names are the listed names, such as
+            actor/0001_2124494179.jpg, or have the Flickr number as their second part, such as
+            140016_215548610_422b79b4d7_m.jpg.
+        val_images: "all", as in LESA and BiAM, or "unseen": only images with an unseen class.
     """
     folder = check_folder(root, "NUS-WIDE", _SEE)
     task = ZeroShot(
@@ -193,7 +195,7 @@ def nuswide_official(
 def _load_official_split(
     root: Path, images: str, split: str, cache_dir: str | None, *, with_tags: bool
 ) -> StoredImages:
-    """Return the images of a split that are on the disk, with the concepts and maybe the tags."""
+    """Return the existing images of a split with concepts and optionally tags."""
     concepts = read_lines(root / _CONCEPTS, _SEE)
     sources = [root / "ImageList" / f"{split}Imagelist.txt", root / _CONCEPTS]
     labels = root / "Groundtruth" / "TrainTestLabels"
@@ -204,7 +206,7 @@ def _load_official_split(
     parse = partial(_parse_official, sources, concepts)
     table = cached_table(f"nuswide-official-{split}", sources, parse, cache_dir, _SEE)
 
-    # Most images are no longer on Flickr, and copies of the others have other names.
+    # Most images are no longer on Flickr, and copies of the dataset use other file names.
     files = _find(root / images, table.files)
     is_present = files != b""
     if not is_present.all():
@@ -218,18 +220,19 @@ def _load_official_split(
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
-    """Join the images, their concepts and their tags; the classes are in alphabetical order.
+    """Return the images with concepts and tags, sorted by class name.
 
-    The sources are the images, the names of the concepts, the labels of each concept, and
-    optionally the names and the labels of the tags. A tag with the name of a concept is not used.
+    `sources` are the files of images, concept names and labels of each concept, and optionally of
+    tag names and tag labels. Tags with the name of a concept are omitted.
     """
     image_list, name_list, *label_files = sources
     files = []
     for number, line in enumerate(read_lines(image_list, _SEE), 1):
         files.append(path_inside(line, f"{image_list}, line {number:,}", _SEE))
 
-    pairs = zip(concepts, label_files, strict=False)
-    columns = [(concept, _zeros_and_ones(source, (len(files),))) for concept, source in pairs]
+    columns = []
+    for concept, source in zip(concepts, label_files, strict=False):
+        columns.append((concept, _zeros_and_ones(source, (len(files),))))
     if tag_files := label_files[len(concepts) :]:
         name_list, tags_of_images = tag_files
         tags = read_lines(name_list, _SEE)
@@ -245,7 +248,7 @@ def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
 
 
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Read a file of 0 and 1 with any white space between them, int8 of this shape."""
+    """Read a whitespace-separated file of 0 and 1 as int8 with the given shape."""
     text = read_bytes(source, _SEE)
     with refusing(source, DataError, remedy=f"it is not of 0 and 1, {_SEE}"):
         digits = np.frombuffer(text.translate(None, b" \t\r\n"), np.int8)
@@ -253,7 +256,7 @@ def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
-    """Find the path of each image, bytes [N]: as listed, of the same Flickr number, or empty."""
+    """Return the path of each image, by its name or Flickr number, or b"", bytes [N]."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; set data.images to that of the images, {_SEE}")
 
@@ -263,15 +266,20 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
         prefix = "" if inner == "." else f"{inner}/"
         present.update(prefix + file for file in files)
 
-    # Files without a Flickr number have the number "", which must find no image.
+    # Files without a Flickr number have the number "", which must not match.
     by_number = {_flickr_number(path): path for path in sorted(present)} | {"": ""}
-    names = map(os.fsdecode, listed.tolist())
-    return encode_paths(
-        [name if name in present else by_number.get(_flickr_number(name), "") for name in names]
-    )
+    paths = []
+    for name in map(os.fsdecode, listed.tolist()):
+        if name in present:
+            paths.append(name)
+        else:
+            paths.append(by_number.get(_flickr_number(name), ""))
+    return encode_paths(paths)
 
 
 def _flickr_number(path: str) -> str:
-    """Return the second part of a file name, the number of the image at Flickr; "" without one."""
+    """Return the Flickr number of a file, the second part of its name, or ""."""
     parts = path.rpartition("/")[2].partition(".")[0].split("_")
-    return parts[1] if len(parts) > 1 else ""
+    if len(parts) < 2:
+        return ""
+    return parts[1]

@@ -1,4 +1,4 @@
-"""Open Images V6: 57 million human-verified labels of 9,605 classes, which are read in pieces."""
+"""Open Images V6: 57 million human-verified labels of 9,605 classes, read in chunks."""
 
 import logging
 import re
@@ -27,7 +27,7 @@ log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section Open Images"
 
-# Split and image folder -> the file of its human-verified labels.
+# Maps a split (and image folder) to the file of its human-verified labels.
 LABELS = {
     "train": "oidv6-train-annotations-human-imagelabels.csv",
     "validation": "validation-annotations-human-imagelabels.csv",
@@ -36,7 +36,7 @@ LABELS = {
 TRAINABLE = "oidv6-classes-trainable.txt"
 DESCRIPTIONS = "oidv6-class-descriptions.csv"
 
-# The values of verified labels; machine-generated labels have others, such as 0.8.
+# Values of verified labels. Machine-generated labels have other values, such as 0.8.
 _CONFIDENCE = {"1": 1, "0": 0, "1.0": 1, "0.0": 0}
 
 
@@ -49,22 +49,21 @@ def openimages(
     prefix: int = 0,
     threshold: float = 0.5,
 ) -> Source:
-    """Return Open Images: the classes in the order of the trainable list, images by image id.
+    """Return Open Images: classes in the order of the trainable list, images sorted by id.
 
-    Targets are 1, 0 and mostly -1 (not annotated). An image without a verified label is in no
-    official file. Many images are no longer on Flickr: see `data.absent`. The files of
-    machine-generated labels are refused.
+    Targets are 1, 0 and mostly -1 (not annotated). Images without a verified label are not listed.
+    Many images are no longer on Flickr, see `data.absent`. Machine-generated labels raise an error.
 
     Source: storage.googleapis.com/openimages, human-verified image-level labels.
 
     Args:
-        root: folder with annotations/ (the official CSV and class files) and the image folders
-            train/, validation/ and test/ of ID.jpg.
-        val: split to evaluate on. Papers use "test" (125,436 images), not "validation" (41,620).
-        names: "display": the display name, with the class index where classes share it, as in "Ball
-            (12)"; or "mid": the class id, such as /m/01bqvp.
-        prefix: length of the image folders' sub-folder names, which are the first characters of the
-            image ids: 2 for train/0a/; 0 for no sub-folders.
+        root: Folder with annotations/ (the official CSV and class files) and the image folders
+            train/, validation/ and test/ with ID.jpg.
+        val: Validation split. Papers use "test" (125,436 images), not "validation" (41,620 images).
+        names: "display": the display name, with the class index if it is not unique, such as "Ball
+            (12)". "mid": the class id, such as /m/01bqvp.
+        prefix: Length of the sub-folder names, which are the first characters of the image ids: 2
+            for train/0a/, 0 for no sub-folders.
     """
     task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
@@ -84,12 +83,12 @@ def _load_split(
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
-    """Read a split: its verified labels, the list of the classes and their display names."""
+    """Read the verified labels, the class list and the display names of a split."""
     statements, trainable, descriptions = sources
     mids = check_names(read_lines(trainable, _SEE), trainable, _SEE)
     run_ids, runs, classes, values = _read_statements(statements, mids)
 
-    # The files are sorted by image, but do not promise it: an image may have several runs of rows.
+    # Files are usually sorted by image, but an image may have several runs of rows.
     ids, image_of_run = np.unique(run_ids, return_inverse=True)
     files = np.char.add(ids, b".jpg")
     if prefix:
@@ -109,15 +108,16 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
 def _read_statements(
     path: Path, mids: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Read the verified labels of a split, a statement per row; rows of one image form a run.
+    """Read the verified labels of a split, one statement per row.
 
-    Returns the image id of each of the R runs, bytes [R], and of each of the M statements its run,
-    int32 [M], its class, int32 [M], -1 for an unknown one, and its value, int8 [M]: 1 or 0.
+    Returns:
+        The image id of each run of rows with the same image, bytes [R]. For each statement its run,
+        int32 [M], class, int32 [M] (-1 if unknown), and value, int8 [M] (1 or 0).
     """
     columns = {mid: column for column, mid in enumerate(mids)}
     num_runs = 0
 
-    # Pieces of the result; empty first ones give the types of a file without rows.
+    # Chunks of the result. The empty first chunk sets the types if the file has no rows.
     types = ("S1", np.int32, np.int32, np.int8)
     empty = tuple(np.zeros(0, dtype) for dtype in types)
     pieces: list[tuple[np.ndarray, ...]] = [empty]
@@ -130,7 +130,7 @@ def _read_statements(
             fault = f"row {first_row + index} has Confidence {confidences[index]!r}, not 1 or 0"
             raise DataError(f"{path}: {fault}: not human-verified labels? {_SEE}")
 
-        # A run starts where the image id changes, and with a piece: `_parse` joins runs by id.
+        # A run starts at a new image id and at the start of a chunk. `_parse` merges runs by id.
         piece_ids = np.array([image_id.encode() for image_id in image_ids], np.bytes_)
         starts_run = np.append(True, piece_ids[1:] != piece_ids[:-1])
         piece_runs = np.cumsum(starts_run) + (num_runs - 1)
@@ -147,20 +147,22 @@ def _read_statements(
 def _look_up(
     table: Mapping[str, int], texts: Sequence[str], dtype: type[np.signedinteger]
 ) -> np.ndarray:
-    """Return the number of each text, [len(texts)] of the given type; -1 if the table lacks it."""
-    # `fromiter` over a `map` builds no list of Python integers: there are 57 million texts.
+    """Return the table value of each text, or -1 if it is unknown, as an array."""
+    # `fromiter` over a `map` does not create a list of 57 million Python integers.
     return np.fromiter(map(table.get, texts, repeat(-1)), dtype, len(texts))
 
 
 def _labels(
     source: Path, images: np.ndarray, classes: np.ndarray, values: np.ndarray, size: tuple[int, int]
 ) -> Labels:
-    """Return the labels of M statements, but those of class -1; `size` is (N, K)."""
+    """Return the labels of M statements, without class -1. `size` is (N, K)."""
     known = classes >= 0
     if not known.all():
         dropped = f"{np.count_nonzero(~known):,} of {len(known):,} labels"
         log.info(f"{source}: {dropped} are of classes outside the class list: left out")
-        images, classes, values = images[known], classes[known], values[known]
+        images = images[known]
+        classes = classes[known]
+        values = values[known]
 
     sizes = {"num_images": size[0], "num_classes": size[1]}
     labels, clashes = from_statements(images, classes, values, **sizes)
@@ -170,12 +172,12 @@ def _labels(
 
 
 def class_names(mids: Sequence[str], display: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a unique name per class: its display name, see `told_apart`, or else its MID."""
-    # Some names in the official files have stray quotes or blanks around them.
+    """Return a unique name per class: its display name, see `told_apart`, or its MID."""
+    # Some names in the official files have extra quotes or whitespace.
     return told_apart([without_quotes(display.get(mid, "")) or mid for mid in mids])
 
 
-# A class id in single or double quotes, with optional white space around it.
+# A class id in single or double quotes, with optional whitespace.
 _MID = re.compile(r"\s*(['\"])([^'\"\[\],]*[^'\"\[\],\s])\1\s*")
 
 
@@ -188,19 +190,17 @@ def openimages_miil(
     class_list: str | None = None,
     threshold: float = 0.5,
 ) -> Source:
-    """Return Open Images in the MIIL form: images in the order of the file, classes by MID.
+    """Return Open Images in the MIIL format: images in file order, classes sorted by MID.
 
     Source: Alibaba-MIIL/PartialLabelingCSL, OpenImages.md.
 
     Args:
-        root: folder with data.csv, the images at the paths in it, and optionally
-            mid_to_classes.pth.
-        val: value of the column split in the rows to evaluate on, as `train`; the "val" of the file
-            are the official test images.
-        names: as of `openimages`.
-        class_list: file in `root` with one MID per line: the classes of a given checkpoint, in its
-            order. Labels of other classes are left out. None takes every class that the file names
-            in either split, sorted by MID.
+        root: Folder with data.csv, its images, and optionally mid_to_classes.pth.
+        train: Value of the split column in training rows.
+        val: Value of the split column in validation rows. "val" has the official test images.
+        names: See `openimages`.
+        class_list: File in `root` with one MID per line, the classes of a checkpoint in order.
+            Labels of other classes are omitted. None takes all classes of both splits.
     """
     task = PartialLabels(threshold)
     folder = check_folder(root, "Open Images", _SEE)
@@ -212,9 +212,14 @@ def _load_miil_split(
     root: Path, split: str, cache_dir: str | None, *, names: str, class_list: str | None
 ) -> StoredImages:
     """Return the images of a split."""
-    data, display = root / "data.csv", root / "mid_to_classes.pth"
-    class_file = root / class_list if class_list else None
-    display_file = display if names == "display" and display.exists() else None
+    data = root / "data.csv"
+    display = root / "mid_to_classes.pth"
+    class_file = None
+    if class_list:
+        class_file = root / class_list
+    display_file = None
+    if names == "display" and display.exists():
+        display_file = display
 
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
@@ -226,18 +231,18 @@ def _load_miil_split(
 def _parse_miil(
     data: Path, split: str, class_file: Path | None, display_file: Path | None
 ) -> Table:
-    """Read a split; without a file of classes they are all of the CSV file, sorted by MID."""
+    """Read a split. `class_file` defaults to all classes of the CSV file, sorted by MID."""
     codes: dict[str, int] = {}
     files, splits, images, classes, values = _read(data, codes)
 
-    # Sorting millions of paths takes less memory than a dictionary of them.
+    # Sorting millions of paths takes less memory than a dictionary.
     ordered = np.sort(files)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
         name = repeated[0].decode(errors="replace")
         raise DataError(f"{data}: the image {name} is listed twice: leave one of them out; {_SEE}")
 
-    # The codes of the MIDs become columns of the class list, or -1.
+    # Map the code of each MID to a column of the class list, or -1.
     mids = tuple(sorted(codes))
     if class_file:
         mids = check_names(read_lines(class_file, _SEE), class_file, _SEE)
@@ -250,24 +255,27 @@ def _parse_miil(
         with refusing(display_file, DataError, remedy=f"it is no dict of MID to name, {_SEE}"):
             display = {mid: str(name) for mid, name in read_torch(display_file).items()}
 
-    # The split is selected last: by default the classes are those of both splits.
+    # Select the split last, because the default classes are the classes of both splits.
     return Table(files, labels, class_names(mids, display)).select(splits == split)
 
 
 def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
-    """Read the CSV file of both splits, and number its MIDs in the order of their appearance.
+    """Read the CSV file of both splits and number the MIDs in order of appearance.
 
-    Returns the path and the split of each of the N images, bytes [N] and text [N], and of each of
-    the M statements its image, int32 [M], the code of its MID, int32 [M], and its value, int8 [M].
+    Returns:
+        The path, bytes [N], and split, text [N], of each image. For each statement its image, int32
+        [M], code of the MID, int32 [M], and value, int8 [M].
     """
-    # Pieces of the result; an empty first one gives the type of a file without rows.
+    # Chunks of the result. The empty first chunk sets the type if the file has no rows.
     files = [np.zeros(0, "S1")]
     splits = [np.zeros(0, "U1")]
 
-    # `array` holds plain integers, not objects.
-    images, classes, values = array("i"), array("i"), array("b")
+    # `array` stores plain integers, not objects.
+    images = array("i")
+    classes = array("i")
+    values = array("b")
 
-    # The lists repeat some thousand tokens millions of times: each is checked only once.
+    # The lists repeat a few thousand tokens millions of times. Check each token only once.
     @cache
     def code(token: str) -> int:
         match = _MID.fullmatch(token)
@@ -282,13 +290,15 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
         for row, (path, *lists) in enumerate(rows, first_row):
             paths.append(path_inside(path, f"{data}, row {row}", _SEE))
 
-            # A list is "['/m/02fq_6', '/m/02jfl0']"; it is not evaluated as Python.
+            # A list such as "['/m/02fq_6', '/m/02jfl0']" is not evaluated as Python.
             for text, value in zip(lists, (1, 0), strict=True):
                 try:
                     if not (text.startswith("[") and text.endswith("]")):
                         raise ValueError(text)
                     inner = text[1:-1].strip()
-                    codes_of_list = [code(token) for token in inner.split(",")] if inner else []
+                    codes_of_list = []
+                    if inner:
+                        codes_of_list = [code(token) for token in inner.split(",")]
                 except ValueError as error:
                     fault = f"row {row} has {shown(text)}, not a list of quoted class ids"
                     raise DataError(f"{data}: {fault}; {_SEE}") from error
@@ -301,5 +311,6 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
         files.append(encode_paths(paths))
         splits.append(np.array(split))
 
-    statements = (np.array(images), np.array(classes), np.array(values))
-    return np.concatenate(files), np.concatenate(splits), *statements
+    all_files = np.concatenate(files)
+    all_splits = np.concatenate(splits)
+    return all_files, all_splits, np.array(images), np.array(classes), np.array(values)

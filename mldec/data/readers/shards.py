@@ -1,4 +1,4 @@
-"""Images packed into tar shards."""
+"""Datasets packed into tar shards."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from mldec.files.torch_files import sha256_of
 
 log = logging.getLogger("mldec")
 
-FORMAT = 1  # of the index; raise it when the meaning of an array changes
+FORMAT = 1  # version of the index; increase it if the meaning of an array changes
 _SEE = "see DATASETS.md, section Tar shards"
 
 
@@ -32,19 +32,20 @@ def shards(
     skip_empty: bool = False,
     top_k: int | None = None,
 ) -> Source:
-    """Return a data set that was packed into shards, with its original targets and classes.
+    """Return a packed dataset with its original targets and classes.
 
-    `root` has {split}/index.npz and {split}/shard-000000.tar, ... The labels of `val` decide the
-    metric: top-1 if each image has exactly one label, `mAP_partial` if labels that are not listed
-    are not annotated, else mAP.
+    `root` has {split}/index.npz and {split}/shard-000000.tar, ... The labels of `val` determine the
+    metric: top-1 for single-label data, `mAP_partial` if unlisted labels are not annotated,
+    otherwise mAP.
     """
-    several, one = MultiLabel(threshold, skip_empty), SingleLabel(top_k)
+    several = MultiLabel(threshold, skip_empty)
+    one = SingleLabel(top_k)
     folder = check_folder(root, "packed shards", _SEE)
     index = read_index(folder / val / "index.npz")
     queries = torch.from_numpy(index.queries).float()
     vectors = (lambda names: (queries, None)) if index.queries.size else None
 
-    # If labels that are not listed are -1, the data set is partially annotated.
+    # The labels are partial if unlisted labels are -1.
     task: Task = replace(several, vectors=vectors)
     if index.exclusive:
         task = replace(one, vectors=vectors)
@@ -59,28 +60,28 @@ def shards(
 
 @dataclass(frozen=True)
 class Index:
-    """The location of N images in S shards and their labels: the arrays of index.npz."""
+    """The arrays of index.npz: locations of N images in S shards, and their labels."""
 
-    shards: np.ndarray  # [S] text: names of the files
+    shards: np.ndarray  # [S] text: file names
     sha256: np.ndarray  # [S] text
     bytes: np.ndarray  # [S] int64: sizes of the files
-    first: np.ndarray  # [S + 1] int64: index of the first image of each shard, and N
-    offsets: np.ndarray  # [N] int64: of the first byte of an image in its shard
-    sizes: np.ndarray  # [N] int64: bytes of an image
+    first: np.ndarray  # [S + 1] int64: first image of each shard, and N
+    offsets: np.ndarray  # [N] int64: offset of each image in its shard, in bytes
+    sizes: np.ndarray  # [N] int64: size of each image in bytes
 
     # Labels and classes, see `Labels` and `mldec.data.types.Classes`.
     starts: np.ndarray
     label_classes: np.ndarray
     values: np.ndarray
-    rest: np.ndarray  # []: the default of the labels
+    rest: np.ndarray  # []: default value of the labels
     classes: np.ndarray  # [K] text
     exclusive: np.ndarray  # [] bool
     queries: np.ndarray  # [K, D] float32; D is 0 for closed-set data
-    format: np.ndarray  # []: `FORMAT` when the index was written
+    format: np.ndarray  # []: `FORMAT` of the index
 
 
 def read_index(path: Path) -> Index:
-    """Read index.npz without executing anything in it."""
+    """Read index.npz without executing code of the file."""
     remedy = f"pack the split again, {_SEE}"
     with refusing(path, DataError, remedy=remedy), np.load(path, allow_pickle=False) as stored:
         arrays: dict[str, Any] = {name: stored[name] for name in Index.__dataclass_fields__}
@@ -91,35 +92,36 @@ def read_index(path: Path) -> Index:
 
 @dataclass(frozen=True, eq=False)
 class TarShards(Storage):
-    """The n images in use of a packed split, by their numbers in the index, int64 [n]."""
+    """A subset of n images of a packed split. `numbers` are their indices, int64 [n]."""
 
     folder: Path
     index: Index
     numbers: np.ndarray
 
     def name(self, index: int) -> str:
-        """Describe the image in messages: its shard and its number in the index."""
+        """Return the name of the image for messages: its shard and its number in the index."""
         return f"{self._shard(index)}, image {self.numbers[index]:09}"
 
     @property
     def keys(self) -> np.ndarray:
-        """The sizes of the image files in bytes, int64 [n]: the images have no names."""
+        """Sizes of the image files in bytes, int64 [n], because the images have no names."""
         return self.index.sizes[self.numbers]
 
     def content(self, index: int) -> bytes:
         """Return the bytes of an image file."""
-        shard, number = self._shard(index), self.numbers[index]
+        shard = self._shard(index)
+        number = self.numbers[index]
         size = int(self.index.sizes[number])
         with reading(shard, _SEE), open_binary(shard) as file:
             file.seek(int(self.index.offsets[number]))
             return file.read(size)
 
     def select(self, images: np.ndarray) -> "TarShards":
-        """Return some of the images: bool [N], or their indices in the wanted order."""
+        """Return a subset of the images, given as a bool mask [n] or ordered indices."""
         return replace(self, numbers=self.numbers[images])
 
     def verify(self, progress: Callable[[Sequence[int]], Iterable[int]] = iter) -> None:
-        """Compare the sha256 of all shards with the index; `progress` wraps their indices."""
+        """Compare the sha256 of all shards with the index. `progress` wraps the iteration."""
         for number in progress(range(len(self.index.shards))):
             shard = self.folder / str(self.index.shards[number])
             with reading(shard, _SEE):
@@ -129,16 +131,16 @@ class TarShards(Storage):
                 raise DataError(f"{shard} {fault}; pack it again, {_SEE}")
 
     def _shard(self, index: int) -> Path:
-        """Return the path of the shard that holds an image."""
+        """Return the path of the shard of an image."""
         number = int(np.searchsorted(self.index.first, self.numbers[index], "right")) - 1
         return self.folder / str(self.index.shards[number])
 
 
 def load_shards(folder: Path) -> StoredImages:
-    """Read the index of a packed split and compare the sizes of the shards with it."""
+    """Read the index of a packed split and check the sizes of its shards."""
     index = read_index(folder / "index.npz")
 
-    # The sizes find most damage at no cost; `verify` compares the content.
+    # Comparing sizes is fast and detects most damage. `verify` compares the content.
     for name, size in zip(index.shards.tolist(), index.bytes.tolist(), strict=True):
         with reading(folder / name, _SEE):
             actual_size = (folder / name).stat().st_size

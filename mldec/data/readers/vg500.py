@@ -1,4 +1,4 @@
-"""Visual Genome 500: several labels per image, from the lists and the label file of SSGRL."""
+"""Visual Genome 500 (multi-label), from the lists and the label file of SSGRL."""
 
 import os
 from dataclasses import replace
@@ -29,19 +29,18 @@ def vg500(
     classes: str | None = None,
     threshold: float = 0.5,
 ) -> Source:
-    """Return Visual Genome 500, images in the order of the lists.
-
-    VG-200 has the same form.
+    """Return Visual Genome 500, images in the order of the lists. VG-200 has the same format.
 
     Args:
-        root: folder of the lists, the label file and the folders of the images.
-        train: list of the images to learn from, one name per line; `val` likewise.
-        labels: JSON file: image name -> class indices.
-        images: folder of the images. If there is another one whose name has "_2" appended, as the
-            two archives make them, each image is looked for in both.
-        num_classes: number K of classes.
-        classes: text file with one class name per line. None calls the classes "class 0" to "class
-            499": no list of names was published with the labels.
+        root: Folder of the lists, the label file and the image folders.
+        train: List of training images, one name per line.
+        val: List of validation images.
+        labels: JSON file that maps image names to class indices.
+        images: Image folder. Images are also searched in the folder with the suffix "_2", if it
+            exists, because there are two archives.
+        num_classes: Number K of classes.
+        classes: Text file with one class name per line. None uses "class 0" to "class 499", because
+            no class names were published.
     """
     task = MultiLabel(threshold)
     folder = check_folder(root, "Visual Genome 500", _SEE)
@@ -56,7 +55,7 @@ def vg500(
         parse = partial(_parse, sources[0], sources[1], num_classes)
         table = cached_table(f"vg500 {num_classes}", sources, parse, cache_dir, _SEE)
 
-        # The names are not part of the cached table, so other names need no new one.
+        # The names are not part of the cached table, so it fits all names.
         table = replace(table, classes=names)
         log_split("vg500", split, table)
         second = f"{images}_2"

@@ -1,4 +1,4 @@
-"""Pascal VOC as multi-label classification: a label for each class that an image shows."""
+"""Pascal VOC as multi-label classification."""
 
 import logging
 import re
@@ -19,7 +19,7 @@ from mldec.names import VOC, unknown_class
 
 log = logging.getLogger("mldec")
 
-# Value of a class in a cached table if all its objects in the image are difficult.
+# Cached value of a class with difficult objects only.
 DIFFICULT = 2
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
 
@@ -38,18 +38,18 @@ def voc(
     difficult_val: Difficult = "ignore",
     threshold: float = 0.5,
 ) -> Source:
-    """Return Pascal VOC: 20 classes in the order of the devkit, images in the order of their list.
+    """Return Pascal VOC: 20 classes in the order of the devkit, images in the order of the lists.
 
     Args:
-        root: folder VOC{year}, its parent VOCdevkit, or the parent of VOCdevkit.
-        year: 2007 or 2012; 2008 to 2011 have the same layout.
-        train: split to learn from, a list in ImageSets/Main; likewise `val`, to evaluate on. The
-            labels of the test split of 2012 are not public.
-        difficult_train: training target of a class with difficult objects only: "negative" (0),
-            "positive" (1) or "ignore" (-1), which needs a loss that accepts -1 (loss=partial
-            loss.mode=ignore).
-        difficult_val: the same for evaluation; "ignore" leaves the image out for this class, as the
-            devkit does.
+        root: Folder VOC{year}, its parent VOCdevkit, or the parent of VOCdevkit.
+        year: 2007 or 2012. 2008 to 2011 have the same layout.
+        train: Training split, a list in ImageSets/Main.
+        val: Validation split. The labels of the test split of 2012 are not public.
+        difficult_train: Training target of a class with difficult objects only: "negative" (0),
+            "positive" (1) or "ignore" (-1). "ignore" requires a loss that accepts -1, such as
+            loss=partial loss.mode=ignore.
+        difficult_val: The same for validation. "ignore" omits the image for this class, as in the
+            devkit.
     """
     task = MultiLabel(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
@@ -61,11 +61,10 @@ def voc(
 
 
 def _find(root: Path, year: int) -> Path:
-    """Return the folder VOC{year}: `root` itself, or up to two levels below it."""
+    """Return the folder VOC{year}: `root`, or a folder up to two levels below."""
     candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
 
-    # `root` may have any name, but the folder of another year must not pass for this one.
-    # Kaggle's is called VOC2012_train_val.
+    # `root` may have any name except for the name of another year. Kaggle uses VOC2012_train_val.
     named_year = re.match(r"VOC(2\d{3})", root.name)
     if named_year is None or named_year[1] == str(year):
         candidates.insert(0, root)
@@ -78,7 +77,7 @@ def _find(root: Path, year: int) -> Path:
 
 
 def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split; `difficult` as in `voc`."""
+    """Return the images of a split. `difficult` is a key of `MEANINGS`."""
     listing = folder / "ImageSets" / "Main" / f"{split}.txt"
     annotations = folder / "Annotations"
     parse = partial(_parse, listing, annotations)
@@ -89,7 +88,7 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     log.info(f"{what}: {len(table):,} images, {len(table.classes)} classes")
     log.info(f"{what}: {only_difficult:,} labels of difficult objects only: {difficult}")
 
-    # The cached table keeps the difficult labels apart, so one file serves every setting.
+    # The cached table has a separate value for difficult objects, so it fits all settings.
     values = table.labels.values.copy()
     values[values == DIFFICULT] = MEANINGS[difficult]
     labels = replace(table.labels, values=values)
@@ -97,10 +96,10 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
 
 
 def _parse(listing: Path, annotations: Path) -> Table:
-    """Read the labels of the images of a list, one id per line: 1, or `DIFFICULT`."""
+    """Read the labels (1 or `DIFFICULT`) of a list with one image id per line."""
     builder = TableBuilder(_SEE, classes=VOC)
     for number, line in enumerate(read_lines(listing, _SEE), 1):
-        # The lists of a single class have a second column, after one or two blanks.
+        # Lists of a single class have a second column.
         image = line.split()[0]
         path = annotations / f"{path_inside(image, f'{listing}, line {number}', _SEE)}.xml"
 
@@ -109,18 +108,18 @@ def _parse(listing: Path, annotations: Path) -> Table:
             if name not in VOC:
                 raise unknown_class(name[:40], VOC, str(path), _SEE)
 
-            # One object that is not difficult makes the class present.
+            # A class is present if any of its objects is not difficult.
             labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
         builder.add(f"{image}.jpg", labels, f"{listing}, line {number}")
     return builder.build(listing)
 
 
 def _objects(path: Path) -> list[tuple[str, bool]]:
-    """Return the class of each object in an annotation file, and whether it is difficult."""
+    """Return the class of each object in an annotation file and its difficult flag."""
     content = read_bytes(path, f"no labels of the test split of 2012 are public, {_SEE}")
     with refusing(path, DataError, remedy=f"it is no VOC annotation, {_SEE}"):
         root = ElementTree.fromstring(content)
-        # `findall` takes direct children only: the parts of a person are nested and have names too.
+        # `findall` returns direct children only. Body parts of a person are nested objects.
         objects = []
         for element in root.findall("object"):
             name = element.findtext("name", "").strip()

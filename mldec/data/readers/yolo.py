@@ -1,6 +1,6 @@
-"""YOLO folders, as Roboflow and CVAT export them: an image is labelled with what its boxes show.
+"""YOLO datasets, as exported by Roboflow and CVAT. The labels are the classes of the boxes.
 
-The paths are found as Ultralytics documents them, https://docs.ultralytics.com/datasets/detect.
+Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/datasets/detect.
 """
 
 import logging
@@ -34,13 +34,14 @@ def yolo(
     threshold: float = 0.5,
     skip_empty: bool = True,
 ) -> Source:
-    """Return the images of a YOLO data set, by path; those of a text file in its order.
+    """Return the images of a YOLO dataset, sorted by path, or in the order of a text file.
 
     Args:
-        file: the YAML file in `root`. It has the class names (a list, or a mapping of index to
-            name), a folder of images per split (or several, or a text file with a path per line),
-            and optionally `path`, the folder that these are in.
-        train: key of the split to learn from; `val` likewise, such as test.
+        file: YAML file in `root`. It has `names` (a list or a mapping of index to name), and for
+            each split an image folder, a list of folders, or a text file with a path per line. The
+            optional `path` is the parent of these folders.
+        train: Key of the training split.
+        val: Key of the validation split, such as "test".
     """
     task = MultiLabel(threshold, skip_empty)
     folder = check_folder(root, "the YAML file", _SEE)
@@ -62,7 +63,7 @@ def _read(source: Path) -> dict[str, Any]:
 
 
 def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
-    """Return the images of a split, without a cache: corrected labels change no folder."""
+    """Return the images of a split. No cache: edited labels do not change the folder time."""
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
     unsupported = UnsupportedFiles()
@@ -77,8 +78,9 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
         fault = f"none of {len(images):,} images has a label file, such as {label_files[0]}"
         raise DataError(f"{source}, {split}: {fault}: put them there; {_SEE}")
 
-    # The folder of all images is `root`, or one above it if they lie elsewhere.
-    image_folder = Path(os.path.commonpath([folder, *{image.parent for image in images}]))
+    # The common folder is `root`, or one of its parents if images are outside `root`.
+    parents = {image.parent for image in images}
+    image_folder = Path(os.path.commonpath(parents | {folder}))
     builder = TableBuilder(_SEE, classes=names)
     for image, file in zip(images, label_files, strict=True):
         labels = {} if file in absent else _labels(file, len(names))
@@ -94,7 +96,7 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
-    """Return the class names by index; they are a list, or a mapping of index to name."""
+    """Return the class names of a list, or of a mapping of index to name."""
     if isinstance(names, dict) and set(names) == set(range(len(names))):
         names = [names[index] for index in range(len(names))]
     if not isinstance(names, list) or not names:
@@ -104,15 +106,15 @@ def _class_names(names: object, source: Path) -> tuple[str, ...]:
 
 
 def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
-    """Return the folders of images, or the text files that list them, of a split."""
+    """Return the image folders, or the text files of image paths, of a split."""
     value: Any = content.get(split)
     entries: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(entry, str) for entry in entries):
         fault = f"{split} is {shown(value)}, not a folder of images, a list of folders"
         raise DataError(f"{source}: {fault} or a text file of paths: add it; {_SEE}")
 
-    # `path` is often a folder of the machine that wrote the file. And ../train/images in the
-    # exports of Roboflow is beside data.yaml, as if that lay in a folder of its own.
+    # `path` is often a folder on another machine. Roboflow writes ../train/images for a folder next
+    # to data.yaml.
     paths = []
     base = source.parent / str(content.get("path") or "")
     for entry in entries:
@@ -128,9 +130,9 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
 
 
 def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
-    """Return the images in a folder and those below it, or those that a text file lists.
+    """Return the images in a folder (recursively) or in a text file.
 
-    Image files in the folder that cannot be read are added to `unsupported`.
+    Image files of unsupported formats in the folder are added to `unsupported`.
     """
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.name[0] != "."]
@@ -138,25 +140,28 @@ def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
             unsupported.add(str(file))
         return [file for file in files if file.suffix.lower() in READ]
 
-    lines = (line.replace("\\", "/") for line in read_lines(path, _SEE))
-    return [Path(os.path.normpath(path.parent / line)) for line in lines]
+    images = []
+    for line in read_lines(path, _SEE):
+        image = path.parent / line.replace("\\", "/")
+        images.append(Path(os.path.normpath(image)))
+    return images
 
 
 def _label_file(image: Path) -> Path:
-    """Return the path of the labels of an image: the last folder "images" becomes "labels"."""
+    """Return the label file of an image: the last folder "images" becomes "labels"."""
     parts = str(image.with_suffix(".txt")).rsplit(f"{os.sep}images{os.sep}", 1)
     return Path(f"{os.sep}labels{os.sep}".join(parts))
 
 
 def _labels(path: Path, num_classes: int) -> dict[int, int]:
-    """Return the classes in a label file: the first number of each line is the index of one."""
+    """Return the classes of a label file. The first number of each line is a class index."""
     labels = {}
     for number, line in enumerate(read_text(path, _SEE).split("\n"), 1):
         fields = line.split()
         if not fields:
             continue
 
-        # Some programs write all numbers of a line as decimals: 2.000000.
+        # Some programs write the index as a decimal, such as 2.000000.
         index = re.fullmatch(r"(\d+)(\.0*)?", fields[0])
         if index is None or int(index[1]) >= num_classes:
             fault = f"the class {shown(fields[0])} is not an index below {num_classes}"
