@@ -64,8 +64,8 @@ class ZeroShotEvaluator:
         widths["gzsl"] = num_classes
         if self.all_images and len(unseen):
             widths["zsl_all"] = len(self.unseen)
-        self.counts = {}
-        self.at_threshold = {}
+        self.counts: dict[tuple[str, int], Counts] = {}
+        self.at_threshold: dict[str, Counts] = {}
         for kind, width in widths.items():
             self.at_threshold[kind] = Counts(width)
             for k in TOP_K:
