@@ -53,15 +53,18 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
             if newer.exists():
                 _rename(newer, older, known_hashes(newer))
         new_hash = sha256_of(Path(file.name))
-        write_hashes(path, [new_hash] + known_hashes(path))
+        hashes = [new_hash]
+        hashes += known_hashes(path)
+        write_hashes(path, hashes)
     _sync_folder(path.parent)
     write_hashes(path, [new_hash])
 
 
 def versions(path: Path, keep: int) -> list[Path]:
     """Return the paths of `keep` versions, newest first: last.pt, last.1.pt and so on."""
-    older = [path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep)]
-    return [path] + older
+    paths = [path]
+    paths += [path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep)]
+    return paths
 
 
 def duplicate(source: Path, target: Path) -> None:
