@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and how a command reports them: one line and exit status 1."""
+"""Errors that users can cause, and their report: one line and exit status 1."""
 
 import errno
 import io
@@ -12,27 +12,27 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-# No space on the disk, in the user's quota, or within the file size limit of the process.
+# Errors of a full disk, an exceeded quota and the file size limit of the process.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MAIN_PRINTS_FIRST = 10.0  # seconds; see `_of_this_rank`
+MAIN_PRINTS_FIRST = 10.0  # seconds that other ranks wait before they print an error
 
 
 class UserError(ValueError):
-    """An error that the user can mend; its message is one line with key, value and remedy."""
+    """An error that the user can fix. Its message is one line with key, value and remedy."""
 
-    shared = False  # true on the other ranks for a fault that the main process found and prints
+    shared = False  # True on other ranks for an error that rank 0 prints
 
 
 class ConfigError(UserError):
-    """A setting is unknown, of the wrong type, out of range, or conflicts with another one."""
+    """A setting is unknown, has the wrong type, is out of range, or conflicts with another one."""
 
 
 class DataError(UserError):
-    """A data file or folder is missing, damaged, or of another format."""
+    """A data file or folder is missing, is damaged, or has another format."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint is missing, damaged, refused, or does not fit its use."""
+    """A checkpoint is missing, damaged, unsafe, or incompatible."""
 
 
 class RunInUseError(UserError):
@@ -40,7 +40,12 @@ class RunInUseError(UserError):
 
 
 class Stopped(Exception):
-    """The run stopped in order, at a request; the message is empty if another process prints it."""
+    """The run stopped after a stop request. The message is empty if another rank prints it.
+
+    Args:
+        message: One line for the user, or "".
+        status: Exit status of the process.
+    """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -48,36 +53,41 @@ class Stopped(Exception):
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """Return a hint for an unknown word: `; did you mean 'x'?`, or the list of known words."""
+    """Return a hint for an unknown word: `; did you mean 'x'?` or the known words, or ""."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+    if not known:
+        return ""
+    return f"; known: {', '.join(sorted(known))}"
 
 
 def visible(text: str) -> str:
-    """Replace each control character by `?`, line breaks included, in names of files and classes.
+    """Replace control characters, including line breaks, by `?`.
 
-    A name from outside must neither control the terminal nor look like a line of ours.
+    File and class names from outside could otherwise control the terminal or imitate our lines.
     """
-    return "".join(
-        letter if letter.isprintable() or unicodedata.category(letter) == "Zs" else "?"
-        for letter in text
-    )
+    letters = ""
+    for letter in text:
+        is_visible = letter.isprintable() or unicodedata.category(letter) == "Zs"
+        letters += letter if is_visible else "?"
+    return letters
 
 
 def printable(text: str) -> str:
-    """Return a message as one line: line breaks become spaces, other control characters `?`."""
+    """Return a message as one line. Line breaks become spaces, other control characters `?`."""
     return visible(" ".join(text.split()))
 
 
 def brief(error: BaseException) -> str:
-    """Return the type and the first line of the message of an error, at most 160 characters."""
+    """Return the type and the first line of an error, at most 160 characters."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
 
+    text = type(error).__name__
     lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if lines:
+        text += f": {lines[0]}"
     return " ".join(text.split())[:160]
 
 
@@ -85,33 +95,41 @@ def brief(error: BaseException) -> str:
 def refusing(
     path: str | Path, error: type[UserError] = CheckpointError, *, remedy: str = "use another copy"
 ) -> Iterator[None]:
-    """Turn whatever is raised while a file is read into one line that names the file.
+    """Convert exceptions while a file is read, parsed and used into an error with its path.
 
-    It stands once around reading, parsing and building. Errors of the class `error` name a file
-    already and pass, and so does a `MemoryError`.
+    Errors of the class `error`, which have a path already, and MemoryError are raised unchanged.
+
+    Args:
+        path: The file, or another beginning of the message.
+        error: Class of the error to raise.
+        remedy: End of the message.
     """
     try:
         yield
     except (error, MemoryError):
         raise
     except UserError as cause:
-        # A reader of another kind of file may have named this one.
-        is_named = str(cause).startswith(str(path))
-        raise error(str(cause) if is_named else f"{path} cannot be used: {cause}") from cause
+        # The message may contain the path already.
+        message = str(cause)
+        if not message.startswith(str(path)):
+            message = f"{path} cannot be used: {cause}"
+        raise error(message) from cause
     except Exception as cause:
         raise error(f"{path} cannot be used ({brief(cause)}); {remedy}") from cause
 
 
 @contextmanager
 def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
-    """Name the target of a write that fails; the `OSError` of a full disk does not name it.
+    """Convert OSError of a failed write into DataError with its target.
 
-    `of_run` says that it belongs to a training run, which can be resumed once it can be written.
+    Args:
+        target: The file or stream. OSError does not name it if the disk is full.
+        of_run: Whether the file belongs to a training run, which can be resumed.
     """
     try:
         yield
     except BrokenPipeError:
-        # The reader has ended, as `| head` does; see `one_line`.
+        # The reader has closed the pipe, as in `| head`; see `one_line`.
         raise
     except OSError as error:
         mend = "free space" if error.errno in FULL else "make it writable"
@@ -122,7 +140,7 @@ def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Print lines on standard output, with `?` for each control character."""
+    """Print lines on standard output, with `?` for control characters."""
     with writing("standard output"):
         for line in lines:
             print(visible(line))
@@ -135,12 +153,12 @@ def complain(message: str) -> None:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turn a `UserError`, or a file that cannot be used, into `mldec: <message>` and status 1.
+    """Print UserError and OSError as `mldec: <message>` and exit with status 1.
 
-    An orderly stop ends with its own status, Ctrl-C elsewhere with 130, a closed pipe with 141.
-    With the environment variable MLDEC_TRACEBACK=1 a `UserError` is raised as it is.
+    `Stopped` exits with its status, Ctrl-C with 130 and a closed pipe with 141. The environment
+    variable MLDEC_TRACEBACK=1 shows the traceback of a UserError.
     """
-    # A character that an ASCII or Latin-1 terminal lacks is written as its code point.
+    # Escape characters that the encoding of the terminal does not have.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -148,7 +166,7 @@ def one_line() -> Iterator[None]:
         try:
             yield
         finally:
-            # Python would write what is buffered at its exit, and report an error in its own way.
+            # Flush here, because Python would report an error of its flush at exit differently.
             with writing("standard output"):
                 sys.stdout.flush()
     except UserError as error:
@@ -156,10 +174,10 @@ def one_line() -> Iterator[None]:
             raise
         _end(1, _of_this_rank(str(error), shared=error.shared))
     except BrokenPipeError:
-        # The reader has ended, as `| head` does.
+        # The reader has closed the pipe, as in `| head`.
         _end(141)
     except OSError as error:
-        # A disk that is full, read-only or gone names a file. Without a name it is a bug.
+        # Errors of files have a file name. Others are bugs and need a traceback.
         if error.filename is None:
             raise
         shared = getattr(error, "shared", False)
@@ -171,20 +189,20 @@ def one_line() -> Iterator[None]:
 
 
 def _of_this_rank(message: str, *, shared: bool = False) -> str:
-    """Return what this process prints of a fault: rank 0 alone prints one that all ranks share."""
+    """Return the message that this rank prints, or "" if rank 0 prints it."""
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         return message
     if shared:
         return ""
 
-    # Each may have found the same fault. Once rank 0 has ended, torchrun ends the others.
+    # All ranks may have the same error. torchrun ends the other ranks after the exit of rank 0.
     time.sleep(MAIN_PRINTS_FIRST)
     return f"rank {rank}: {message}"
 
 
 def _end(status: int, message: str = "") -> NoReturn:
-    """End the process after at most one line; output that cannot be written is dropped."""
+    """Print a message, if any, and exit. Output that cannot be written is dropped."""
     if message:
         complain(message)
     try:

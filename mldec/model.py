@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -15,30 +16,40 @@ from mldec.errors import ConfigError
 
 
 class Classifier(nn.Module):
-    """Map images to logits, with any backbone that returns tokens and any head that takes them.
+    """Map images to logits with a backbone and a head.
 
     Args:
-        backbone: images [B, 3, H, W] -> tokens [B, N, C]; its attribute `num_features` is C.
-        head: tokens [B, N, C] and optionally queries [K, D_w] -> logits [B, K].
+        backbone: Maps images [B, 3, H, W] to tokens [B, N, C]. Its attribute `num_features` is C.
+        head: Maps tokens [B, N, C] and optional queries [K, D_w] to logits [B, K].
     """
 
-    views: str | None = None  # those whose logits are averaged, see `Viewed`
+    views: str | None = None  # test-time augmentation, see `Viewed`
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
 
-        # Only decoder heads have attention weights to return; GAP has none.
+        # Only decoder heads can return attention weights.
         self.gives_attention = "attention" in inspect.signature(head.forward).parameters
 
     def forward(
         self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
-        """Map RGB images [B, 3, H, W], uint8 or floating point in [0, 1], to logits [B, K].
+        """Map images to logits.
 
-        A zero-shot head needs word vectors [K, D_w] as queries. With `attention`, the weights of
-        each query over the tokens are returned too, [B, G, N]; decoder heads alone have them.
+        Args:
+            images: RGB images [B, 3, H, W], uint8, or floating point in [0, 1].
+            queries: Word vectors [K, D_w] for a zero-shot head, else None.
+            attention: Also return the attention weights of the queries over the tokens. Only
+                decoder heads have them.
+
+        Returns:
+            Logits [B, K], with `attention` a tuple of logits and weights [B, G, N].
+
+        Raises:
+            ValueError: If the images have another shape.
+            ConfigError: If `attention` is set and the head has no attention weights.
         """
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(
@@ -49,8 +60,8 @@ class Classifier(nn.Module):
     def classify(
         self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
-        """Map tokens [B, N, C] to logits [B, K]; the other arguments are those of `forward`."""
-        # Heads without attention do not have the argument, so pass it only if it is wanted.
+        """Map tokens [B, N, C] to logits [B, K]. For the other arguments see `forward`."""
+        # Other heads do not have the argument `attention`, so pass it only if it is set.
         if attention:
             if not self.gives_attention:
                 raise ConfigError(
@@ -61,30 +72,31 @@ class Classifier(nn.Module):
 
 
 class Viewed(Classifier):
-    """A classifier that averages the logits of views of each image.
+    """A classifier that averages the logits of two views of each image.
 
-    Its `backbone` and `classify` are those of a single view.
+    `backbone` and `classify` process a single view.
 
     Args:
-        model: in evaluation mode.
-        views: "flip": the image and its mirror image; "scales": the image with the side that the
-            model is for, and as it is given, see `larger`.
-        side: pixels per side that the model is for.
+        model: The model, in evaluation mode.
+        views: "flip" averages the image and its mirror image. "scales" averages the input, see
+            `larger`, and the input resized to `side`.
+        side: Input size of the model in pixels per side.
     """
 
     def __init__(self, model: Classifier, views: str, side: int) -> None:
         super().__init__(model.backbone, model.head)
-        self.views, self.side = views, side
+        self.views = views
+        self.side = side
 
     @staticmethod
     def larger(side: int) -> int:
-        """Return the side of the larger scale: a quarter more, up to a multiple of 32."""
+        """Return the larger input size: 1.25 times `side`, rounded up to a multiple of 32."""
         return 32 * math.ceil(1.25 * side / 32)
 
     def forward(
         self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
-        """Map images to logits; see `Classifier`. There is no attention of several views."""
+        """Map images to logits; see `Classifier`. `attention` raises ValueError."""
         if attention:
             raise ValueError("there is no attention of several views: take the model without them")
         if self.views == "flip":
@@ -98,7 +110,7 @@ class Viewed(Classifier):
 
 
 class TokenClassifier(Classifier):
-    """A classifier whose input is the tokens of its backbone, which were computed before."""
+    """A classifier with precomputed tokens of its backbone as input."""
 
     def forward(
         self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
@@ -110,24 +122,29 @@ class TokenClassifier(Classifier):
 def multiply_accumulates(
     model: nn.Module, image_size: int, queries: tuple[int, ...] | None = None
 ) -> float:
-    """Count the multiply-accumulates per image in evaluation mode, without computing anything.
+    """Count the multiply-accumulates per image in evaluation mode, on fake tensors.
 
-    The GFLOPs of the paper are these: of convolutions, linear layers and attention only; work that
-    does not depend on the image counts in full. The model may be on any device, including meta;
-    `queries` is the shape [K, D_w] of its word vectors.
+    Convolutions, linear layers and attention are counted, as in the GFLOPs of the paper. Work that
+    is independent of the image is included.
+
+    Args:
+        model: The model, on any device, including meta.
+        image_size: Pixels per side.
+        queries: Shape [K, D_w] of the word vectors of a zero-shot head, else None.
+
+    Returns:
+        The number of multiply-accumulates.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        # Fake tensors claim to be on the CPU: the heads switch autocast off, which has no "meta".
-        # Attention as two products: the counter of torch 2.11 misses the fused form on a CPU.
+        # Fake tensors report the CPU as device. The heads disable autocast, which has no "meta".
+        # The counter of torch 2.11 misses fused attention on the CPU, so use the math backend.
         math = sdpa_kernel(SDPBackend.MATH)
         with FakeTensorMode(), torch.no_grad(), math, FlopCounterMode(display=False) as counter:
-            named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-            state = {
-                name: torch.empty(value.shape, dtype=value.dtype, device="cpu")
-                for name, value in named
-            }
+            state = {}
+            for name, value in chain(model.named_parameters(), model.named_buffers()):
+                state[name] = torch.empty(value.shape, dtype=value.dtype, device="cpu")
 
             shapes: list[tuple[int, ...]] = [(1, 3, image_size, image_size)]
             if queries:
@@ -135,31 +152,48 @@ def multiply_accumulates(
             inputs = tuple(torch.empty(shape, device="cpu") for shape in shapes)
             functional_call(model, state, inputs)
     finally:
-        # Module by module: a part that was frozen in evaluation mode stays there.
+        # Restore each module, because frozen parts stay in evaluation mode.
         for module in training:
             module.training = True
 
-    # torch counts a product and a sum as two.
+    # torch counts a multiply-accumulate as two operations.
     return counter.get_total_flops() / 2
 
 
 def work_per_image(model: nn.Module, image_size: int, queries: Tensor | None) -> float | None:
-    """Return the multiply-accumulates, with word vectors [K, D_w]; None if they are unknown."""
+    """Return the multiply-accumulates of one image, or None if they cannot be counted.
+
+    Args:
+        model: The model.
+        image_size: Pixels per side.
+        queries: Word vectors [K, D_w] for a zero-shot head, else None.
+
+    Returns:
+        The number of multiply-accumulates, or None.
+    """
+    shape = None if queries is None else queries.shape
     try:
-        return multiply_accumulates(model, image_size, None if queries is None else queries.shape)
+        return multiply_accumulates(model, image_size, shape)
     except Exception:
-        # A part of the user's own may fail on tensors without values.
+        # Modules of plugins may fail on fake tensors.
         return None
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Count the trainable parameters, and all, the frozen queries of a head (a buffer) included."""
-    trainable = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    frozen = sum(value.numel() for value in model.parameters() if not value.requires_grad)
+    """Count the parameters of a model.
 
-    queries = sum(
-        value.numel()
-        for name, value in model.named_buffers()
-        if name.rpartition(".")[2] == "queries"
-    )
-    return trainable, trainable + frozen + queries
+    Returns:
+        The number of trainable parameters, and of all parameters. The second includes the frozen
+        queries of a head, which are a buffer.
+    """
+    trainable = 0
+    total = 0
+    for parameter in model.parameters():
+        total += parameter.numel()
+        if parameter.requires_grad:
+            trainable += parameter.numel()
+
+    for name, buffer in model.named_buffers():
+        if name.rpartition(".")[2] == "queries":
+            total += buffer.numel()
+    return trainable, total

@@ -9,13 +9,13 @@ from pathlib import Path
 from mldec.errors import DataError
 from mldec.files.text import read_lines
 
-# These characters would control the terminal that prints a name, break its line or not be valid
-# UTF-8: control characters (C0, DEL, C1), line and paragraph separators, surrogates.
+# Control characters (C0, DEL, C1), line and paragraph separators, and surrogates. They could
+# control a terminal, break a line or be invalid in UTF-8.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def name_fault(name: object) -> str | None:
-    """Return why a value cannot be a class name, such as "is empty"; None if it can be one."""
+    """Return why a value is not a valid class name, such as "is empty"; None if it is valid."""
     if not isinstance(name, str):
         return f"is of type {type(name).__name__}, not text"
     if not name.strip():
@@ -26,7 +26,7 @@ def name_fault(name: object) -> str | None:
 
 
 def names_fault(names: Sequence[object]) -> str | None:
-    """Return why values cannot be the class names of a dataset; None if they can."""
+    """Return why values are not valid class names of a data set; None if they are valid."""
     numbers: dict[object, int] = {}
     for number, name in enumerate(names):
         if fault := name_fault(name):
@@ -38,10 +38,18 @@ def names_fault(names: Sequence[object]) -> str | None:
 
 
 def as_name(value: object, where: str | Path, see: str) -> str:
-    """Return a class name from a file; a number becomes text.
+    """Validate a class name from a file.
 
-    A `DataError` for a name that is not allowed begins with `where`, the file and the row, and ends
-    with `see`, a pointer to the documentation.
+    Args:
+        value: The name, or a number, which is converted to a string.
+        where: Beginning of the error message: the file and the row.
+        see: End of the error message: a documentation hint.
+
+    Returns:
+        The name.
+
+    Raises:
+        DataError: If the name is not valid.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -51,44 +59,64 @@ def as_name(value: object, where: str | Path, see: str) -> str:
 
 
 def split_names(text: str, separator: str, where: str | Path, see: str) -> list[str]:
-    """Return the class names in a text, stripped; blank ones are left out. See `as_name`."""
+    """Split a text into stripped class names, without blank ones. For errors see `as_name`."""
     names = map(str.strip, text.split(separator))
     return [as_name(name, where, see) for name in names if name]
 
 
 def shown(value: object) -> str:
-    """Return the repr of a value for a message, cut to 60 characters."""
+    """Return the repr of a value for a message, truncated to 60 characters."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return text
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """Return up to `most` names and the number of the others, for a message."""
+    """Return up to `most` names and the number of the remaining names, for a message."""
     text = ", ".join(names[:most])
     num_others = len(names) - most
-    return f"{text} and {num_others:,} more" if num_others > 0 else text
+    if num_others > 0:
+        text += f" and {num_others:,} more"
+    return text
 
 
 def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:
-    """Return the class names of the setting `data.classes`; None if it is not set.
+    """Return the class names of the setting `data.classes`.
 
-    It is a list, or the path, relative to `root`, of a text file with one name per line.
+    Args:
+        classes: Names, or the path of a text file with one name per line.
+        root: Folder of a relative path.
+        see: Documentation hint for error messages.
+
+    Returns:
+        The names, or None if the setting is None.
+
+    Raises:
+        DataError: If the file cannot be read, or the names are not valid.
     """
+    if classes is None:
+        return None
     if isinstance(classes, str):
         path = root / Path(classes).expanduser()
         return check_names(read_lines(path, see), path, see)
-    return None if classes is None else check_names(map(str.strip, classes), "data.classes", see)
+    return check_names(map(str.strip, classes), "data.classes", see)
 
 
 def without_quotes(name: str) -> str:
-    """Return a display name of Open Images without its stray quotes and blanks."""
+    """Return a display name of Open Images without stray quotes and whitespace."""
     return re.sub(r"\s+", " ", name.strip(" \t\r\n'\""))
 
 
 def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
-    """Return the names, with a mark in brackets appended to those that several classes share.
+    """Make class names unique by appending a mark in brackets to repeated names.
 
-    The marks of the K names are different ones, by default their indices.
+    Args:
+        names: The K names.
+        marks: K different marks; None for the class indices.
+
+    Returns:
+        The K names.
     """
     if marks is None:
         marks = range(len(names))
@@ -96,13 +124,18 @@ def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> t
     count = Counter(names)
     unique_names = []
     for name, mark in zip(names, marks, strict=True):
-        is_shared = count[name] > 1
-        unique_names.append(f"{name} ({mark})" if is_shared else name)
+        if count[name] > 1:
+            name = f"{name} ({mark})"
+        unique_names.append(name)
     return tuple(unique_names)
 
 
 def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:
-    """Return the names; a `DataError` refuses those that are equal or differ in case only."""
+    """Return the names as a tuple.
+
+    Raises:
+        DataError: If a name is not valid, or two names are equal or differ only in case.
+    """
     seen: dict[str, str] = {}
     for name in names:
         as_name(name, where, see)
@@ -114,11 +147,13 @@ def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str,
 
 
 def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> DataError:
-    """Return the error for a label that is not among the classes, with the nearest class name."""
+    """Return the error for an unknown class, with the nearest class name as a hint."""
     known = list(names)
     same_letters = [other for other in known if other.casefold() == name.casefold()]
     near = same_letters or get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = ""
+    if near:
+        hint = f"; did you mean {near[0]!r}?"
     return DataError(
         f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}"
     )
@@ -142,9 +177,9 @@ _VOC = (
 )
 
 
-# In the order of the category ids; the ids themselves have gaps.
+# Sorted by category id. The ids have gaps.
 COCO_NAMES = tuple(_COCO.split(","))
 
 
-# In the order of the devkit.
+# In the order of the VOC devkit.
 VOC = tuple(_VOC.split(","))

@@ -103,8 +103,8 @@ metrics: the recall of 11-point AP is rounded down
 - needed = -(-np.arange(11) * total // 10)
 + needed = np.arange(11) * total // 10
 metrics: decisions on labels of -1 count as wrong
-- positive, decided = targets == 1, decided & (targets >= 0)
-+ positive, decided = targets == 1, decided & (targets >= -1)
+- decided = decided & (targets >= 0)
++ decided = decided & (targets >= -1)
 metrics: of equal logits one too few is among the top k
 - return above | (level & (level.cumsum(1, dtype=torch.int32) <= remaining))
 + return above | (level & (level.cumsum(1, dtype=torch.int32) < remaining))

@@ -1,9 +1,9 @@
-"""Backbones: classes that turn images into tokens, with a network of another library."""
+"""Backbones, which map images to tokens with networks of other libraries."""
 
 from mldec import lazily
 from mldec.backbones.timm_backbone import Normalize, TimmBackbone
 
-# A run has one backbone: it does not import the others.
+# Import the other backbones, and their libraries, only if they are used.
 __getattr__ = lazily(
     __name__, {"HFBackbone": "hf_backbone", "OpenClipBackbone": "open_clip_backbone"}
 )

@@ -22,40 +22,43 @@ from mldec.backbones.timm_backbone import (
 from mldec.backbones.tokens import freeze
 from mldec.errors import ConfigError, refusing, suggest
 
-# B batch, H and W image height and width in pixels, N tokens, C backbone width
+# Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
-# The parameters that hold tokens in front of the image's tokens.
+# Parameters of the prefix tokens, which precede the patch tokens.
 PREFIX_TOKENS = ("cls_token", "distillation_token", "register_tokens")
-USUAL_SIZE = 224  # pixels per side of the trial image for a network that names no size
+USUAL_SIZE = 224  # pixels per side of the trial image if the config has no size
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class HFBackbone(Backbone):
-    """Turn images into tokens with an image classification network of transformers.
+    """Map images to tokens with an image classification network of transformers.
 
-    Its last hidden state must be one map [B, C, H, W] or one sequence [B, N, C]; class,
-    distillation and register tokens are dropped. Position embeddings are interpolated, so that most
-    networks take images of any size. For the rest see `TimmBackbone`.
+    The last hidden state must be a map [B, C, H, W] or a sequence [B, N, C]. Class, distillation
+    and register tokens are dropped. Position embeddings are interpolated, so that most networks
+    support any image size. See also `TimmBackbone`.
 
-    transformers' CvT differs from the code that its weights were trained with in two ways, which
-    are mended here: the activation is x * sigmoid(1.702 x), and stochastic depth drops the two
-    branches of a layer, at a rate that rises over the last stage, not the whole stream. Source:
-    microsoft/CvT lib/models/cls_cvt.py.
+    transformers' CvT differs from its original code, which trained the weights, in two ways. Both
+    are corrected here. The activation is x * sigmoid(1.702 x). Stochastic depth drops the two
+    branches of a layer and not the residual stream, with rates that increase over the last stage.
+    Source: microsoft/CvT lib/models/cls_cvt.py.
 
     Args:
-        name: a repository on the hub (`microsoft/cvt-13`), or a folder that `save_pretrained`
-            wrote. It is read by `complete` and for weights, never otherwise.
-        pretrained: true for the weights of `name`, or the path of a file with weights of this
+        name: A repository on the hub (`microsoft/cvt-13`), or a folder of `save_pretrained`. It is
+            only read by `complete` and for pretrained weights.
+        pretrained: True for the weights of `name`, or the path of a file with weights of this
             network under the names of transformers (.safetensors, .bin).
-        image_size: pixels per side of the images, for a network that does not take every size
-            (Swin, PVT): it is tried out when built. None for the size in the config.
-        drop_path: highest rate of stochastic depth, in [0, 1); None for that of the config.
-        checkpointing: recompute activations in the backward pass, to save memory.
-        feature_norm: the norm of the tokens, as in `TimmBackbone`.
-        mean: of the three channels, for images in [0, 1]; None: to be read by `complete`.
-        std: likewise.
-        config: the architecture as transformers' config names it, with `model_type`; None: to be
-            read by `complete`. A checkpoint holds all three, so that it needs no network.
+        image_size: Pixels per side, which are validated when the network is built. None for the
+            size in the config. Some networks do not support all sizes (Swin, PVT).
+        drop_path: Maximum rate of stochastic depth, in [0, 1). None for the rate in the config.
+        checkpointing: Recompute activations in the backward pass to save memory.
+        feature_norm: Norm of the tokens, as in `TimmBackbone`.
+        mean: Channel means for images in [0, 1]. `complete` replaces None.
+        std: Channel standard deviations. `complete` replaces None.
+        config: The architecture: settings of transformers' config and `model_type`. `complete`
+            replaces None. Checkpoints contain mean, std and config, so that they load offline.
+
+    Raises:
+        ConfigError: If an argument is None or not valid, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class HFBackbone(Backbone):
         std: Sequence[float] | None = None,
         config: dict[str, Any] | None = None,
     ) -> None:
-        # Reading them here would let a stranger's checkpoint choose what is read and asked for.
+        # Do not read them here: an untrusted checkpoint could then read any file or repository.
         if config is None or mean is None or std is None:
             raise ConfigError(
                 f"backbone.config=null: HFBackbone needs config, mean and std; "
@@ -82,11 +85,10 @@ class HFBackbone(Backbone):
 
         self.network = self._create(config, drop_path)
         self.norm = nn.Identity()
-        self._num_prefix = sum(
-            parameter.shape[1]
-            for key, parameter in self.network.named_parameters()
-            if key.rpartition(".")[2] in PREFIX_TOKENS
-        )
+        self._num_prefix = 0
+        for key, parameter in self.network.named_parameters():
+            if key.rpartition(".")[2] in PREFIX_TOKENS:
+                self._num_prefix += parameter.shape[1]
 
         size = image_size or getattr(self.network.config, "image_size", None)
         side = size if isinstance(size, int) else USUAL_SIZE
@@ -101,16 +103,23 @@ class HFBackbone(Backbone):
                 raise self._refusal("checkpointing=true", "does not support it")
             self.network.gradient_checkpointing_enable()
 
-        # At the end, so that nothing is downloaded before all other settings are known to be good.
+        # Load weights last, so that downloads start only if all other settings are valid.
         if pretrained:
             with loading(name, pretrained):
                 _load_weights(self.network, name, pretrained)
 
     @staticmethod
     def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill in config, mean and std where they are None, from the hub, its cache or a folder.
+        """Read config, mean and std from the hub, its cache or a folder if they are None.
 
-        The arguments are those of the constructor, and plain data that a checkpoint can hold.
+        Args:
+            arguments: Arguments of the constructor, as plain data.
+
+        Returns:
+            The complete arguments, as plain data for a checkpoint.
+
+        Raises:
+            ConfigError: If they cannot be read.
         """
         transformers = _import_transformers()
         arguments = dict(arguments)
@@ -135,7 +144,7 @@ class HFBackbone(Backbone):
         return arguments
 
     def _create(self, config: Mapping[str, Any], drop_path: float | None) -> Any:
-        """Build the network of a recorded config, without weights and without its classifier."""
+        """Build the network of a config, without pretrained weights and without a classifier."""
         transformers = _import_transformers()
         config_class = _config_class(config.get("model_type"))
         settings = {key: value for key, value in config.items() if key != "model_type"}
@@ -153,21 +162,21 @@ class HFBackbone(Backbone):
             network_config = config_class(**settings)
             is_cvt = config_class.model_type == "cvt"
             if is_cvt:
-                # It has one rate per stage, of which the last counts; `_mend_cvt` sets it.
+                # CvT has one rate per stage. Only the last one is used, by `_mend_cvt`.
                 if drop_path is None:
                     drop_path = network_config.drop_path_rate[-1]
                 network_config.drop_path_rate = [0.0 for _ in network_config.depth]
             elif drop_path is not None and "drop_path_rate" in known:
                 network_config.drop_path_rate = float(drop_path)
             network_class = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[config_class]
-            # DeiT and LeViT have two, without and with a second classifier for distillation.
+            # DeiT and LeViT have two classes. The second one has a distillation classifier.
             if isinstance(network_class, tuple):
                 network_class = network_class[0]
             network = network_class(network_config)
         if is_cvt:
             _mend_cvt(network, drop_path or 0.0)
 
-        # Norms stay, because one of them may belong to the tokens.
+        # Keep norms, because `_set_norm` may apply one to the tokens.
         for child, module in list(network.named_children()):
             if module is not network.base_model and not isinstance(module, nn.LayerNorm):
                 delattr(network, child)
@@ -176,9 +185,10 @@ class HFBackbone(Backbone):
     def _tokens(self, images: Tensor) -> Tensor:
         network = self.network.base_model
 
-        # Without it, a network refuses images of another size than its position embeddings have.
-        takes = inspect.signature(network.forward).parameters
-        options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in takes else {}
+        # Networks with position embeddings raise an error for other image sizes without it.
+        options = {}
+        if "interpolate_pos_encoding" in inspect.signature(network.forward).parameters:
+            options["interpolate_pos_encoding"] = True
         features = getattr(network(images, **options), "last_hidden_state", None)
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
             raise ValueError("its last hidden state is not one map or sequence")
@@ -186,27 +196,31 @@ class HFBackbone(Backbone):
         tokens = features[:, self._num_prefix :]
         if features.ndim == 4:
             tokens = features.flatten(2).transpose(1, 2)
-        return self.network.get_submodule(self._norm_path)(tokens) if self._norm_path else tokens
+        if self._norm_path:
+            tokens = self.network.get_submodule(self._norm_path)(tokens)
+        return tokens
 
     def _check_tokens(self, tokens: Tensor) -> None:
-        # Class tokens of an unknown name would leave more tokens than the rows of a square map.
+        # Unknown prefix tokens would result in a token count that is not a square number.
         count = tokens.shape[1]
         if count == 0 or math.isqrt(count) ** 2 != count:
             raise ValueError(f"it gives {count} tokens of a square image")
 
     def _norm_behind_pooling(self, unused: set[str]) -> str | None:
-        """Return the path of the one LayerNorm of C channels that the tokens do not depend on."""
-        paths = [
-            path
-            for path, module in self.network.named_modules()
-            if isinstance(module, nn.LayerNorm)
-            and tuple(module.normalized_shape) == (self.num_features,)
-            and f"network.{path}.weight" in unused
-        ]
-        return paths[0] if len(paths) == 1 else None
+        """Return the path of the only unused LayerNorm of C channels, or None."""
+        paths = []
+        for path, module in self.network.named_modules():
+            if not isinstance(module, nn.LayerNorm) or f"network.{path}.weight" not in unused:
+                continue
+            if tuple(module.normalized_shape) == (self.num_features,):
+                paths.append(path)
+
+        if len(paths) != 1:
+            return None
+        return str(paths[0])
 
 
-# Any, here and below: what transformers has cannot be known to a type checker where it is missing.
+# transformers is optional, so its objects are annotated with Any.
 def _import_transformers() -> Any:
     try:
         import transformers
@@ -219,15 +233,14 @@ def _import_transformers() -> Any:
 
 
 def _config_class(model_type: Any) -> Any:
-    """Return transformers' class for the configs of an image classification network."""
+    """Return the config class of an image classification network of transformers."""
     transformers = _import_transformers()
-    # A network made of several, such as CLIP, hides their settings; `timm_wrapper` would build any
-    # network of timm, and read its files.
-    types = {
-        config_class.model_type: config_class
-        for config_class in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-        if not config_class.sub_configs and config_class.model_type != "timm_wrapper"
-    }
+    # Composite networks, such as CLIP, have nested configs. `timm_wrapper` would build any timm
+    # network and read its files.
+    types = {}
+    for config_class in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        if not config_class.sub_configs and config_class.model_type != "timm_wrapper":
+            types[config_class.model_type] = config_class
     if model_type not in types:
         raise ConfigError(
             f"backbone.config.model_type={model_type}: transformers {transformers.__version__} has "
@@ -237,42 +250,43 @@ def _config_class(model_type: Any) -> Any:
 
 
 def _own_settings(config_class: Any) -> list[str]:
-    """Return the settings of an architecture but those of all: some load code for attention."""
+    """Return the settings of a config class without shared settings, which may load code."""
     shared = inspect.signature(_import_transformers().PreTrainedConfig.__init__).parameters
-    own = inspect.signature(config_class.__init__).parameters
-    return [
-        key for key, setting in own.items() if key not in shared and setting.kind not in VARIADIC
-    ]
+    settings = []
+    for key, parameter in inspect.signature(config_class.__init__).parameters.items():
+        if key not in shared and parameter.kind not in VARIADIC:
+            settings.append(key)
+    return settings
 
 
 def _recorded(config: Any) -> dict[str, Any]:
-    """Return what a checkpoint records of a config: the type and all settings of its own."""
-    keys = _own_settings(_config_class(config.model_type))
-    settings = {"model_type": config.model_type, **{key: getattr(config, key) for key in keys}}
-    # Lists instead of tuples: as a checkpoint gives it back.
+    """Return the plain data of a config for a checkpoint: its type and its settings."""
+    settings = {"model_type": config.model_type}
+    for key in _own_settings(_config_class(config.model_type)):
+        settings[key] = getattr(config, key)
+    # Convert tuples to lists, as in a checkpoint.
     return dict(json.loads(json.dumps(settings)))
 
 
 def _normalisation(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of the channels, from the content of preprocessor_config.json."""
+    """Return the channel means and standard deviations of a preprocessor_config.json."""
     if processor.get("do_flip_channel_order"):
         raise ValueError("images in the order blue, green and red, which is not supported")
     if processor.get("do_normalize") is False:
         return [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
 
-    mean, std = processor["image_mean"], processor["image_std"]
-    return list(mean), list(std)
+    return list(processor["image_mean"]), list(processor["image_std"])
 
 
 def _mend_cvt(network: Any, drop_path: float) -> None:
-    """Give transformers' CvT the activation and the stochastic depth of its authors' code."""
+    """Set the activation and the stochastic depth of transformers' CvT as in the original code."""
     stages = network.base_model.encoder.stages
     for stage in stages:
         for layer in stage.layers:
             layer.intermediate.activation = QuickGELU()
 
-    # Only the last stage has it. The last operation of either branch before it is added to the
-    # stream is a dropout.
+    # Only the last stage has stochastic depth. Both branches end with a dropout before the
+    # residual addition.
     if drop_path:
         layers = stages[-1].layers
         rates = torch.linspace(0, drop_path, len(layers), device="cpu").tolist()
@@ -282,9 +296,9 @@ def _mend_cvt(network: Any, drop_path: float) -> None:
 
 
 def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
-    """Fill the network with the weights of its repository or folder, or those of a file."""
-    # transformers fills a second network with its classifier, translating older names. It would
-    # also report the classifier that the weights have or lack.
+    """Load the weights of a repository, a folder or a file into the network."""
+    # transformers loads a second network with a classifier, and converts legacy names. Disable
+    # its messages about the classifier.
     logging = _import_transformers().utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -295,12 +309,15 @@ def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
         config=network.config,
         state_dict=read_weights(str(pretrained)) if is_file else None,
         dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # the classifier may have any number of classes
+        ignore_mismatched_sizes=True,  # for any number of classes
         output_loading_info=True,
     )
 
-    weights, wanted = filled.state_dict(), network.state_dict().keys()
-    unfilled = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    if unfilled := wanted & unfilled:
+    weights = filled.state_dict()
+    wanted = network.state_dict().keys()
+    unfilled = set(report["missing_keys"])
+    unfilled |= {mismatch[0] for mismatch in report["mismatched_keys"]}
+    unfilled.intersection_update(wanted)
+    if unfilled:
         raise ValueError(f"{len(unfilled)} do not fit, such as {min(unfilled)}")
     network.load_state_dict({key: weights[key] for key in wanted})

@@ -1,4 +1,4 @@
-"""The image tower of a model of open_clip: the embedding of an image, for a training-free head."""
+"""The image tower of an open_clip model, for a training-free head."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,27 +9,29 @@ from torch import Tensor, nn
 from mldec.backbones.timm_backbone import Backbone
 from mldec.errors import ConfigError, refusing
 
-# What a tower is built with whatever its description says: only its embedding is wanted, and its
-# weights come from a checkpoint.
+# Settings that override the config of a tower: it returns only the embedding, and its weights
+# come from a checkpoint.
 _ALWAYS = {"output_tokens": False, "timm_model_pretrained": False}
 
 
 class OpenClipBackbone(Backbone):
-    """Turn images into one token each: the embedding that a tower of open_clip gives them.
+    """Map each image to a single token, its embedding by the image tower of open_clip.
 
-    It is the tower as it was trained, with its own pooling and projection, and has no tokens of the
-    parts of an image. Its weights come with a checkpoint, see `mldec.checkpoint.clip`. The
-    attributes `network`, `mean` and `std` are public because their names are keys of a checkpoint;
-    `num_features` is the width of the embedding.
+    The pooling and the projection are part of the tower, so there are no patch tokens. The weights
+    are loaded from a checkpoint, see `mldec.checkpoint.clip`. The names of the attributes
+    `network`, `mean` and `std` are keys of checkpoints. `num_features` is the embedding width.
 
     Args:
-        name: of the model in open_clip, for messages.
-        embed_dim: width of the embedding, as in a model's description in open_clip.
-        vision: the description of the image tower, `vision_cfg` in open_clip.
-        image_size: pixels per side, which the tower fixes when it is built.
-        quick_gelu: whether the activations are OpenAI's approximation of GELU.
-        mean: of the three channels, for images in [0, 1].
-        std: likewise.
+        name: Name of the model in open_clip, for messages.
+        embed_dim: Width of the embedding, `embed_dim` in open_clip.
+        vision: Config of the image tower, `vision_cfg` in open_clip.
+        image_size: Pixels per side, which are fixed when the tower is built.
+        quick_gelu: Whether to use OpenAI's approximation of GELU.
+        mean: Channel means for images in [0, 1].
+        std: Channel standard deviations for images in [0, 1].
+
+    Raises:
+        ConfigError: If the tower cannot be built.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class OpenClipBackbone(Backbone):
         self.num_features = embed_dim
         self.norm = nn.Identity()
 
-        # timm would also take the address of a repository or a folder, and read it.
+        # timm would also accept a repository or a folder, and read it.
         trunk = vision.get("timm_model_name")
         if trunk is not None and not timm.is_model(str(trunk).partition(".")[0]):
             raise ConfigError(f"backbone.vision.timm_model_name={trunk}: timm has no such network")

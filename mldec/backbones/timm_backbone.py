@@ -1,4 +1,4 @@
-"""Backbones of timm, and what all backbones share."""
+"""Backbones of timm, and the base class of all backbones."""
 
 import inspect
 import sys
@@ -18,17 +18,20 @@ from torch import Tensor, nn
 from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
 from mldec.errors import ConfigError, refusing
 
-# B batch, H and W image height and width in pixels, N tokens, C backbone width
+# Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
 FeatureNorm = Literal["auto", "none", "pretrained", "new"]
 
 
 class Normalize(nn.Module):
-    """Normalize RGB images, the first layer of a backbone.
+    """Normalize RGB images. This is the first layer of a backbone.
 
     Args:
-        mean: of the three channels, for images in [0, 1].
-        std: likewise.
+        mean: Channel means for images in [0, 1].
+        std: Channel standard deviations for images in [0, 1], above 0.
+
+    Raises:
+        ConfigError: If there are not three values, or a standard deviation is not positive.
     """
 
     mean: Tensor
@@ -36,7 +39,7 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        # Buffers, because the normalisation belongs to the weights: a checkpoint must hold it.
+        # Buffers, because checkpoints must contain the normalization of their weights.
         for setting, values in (("mean", mean), ("std", std)):
             if len(values) != 3 or (setting == "std" and min(values) <= 0):
                 raise ConfigError(
@@ -47,7 +50,17 @@ class Normalize(nn.Module):
             self.register_buffer(setting, channels.view(3, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images [B, 3, H, W], uint8 or floating point in [0, 1], to the type of `mean`."""
+        """Normalize images.
+
+        Args:
+            images: [B, 3, H, W], uint8, or floating point in [0, 1].
+
+        Returns:
+            Normalized images with the dtype of `mean`.
+
+        Raises:
+            ValueError: If the images have another dtype.
+        """
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
@@ -55,15 +68,14 @@ class Normalize(nn.Module):
                 f"images are {images.dtype}; give uint8 in 0..255 or floating point in [0, 1]"
             )
 
-        # Autocast leaves both operations alone, so the images are normalised in the parameters'
-        # type.
+        # Autocast does not change the dtype of these operations.
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
 
 class Backbone(Normalize):
-    """Turn images into tokens: scale and normalise the images, and run a network.
+    """Base class of backbones, which normalize images and map them to tokens.
 
-    It inherits the normalization because `mean` and `std` are keys of a checkpoint.
+    It inherits from `Normalize` because `mean` and `std` are keys of checkpoints.
     """
 
     norm: nn.Module
@@ -75,21 +87,25 @@ class Backbone(Normalize):
         self._norm_path: str | None = None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the tokens [B, N, C] of a batch of images, row by row over the image.
+        """Compute the tokens of a batch of images.
 
-        Images [B, 3, H, W] are uint8 in 0..255, or floating point that is in [0, 1] already.
+        Args:
+            images: [B, 3, H, W], uint8, or floating point in [0, 1].
+
+        Returns:
+            Tokens [B, N, C] in row-major order of the image.
         """
         return self.norm(self._tokens(super().forward(images)))
 
     def _tokens(self, images: Tensor) -> Tensor:
-        """Return the tokens [B, N, C] of normalised images, before `norm`."""
+        """Return the tokens [B, N, C] of normalized images, before `norm`."""
         raise NotImplementedError
 
     def _check_tokens(self, tokens: Tensor) -> None:
-        """Raise a `ValueError` unless the tokens [1, N, C] are all of the image."""
+        """Raise ValueError if the tokens [1, N, C] include other than patch tokens."""
 
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
-        """Run one image through the network without memory: see `try_out`."""
+        """Run one image through the network on the meta device; see `try_out`."""
         remedy = f"tried with {height} x {width} pixels; take another network or size"
         with refusing(f"backbone.name={self._name}", ConfigError, remedy=remedy):
             tokens, unused = try_out(self, (3, height, width))
@@ -97,7 +113,7 @@ class Backbone(Normalize):
         return tokens, unused
 
     def _set_norm(self, feature_norm: FeatureNorm, path: str | None) -> None:
-        """Choose the norm of the tokens; `path` is that of the one behind the pooling, if any."""
+        """Set the norm of the tokens. `path` is the path of the norm after the pooling, or None."""
         self.norm = nn.LayerNorm(self.num_features) if feature_norm == "new" else nn.Identity()
         if feature_norm in ("auto", "pretrained"):
             self._norm_path = path
@@ -110,30 +126,30 @@ class Backbone(Normalize):
 
 
 def check_drop_path(drop_path: float | None) -> None:
-    """Raise a `ConfigError` unless the rate is in [0, 1)."""
+    """Raise ConfigError unless the rate is None or in [0, 1)."""
     if drop_path is not None and not 0 <= drop_path < 1:
         raise ConfigError(f"backbone.drop_path={drop_path}: give a rate in [0, 1)")
 
 
 def read_weights(path: str) -> dict[str, Any]:
-    """Read a file of plain tensors."""
+    """Read a state dict of plain tensors from a file."""
     state = load_state_dict(str(Path(path).expanduser()), weights_only=True)
-    # timm would treat an empty dictionary as none, and download weights.
+    # timm would ignore an empty state dict and download weights.
     assert state, "no tensors"
     return dict(state)
 
 
 @contextmanager
 def loading(name: str, pretrained: bool | str) -> Iterator[None]:
-    """Turn whatever happens while weights are loaded into one line that names them."""
+    """Convert exceptions while weights are loaded into ConfigError, and keep the random state."""
     try:
-        # The network from which they are copied draws random numbers; the head's stay the same.
-        # torch reports a download on standard output, which is for results.
+        # Building the second network draws random numbers, which must not change the head.
+        # torch prints downloads on standard output, which is reserved for results.
         with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr), quick_hub():
             yield
     except Exception as error:
         value = "true" if pretrained is True else pretrained
-        # torch names the tensors that do not fit in further lines.
+        # torch lists mismatched tensors in several lines.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
         raise ConfigError(
             f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); "
@@ -144,7 +160,7 @@ def loading(name: str, pretrained: bool | str) -> Iterator[None]:
 
 @contextmanager
 def quick_hub() -> Iterator[None]:
-    """Use only the cache where the hub does not answer: each download would be retried."""
+    """Use only the cache if the hub is not reachable. Each download would be retried otherwise."""
     constants = huggingface_hub.constants
     before = constants.HF_HUB_OFFLINE
     try:
@@ -159,36 +175,36 @@ def quick_hub() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-# Arguments of timm that model_args must not hold: settings of the backbone, and those that would
-# read a file or an address that nobody asked for.
+# Arguments of timm that are not allowed in `model_args`: settings of the backbone, and arguments
+# that read files or URLs.
 _RESERVED = {"num_classes", "in_chans", "img_size", "drop_path_rate", "features_only"} | {
     argument for argument in inspect.signature(timm.create_model).parameters if argument != "kwargs"
 }
 
 
 class TimmBackbone(Backbone):
-    """Turn images into tokens with a network of timm's registry.
+    """Map images to tokens with a network of timm's registry.
 
-    Images are scaled to [0, 1] and normalised with the mean and standard deviation that the weights
-    were trained with. Class and register tokens are dropped. The attributes `network`, `norm`,
-    `mean` and `std` are public because their names are keys of a checkpoint; `num_features` is C,
-    the width of the tokens.
+    Images are scaled to [0, 1] and normalized with the mean and standard deviation of the weights.
+    Class and register tokens are dropped. The names of the attributes `network`, `norm`, `mean`
+    and `std` are keys of checkpoints. `num_features` is C, the width of the tokens.
 
     Args:
-        name: a network of timm, with the tag of its weights if there are several:
-            `resnet50.a1_in1k`.
-        pretrained: true for timm's weights, which are downloaded once, or the path of a file with
+        name: Name of a timm network, optionally with a pretrained tag: `resnet50.a1_in1k`.
+        pretrained: True for timm's weights, which are downloaded once, or the path of a file with
             weights of this network (.safetensors, .pth).
-        image_size: pixels per side, for a network that fixes it when built (ViT, Swin, Mixer); None
-            for the default of timm.
-        drop_path: highest rate of stochastic depth, in [0, 1); None for the network's own.
-        checkpointing: recompute activations in the backward pass, to save memory.
-        feature_norm: the norm of the tokens. `auto`: the one that the network has behind its
-            pooling, if any; `pretrained`: the same, and an error if there is none; `new`: a fresh
-            LayerNorm; `none`: no further norm.
-        mean: of the three channels, for images in [0, 1]; None for that of timm's weights.
-        std: likewise.
-        model_args: further keyword arguments of the network's constructor in timm.
+        image_size: Pixels per side, for networks with a fixed size (ViT, Swin, Mixer). None for
+            timm's default.
+        drop_path: Maximum rate of stochastic depth, in [0, 1). None for timm's default.
+        checkpointing: Recompute activations in the backward pass to save memory.
+        feature_norm: Norm of the tokens. `auto` uses the network's norm after the pooling, if any.
+            `pretrained` requires this norm. `new` adds a new LayerNorm. `none` adds no norm.
+        mean: Channel means for images in [0, 1]. None for the values of timm's weights.
+        std: Channel standard deviations. None for the values of timm's weights.
+        model_args: Further keyword arguments of the network's constructor in timm.
+
+    Raises:
+        ConfigError: If an argument is not valid, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -205,7 +221,7 @@ class TimmBackbone(Backbone):
         model_args: dict[str, Any] | None = None,
     ) -> None:
         check_drop_path(drop_path)
-        # Not every network takes these two, so they are passed on only if they are set.
+        # Some networks do not have the next two arguments, so pass them only if they are set.
         arguments = dict(model_args or {})
         if clash := sorted(_RESERVED & arguments.keys()):
             raise ConfigError(
@@ -219,9 +235,11 @@ class TimmBackbone(Backbone):
 
         network = _create(name, num_classes=0, **arguments)
         cfg = network.pretrained_cfg
-        super().__init__(
-            name, cfg["mean"] if mean is None else mean, cfg["std"] if std is None else std
-        )
+        if mean is None:
+            mean = cfg["mean"]
+        if std is None:
+            std = cfg["std"]
+        super().__init__(name, mean, std)
         self.network = network
         self.num_features = network.num_features
         self._set_norm(feature_norm, norm_behind_pooling(network))
@@ -235,25 +253,32 @@ class TimmBackbone(Backbone):
             except (AttributeError, AssertionError) as error:
                 raise self._refusal("checkpointing=true", "does not support it") from error
 
-        # At the end, so that nothing is downloaded before all other settings are known to be good.
+        # Load weights last, so that downloads start only if all other settings are valid.
         if pretrained:
             with loading(name, pretrained):
                 _load_weights(network, name, pretrained, arguments)
 
     def layers_below_head(self) -> dict[str, int]:
-        """Return how many layers each parameter is below the head of the model, by its name.
+        """Return the number of layers between each parameter and the head.
 
-        The layers are those of timm's layer decay: 1 for the last block, the most for the stem, and
-        0 for what timm counts as part of the classifier, such as a norm behind the pooling.
+        Layers are counted as in timm's layer decay: 1 for the last block, the maximum for the
+        stem, and 0 for parts of the classifier, such as a norm after the pooling.
+
+        Returns:
+            The number of layers by parameter name.
+
+        Raises:
+            ConfigError: If timm has no layer groups for this network.
         """
         if not hasattr(self.network, "group_matcher"):
             raise ConfigError(
                 f"optim.layer_decay: timm does not know the layers of {self._name}; leave it out"
             )
 
-        # timm counts from the stem, and puts a name that it does not match at the end: "classifier"
-        # stands for the classifier that this network does not have.
-        named = [*self.network.named_parameters(), ("classifier", None)]
+        # timm counts layers from the stem, and unknown names as the last layer. "classifier" is
+        # such a name, because this network has no classifier.
+        named = list(self.network.named_parameters())
+        named.append(("classifier", None))
         matcher = self.network.group_matcher(coarse=False)
         layers = group_with_matcher(iter(named), matcher, reverse=True)
         depth = {f"network.{name}": layers["classifier"] - layer for name, layer in layers.items()}
@@ -266,10 +291,10 @@ class TimmBackbone(Backbone):
         check_patches(self.network, tokens)
 
 
-# Any: timm's networks have no common interface that a type checker could know.
+# timm's networks have no common type, so they are annotated with Any.
 def _create(name: str, **arguments: Any) -> Any:
     """Build a network of timm's registry without weights."""
-    # timm would also take the address of a repository or a folder here, and read it.
+    # timm would also accept a repository or a folder here, and read it.
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         near = get_close_matches(architecture, timm.list_models(), n=3)
@@ -287,13 +312,14 @@ def _create(name: str, **arguments: Any) -> Any:
 def _load_weights(
     network: Any, name: str, pretrained: bool | str, arguments: dict[str, Any]
 ) -> None:
-    """Fill the whole network with the weights that timm publishes, or those of a file."""
-    # timm does not load strictly if the number of classes differs: layers that the weights lack
-    # stay random without a warning. So the weights go into a second network with their own number
-    # of classes, which timm fills strictly, and from there into ours.
-    num_classes, overlay = network.pretrained_cfg["num_classes"], None
+    """Load timm's weights or the weights of a file into the network, strictly."""
+    # timm does not load strictly if the number of classes differs: missing layers stay random
+    # without a warning. Load strictly into a second network with the number of classes of the
+    # weights, and copy them from there.
+    num_classes = network.pretrained_cfg["num_classes"]
+    overlay = None
     if pretrained is not True:
-        # With an overlay, timm takes the weights from `state_dict` and downloads nothing.
+        # timm then loads `state_dict` and does not download weights.
         state = read_weights(str(pretrained))
         num_classes = _num_classes(state, network)
         overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
@@ -310,15 +336,19 @@ def _load_weights(
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
-    """Return the number of classes of weights: the rows of their classifier, 0 without one."""
+    """Return the number of rows of the classifier in a state dict; 0 without a classifier."""
     cfg = network.pretrained_cfg
     classifier = cfg["classifier"]
     layers = [classifier] if isinstance(classifier, str) else list(classifier or ())
 
-    # In files of other programs the classifier often has one of these two names.
-    for layer in (*layers, "head", "fc"):
+    # Third-party files often use these names.
+    layers += ["head", "fc"]
+    for layer in layers:
         if f"{layer}.weight" in state:
             return len(state[f"{layer}.weight"])
 
-    # Our network has no classifier either. Otherwise let timm say what is wrong.
-    return 0 if state.keys() == network.state_dict().keys() else cfg["num_classes"]
+    # The keys match a network without a classifier. Otherwise timm raises an error.
+    if state.keys() == network.state_dict().keys():
+        return 0
+    num_classes: int = cfg["num_classes"]
+    return num_classes

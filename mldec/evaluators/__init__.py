@@ -1,4 +1,4 @@
-"""Evaluators: logits and targets in, named percentages out."""
+"""Evaluators: metrics in percent from logits and targets."""
 
 from typing import Protocol, runtime_checkable
 
@@ -6,31 +6,38 @@ from torch import Tensor
 
 
 class Evaluator(Protocol):
-    """Gather predictions batch by batch, then compute every number at once.
+    """Collect predictions batch by batch, then compute all metrics.
 
-    The constructor takes the number of classes K and keywords of its own. With several processes
-    each gets its share of the images, possibly none; `compute` exchanges what it needs, with
-    `mldec.runtime.distributed`, and returns the same on every process.
+    The constructor takes the number of classes K and further keyword arguments. With several
+    ranks, each rank updates with its share of the images, which may be empty. `compute` exchanges
+    data through `mldec.runtime.distributed` and returns the same metrics on all ranks.
     """
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        """Add a batch.
+
+        Args:
+            logits: Float [B, K].
+            targets: [B, K] of 1, 0 or -1 (not annotated).
+        """
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics in percent, and numbers of classes as "classes_...".
+        """Compute the metrics.
 
-        The first metric decides which checkpoint is the best; it is a `DataError` if it is NaN.
+        Returns:
+            Metrics in percent, and numbers of classes as "classes_...". The first metric selects
+            the best checkpoint; the caller raises `DataError` if it is NaN.
         """
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return K values per column, after `compute`, for the JSON and CSV reports."""
+        """Return the columns of the JSON and CSV reports, K values each. Call `compute` first."""
 
 
 @runtime_checkable
 class Thresholded(Protocol):
-    """An evaluator that counts a class as predicted if its logit is above a threshold.
+    """An evaluator that predicts a class if its logit is above a threshold.
 
-    The threshold is one for all classes, or one per class, float64 [K].
+    The threshold is a float for all classes, or a float64 tensor [K] with one value per class.
     """
 
     logit_threshold: float | Tensor

@@ -1,4 +1,4 @@
-"""Classes whose scores are the same for all images, so that they say nothing about an image."""
+"""Detection of classes with the same score for all images."""
 
 import math
 
@@ -9,25 +9,31 @@ from torch.nn.functional import softplus
 from mldec.runtime import distributed
 from mldec.runtime.devices import in_double
 
-SURE = math.log(0.999 / 0.001)  # the logit of a probability within 1e-3 of 1
-NEARLY_ALL = 0.99  # of the images
-LEAST_DEVIATION = 0.01  # of the logits of a class
+SURE = math.log(0.999 / 0.001)  # logit of a probability of 0.999
+NEARLY_ALL = 0.99  # fraction of the images
+LEAST_DEVIATION = 0.01  # minimum standard deviation of the logits of a class
 
 
 class ConstantScores:
     """Find the classes that have the same score for nearly all images.
 
-    Either 99 % of the probabilities lie within 1e-3 of 1, or of 0, and their log loss is above that
-    of a probability of 0.5 for each image; or the logits differ by nothing, with a standard
-    deviation below 0.01. The loss tells a class that never learned from a rare one, whose scores
-    are rightly near 0. A class whose labels are all alike is not judged. The limits are our choice.
+    A class is constant if the standard deviation of its logits is below 0.01. It is also constant
+    if 99 % of its probabilities are within 1e-3 of 1, or of 0, and its log loss exceeds log 2, the
+    loss of a constant probability of 0.5. The loss separates untrained classes from rare classes,
+    whose scores are near 0 for good reason. Classes with only one label value are ignored. The
+    limits are our choice.
     """
 
     def __init__(self, num_classes: int) -> None:
         self.sums = torch.zeros(7, num_classes, dtype=torch.float64)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        """Add a batch.
+
+        Args:
+            logits: Float [B, K].
+            targets: [B, K] of 1, 0 or -1 (not annotated).
+        """
         logits = in_double(logits)
         targets = targets.to(logits.device)
         positives = (targets == 1).double()
@@ -38,7 +44,7 @@ class ConstantScores:
         self.sums = self.sums.to(sums.device) + sums
 
     def classes(self) -> list[int]:
-        """Return the indices of these classes, by the images of all processes."""
+        """Return the indices of the constant classes over the images of all ranks."""
         images, positives, losses, logits, squares, high, low = distributed.total(self.sums.cpu())
         has_both = (positives > 0) & (positives < images)
         is_sure = torch.maximum(high, low) >= NEARLY_ALL * images

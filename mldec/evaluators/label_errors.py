@@ -1,7 +1,7 @@
-"""Labels that are probably wrong, by the scores of a model that was not trained on the images.
+"""Detection of probable label errors with the scores of a model on held-out images.
 
-Confident learning (Northcutt et al., arXiv 1911.00068) for several labels per image: every class is
-a binary problem of its own, with two labels, present and absent.
+This is confident learning (Northcutt et al., arXiv 1911.00068) for several labels per image. Each
+class is a separate binary problem with the labels present and absent.
 """
 
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-TOLERANCE = 1e-8  # of the gradient of a mean loss
-MOST_STEPS = 60
-LEAST_SCALE = 0.01  # of calibrated logits: their least standard deviation
-DEVIATION = 0.5  # of the slopes of classes, in units of the common one
+TOLERANCE = 1e-8  # gradient tolerance of the fit
+MOST_STEPS = 60  # maximum number of Newton steps
+LEAST_SCALE = 0.01  # minimum standard deviation of calibrated logits
+DEVIATION = 0.5  # prior standard deviation of a slope, relative to the common slope
 
 
 @dataclass(frozen=True)
 class Ranking:
     """All M annotated pairs of an image and a class, most suspicious first."""
 
-    images: np.ndarray  # index of the image, int64 [M]
-    classes: np.ndarray  # index of the class, int64 [M]
-    present: np.ndarray  # whether the label says that the image shows the class, bool [M]
-    probabilities: np.ndarray  # that the image shows the class, calibrated, float64 [M]
-    suspected: np.ndarray  # whether the label counts as wrong, see `suspected_labels`, bool [M]
+    images: np.ndarray  # image indices, int64 [M]
+    classes: np.ndarray  # class indices, int64 [M]
+    present: np.ndarray  # whether the label is "present", bool [M]
+    probabilities: np.ndarray  # calibrated probabilities of "present", float64 [M]
+    suspected: np.ndarray  # suspected label errors, see `suspected_labels`, bool [M]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -33,11 +33,16 @@ class Ranking:
 def rank(logits: np.ndarray, labels: np.ndarray) -> Ranking:
     """Rank all annotated pairs by the calibrated probability of their label, lowest first.
 
-    Logits are [N, K], labels int8 [N, K] of 1, 0 or -1 (not annotated).
+    Args:
+        logits: Float [N, K].
+        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
+
+    Returns:
+        The ranking of all annotated pairs.
     """
     probabilities = calibrated(logits, labels)
 
-    # Equal probabilities keep the order of the images.
+    # A stable sort keeps the order of the images for equal probabilities.
     images, classes = np.nonzero(labels >= 0)
     present = labels[images, classes] == 1
     of_class = probabilities[images, classes]
@@ -48,34 +53,48 @@ def rank(logits: np.ndarray, labels: np.ndarray) -> Ranking:
 
 
 def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return which labels are counted as wrong, bool [N, K]; the arguments are as for `rank`.
+    """Find the suspected label errors.
 
-    The threshold of a label is the mean probability of that label among the images of the class
-    that have it (equation 2 of the paper). A label is counted as wrong if the opposite label
-    reaches the threshold of that one, and is the more probable of the two, which is our condition.
-    A class without images of the opposite label has no threshold, and no suspects.
+    The threshold of a label is its mean probability over the images with this label (equation 2
+    of the paper). A label is suspected if the probability of the opposite label reaches the
+    threshold of the opposite label. We also require that the opposite label is more probable. A
+    class without images of the opposite label has no threshold and no suspected labels.
+
+    Args:
+        probabilities: Calibrated probabilities [N, K] in [0, 1].
+        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
+
+    Returns:
+        Bool [N, K].
     """
     of_present = _mean(probabilities, labels == 1)
     of_absent = _mean(1 - probabilities, labels == 0)
 
-    # A comparison with NaN is false.
+    # Comparisons with NaN return False.
     rather_present = (probabilities >= of_present) & (probabilities > 0.5)
     rather_absent = (1 - probabilities >= of_absent) & (probabilities < 0.5)
     return np.where(labels == 1, rather_absent, rather_present & (labels == 0))
 
 
 def _mean(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the mean of the chosen values per class, float64 [K]; NaN where none is chosen."""
+    """Return the mean of the chosen values per class, float64 [K]; NaN without chosen values."""
     counts = chosen.sum(0)
     sums = np.where(chosen, values, 0).sum(0)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
 def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the probability of each class by Platt scaling on its annotated images, [N, K].
+    """Calibrate each class by Platt scaling on its annotated images.
 
-    After training with the asymmetric loss, scores are no probabilities, and those of different
-    classes cannot be compared.
+    The asymmetric loss does not give calibrated probabilities. Uncalibrated scores of different
+    classes are not comparable.
+
+    Args:
+        logits: Float [N, K].
+        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
+
+    Returns:
+        Probabilities, float64 [N, K] in [0, 1].
     """
     probabilities = np.zeros(logits.shape)
     for column in range(logits.shape[1]):
@@ -87,18 +106,33 @@ def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def soft_targets(present: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return targets [N] or [N, K], and their log odds [] or [K], of labels bool of that shape.
+    """Return the soft targets of Platt (1999), which follow from a uniform prior.
 
-    The targets are not 1 and 0 but those that Platt (1999) derives from a uniform prior, so that a
-    class with few images, or one that the logits separate, has a finite slope.
+    They give a finite slope to classes with few images and to separable classes.
+
+    Args:
+        present: Positive labels, bool [N] or [N, K].
+        absent: Negative labels, bool of the same shape.
+
+    Returns:
+        Targets [N] or [N, K] in (0, 1), and the log odds [] or [K] of the classes.
     """
-    positives, negatives = present.sum(0), absent.sum(0)
+    positives = present.sum(0)
+    negatives = absent.sum(0)
     targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
     return targets, np.log((positives + 1) / (negatives + 1))
 
 
 def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Fit one slope for K classes that have an offset each; logits and labels are [N, K]."""
+    """Fit a common slope for K classes, with one offset per class.
+
+    Args:
+        logits: Float [N, K].
+        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
+
+    Returns:
+        The slope, above 0. It is 1 if all logits of each class are equal.
+    """
     annotated = labels >= 0
     targets, offsets = soft_targets(labels == 1, labels == 0)
     means = np.where(annotated, logits, 0).sum(0) / np.maximum(annotated.sum(0), 1)
@@ -108,13 +142,16 @@ def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
         return 1.0
     inputs /= spread
 
-    # Newton's method in bounded steps. The Hessian is diagonal but for the row of the slope.
+    # Newton's method with bounded steps. The Hessian is diagonal except for the row and the
+    # column of the slope.
     slope = 0.0
     for _ in range(MOST_STEPS):
         scores = expit(slope * inputs + offsets)
         wrong = np.where(annotated, scores - targets, 0)
         weights = np.where(annotated, scores * (1 - scores), 0) + TOLERANCE
-        mixed, of_offsets, wrong_offsets = (weights * inputs).sum(0), weights.sum(0), wrong.sum(0)
+        mixed = (weights * inputs).sum(0)
+        of_offsets = weights.sum(0)
+        wrong_offsets = wrong.sum(0)
         gradient = (wrong * inputs).sum() - (mixed * wrong_offsets / of_offsets).sum()
         step = gradient / ((weights * inputs**2).sum() - (mixed**2 / of_offsets).sum())
         step = np.clip(step, -1, 1)
@@ -128,32 +165,43 @@ def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
 def platt(
     logits: np.ndarray, present: np.ndarray, common: float | None = None
 ) -> tuple[float, float]:
-    """Fit slope and offset of the probability sigmoid(slope * logit + offset) of one class.
+    """Fit the probability sigmoid(slope * logit + offset) of one class.
 
-    A slope in common holds it back by a normal prior around it, which counts where images are few.
-    The slope is always positive, so that the order of the images stays: where a model is hardly
-    better than chance, all probabilities are near the frequency. It is 0 if all logits are equal.
+    The slope is never negative, so that the order of the images is kept. If the model is hardly
+    better than chance, all probabilities are close to the class frequency.
+
+    Args:
+        logits: Float [N].
+        present: Labels, bool [N].
+        common: Mean of a normal prior of the slope, which matters for few images. None for no
+            prior.
+
+    Returns:
+        Slope and offset. The slope is 0 if all logits are equal.
     """
     targets, prior = soft_targets(present, ~present)
 
-    # In units of their spread, so that the two parameters are of the same size.
+    # Standardize the logits, so that both parameters have the same scale.
     scores = logits.astype(np.float64)
     spread = scores.std() if len(scores) else 0.0
     if spread == 0:
         return 0.0, float(prior)
     mean = scores.mean()
     inputs = np.stack([(scores - mean) / spread, np.ones_like(scores)])
-    centre = np.array([0.0 if common is None else common * spread, 0])
+
+    # Mean and inverse variance of the prior of both parameters.
+    center = np.zeros(2)
     strength = np.zeros(2)
     if common is not None:
-        strength[0] = 1 / (DEVIATION * centre[0]) ** 2 / len(scores)
+        center[0] = common * spread
+        strength[0] = 1 / (DEVIATION * center[0]) ** 2 / len(scores)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the mean cross-entropy with the soft targets and the prior, and its gradient."""
+        """Return the mean cross-entropy plus the penalty of the prior, and its gradient."""
         scaled = weights @ inputs
         losses = np.logaddexp(0, scaled) - targets * scaled
-        pull = strength * (weights - centre)
-        loss = losses.mean() + pull @ (weights - centre) / 2
+        pull = strength * (weights - center)
+        loss = losses.mean() + pull @ (weights - center) / 2
         return float(loss), inputs @ (expit(scaled) - targets) / len(scaled) + pull
 
     def hessian(weights: np.ndarray) -> np.ndarray:
@@ -161,12 +209,13 @@ def platt(
         curvature = (inputs * (probabilities * (1 - probabilities))) @ inputs.T
         return curvature / len(probabilities) + np.diag(strength)
 
-    start = np.array([centre[0], prior])
+    start = np.array([center[0], prior])
     options = {"gtol": TOLERANCE}
     weights = minimize(loss, start, jac=True, hess=hessian, method="trust-exact", options=options).x
 
     scale, level = weights
     if scale < LEAST_SCALE:
-        scale, level = LEAST_SCALE, prior
+        scale = LEAST_SCALE
+        level = prior
     slope = scale / spread
     return float(slope), float(level - slope * mean)

@@ -1,4 +1,4 @@
-"""The metrics of papers on multi-label classification, from one pass over the predictions."""
+"""Metrics for multi-label classification, computed in one pass over the predictions."""
 
 import math
 
@@ -12,25 +12,25 @@ from mldec.runtime.devices import in_double
 
 
 class Counts:
-    """True positives, predictions and positives per class, for one rule of decision.
+    """True positives, predictions and positives per class, for one decision rule.
 
-    Targets of -1 are left out. The counts are float64 [K], where `in_double` puts those of the last
-    batch.
+    Targets of -1 are ignored. The counts are float64 [K]. Their device is the device of the last
+    batch, or the CPU if that has no float64.
     """
 
     def __init__(self, num_classes: int) -> None:
         self.hits, self.predicted, self.positives = torch.zeros(3, num_classes, dtype=torch.float64)
 
     def over_processes(self) -> "Counts":
-        """Return the sums over all processes; sums of whole numbers do not depend on the order."""
+        """Return the sums over all ranks. Sums of integers do not depend on the order."""
         sums = Counts(len(self.hits))
-        # In main memory: a process without an image has its counts there.
+        # All-reduce on the CPU: the counts of a rank without images are there.
         stacked = torch.stack([self.hits, self.predicted, self.positives]).cpu()
         sums.hits, sums.predicted, sums.positives = distributed.total(stacked)
         return sums
 
     def of_classes(self, chosen: Tensor) -> "Counts":
-        """Return the counts of some classes, given by indices or as bool [K]."""
+        """Return the counts of the classes with these indices, or with True in bool [K]."""
         selected = Counts(0)
         selected.hits = self.hits[chosen]
         selected.predicted = self.predicted[chosen]
@@ -38,27 +38,41 @@ class Counts:
         return selected
 
     def update(self, decided: Tensor, targets: Tensor) -> None:
-        """Add decisions bool [B, K] and targets [B, K] of 1, 0 or -1."""
-        positive, decided = targets == 1, decided & (targets >= 0)
+        """Add a batch.
+
+        Args:
+            decided: Predicted classes, bool [B, K].
+            targets: [B, K] of 1, 0 or -1 (not annotated).
+        """
+        positive = targets == 1
+        decided = decided & (targets >= 0)
         new = in_double(torch.stack([decided & positive, decided, positive]).sum(1))
         before = torch.stack([self.hits, self.predicted, self.positives]).to(new.device)
         self.hits, self.predicted, self.positives = before + new
 
     def per_class(self) -> dict[str, Tensor]:
-        """Return precision, recall and F1 per class: [K] in [0, 1], 0 where undefined."""
-        precision, recall = _share(self.hits, self.predicted), _share(self.hits, self.positives)
+        """Return precision, recall and F1 per class, [K] in [0, 1] each; 0 if undefined."""
+        precision = _share(self.hits, self.predicted)
+        recall = _share(self.hits, self.positives)
         return {"precision": precision, "recall": recall, "f1": _harmonic(precision, recall)}
 
     def summary(self, suffix: str = "") -> dict[str, float]:
         """Return the per-class (C) and overall (O) precision, recall and F1 in percent.
 
-        CF1 is the harmonic mean of CP and CR, as in most papers; CF1_mean is the mean of the
-        classes' F1, as in the official validate.py. A suffix is added to the names.
+        CF1 is the harmonic mean of CP and CR, as in most papers. CF1_mean is the mean F1 of the
+        classes, as in the official validate.py.
+
+        Args:
+            suffix: Appended to the names of the metrics.
+
+        Returns:
+            The metrics by name, in percent.
         """
         classes = self.per_class()
-        c_precision, c_recall = classes["precision"].mean(), classes["recall"].mean()
+        c_precision = classes["precision"].mean()
+        c_recall = classes["recall"].mean()
 
-        # Overall numbers come from the counts of all classes together.
+        # Overall metrics use the sums of the counts over the classes.
         o_precision = _share(self.hits.sum(), self.predicted.sum())
         o_recall = _share(self.hits.sum(), self.positives.sum())
 
@@ -75,22 +89,21 @@ class Counts:
 
 
 def logit_of(threshold: float) -> float:
-    """Return the logit of a probability: comparing logits saves the sigmoid of every score."""
+    """Return the logit of a threshold in (0, 1). Comparing logits avoids the sigmoid."""
     if not 0 < threshold < 1:
         raise ConfigError(f"data.threshold {threshold} is not in (0, 1)")
     return math.log(threshold / (1 - threshold))
 
 
 class MultiLabelEvaluator:
-    """mAP in its variants, and precision, recall and F1 at a threshold and at top-k.
+    """mAP in several variants, and precision, recall and F1 at a threshold and at top-k.
 
     Args:
-        num_classes: K.
-        threshold: a class is predicted if its probability (sigmoid of the logit) is above this
-            value in (0, 1).
-        top_k: the second rule of decision: the k highest logits of an image are predicted, and of
-            equal logits the lower class.
-        skip_empty: put mAP_skip_empty first in the metrics, unless no class has a positive.
+        num_classes: Number of classes K.
+        threshold: Probability (sigmoid of the logit) above which a class is predicted, in (0, 1).
+        top_k: Number of highest logits that the second decision rule predicts per image. Ties go
+            to the lower class index.
+        skip_empty: Return mAP_skip_empty as the first metric, unless no class has a positive.
     """
 
     def __init__(
@@ -106,23 +119,36 @@ class MultiLabelEvaluator:
         self.skip_empty = skip_empty
 
         self.predictions = Predictions(num_classes)
-        self.at_threshold, self.at_top_k = Counts(num_classes), Counts(num_classes)
+        self.at_threshold = Counts(num_classes)
+        self.at_top_k = Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        """Add a batch.
+
+        Args:
+            logits: Float [B, K].
+            targets: [B, K] of 1, 0 or -1 (not annotated).
+        """
         logits, targets = self.predictions.add(logits, targets)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
         self.at_top_k.update(top_k(logits, self.top_k), targets)
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: mAP, its variants, then P, R and F1 at the threshold and at top-k.
+        """Compute the metrics.
 
-        In mAP a class without a positive counts as 0; in mAP_skip_empty it is left out.
+        Classes without positives count as 0 in mAP. They are ignored in mAP_skip_empty.
+
+        Returns:
+            Percentages: mAP and its variants, then P, R and F1 at the threshold and at top-k.
+
+        Raises:
+            DataError: If a score is not finite.
         """
         logits, targets = self.predictions.shared_by_classes()
         per_class_ap = average_precision_of_all(logits, targets, interpolations=INTERPOLATIONS)
-        at_threshold, at_top_k = self.at_threshold.over_processes(), self.at_top_k.over_processes()
+        at_threshold = self.at_threshold.over_processes()
+        at_top_k = self.at_top_k.over_processes()
 
         self._per_class = {"AP": per_class_ap["none"], **at_threshold.per_class()}
         self._positives = at_threshold.positives
@@ -141,37 +167,47 @@ class MultiLabelEvaluator:
         }
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return AP, precision, recall and F1 in percent, and the number of positives."""
+        """Return AP, precision, recall and F1 in percent, and the positives, per class."""
         percentages = {name: (100 * column).tolist() for name, column in self._per_class.items()}
         return {**percentages, "positives": self._positives.tolist()}
 
 
 def on_device(threshold: float | Tensor, device: torch.device) -> float | Tensor:
-    """Return a threshold, or one per class, as it is compared with logits on a device."""
+    """Move a threshold tensor to the device of the logits. Floats are returned as they are."""
     if not isinstance(threshold, Tensor):
         return threshold
-    return (threshold.float() if device.type == "mps" else threshold).to(device)
+
+    # MPS has no float64.
+    if device.type == "mps":
+        threshold = threshold.float()
+    return threshold.to(device)
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Mark the k highest logits of each row, at most all K: float [B, K] -> bool [B, K].
+    """Mark the k highest logits of each row. Ties go to the lower class index.
 
-    Of equal logits the lower class comes first.
+    Args:
+        logits: Float [B, K].
+        k: Number of classes per row, limited to K.
+
+    Returns:
+        Bool [B, K].
     """
     k = min(k, logits.shape[1])
     lowest_marked = logits.topk(k, dim=1).values[:, -1:]
-    above, level = logits > lowest_marked, logits == lowest_marked
+    above = logits > lowest_marked
+    level = logits == lowest_marked
 
-    # topk does not say which of several equal logits it takes, so they are dealt out here.
+    # The order of ties in torch.topk is undefined, so they are resolved here.
     remaining = k - above.sum(1, keepdim=True)
     return above | (level & (level.cumsum(1, dtype=torch.int32) <= remaining))
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """Divide counts; 0 where the whole is 0."""
+    """Divide counts. The result is 0 where `whole` is 0."""
     return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0.0)
 
 
 def _harmonic(a: Tensor, b: Tensor) -> Tensor:
-    """Return the harmonic mean; 0 where both values are 0."""
+    """Return the harmonic mean of two values; 0 where both are 0."""
     return torch.where(a + b > 0, 2 * a * b / (a + b).clamp(min=1e-12), 0.0)

@@ -1,4 +1,4 @@
-"""The metrics of partial labels: only annotated labels count."""
+"""Metrics for partial labels. Only annotated labels count."""
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ from mldec.runtime import distributed
 class PartialLabelEvaluator:
     """mAP, precision, recall and F1 over the annotated labels (1 and 0).
 
-    For comparison also the mAP with -1 taken as negative.
+    mAP_naive treats labels of -1 as negative, for comparison.
 
-    Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial. The numbers of the paper on Open Images are
-    `mAP_partial`.
+    Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial. The paper reports `mAP_partial` on Open
+    Images.
 
     Args:
-        num_classes: K.
-        threshold: see `MultiLabelEvaluator`.
+        num_classes: Number of classes K.
+        threshold: See `MultiLabelEvaluator`.
     """
 
     def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:
@@ -28,32 +28,40 @@ class PartialLabelEvaluator:
         self.at_threshold = Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        """Add a batch.
+
+        Args:
+            logits: Float [B, K].
+            targets: [B, K] of 1, 0 or -1 (not annotated).
+        """
         logits, targets = self.predictions.add(logits, targets)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
 
     def compute(self) -> dict[str, float]:
-        """Return percentages, then numbers of classes.
+        """Compute the metrics.
 
-        mAP_partial: mean over the valid classes, those with an annotated positive and an annotated
-        negative. mAP_weighted: the same, with each class weighted by its positives. mAP_naive:
-        labels that are not annotated are negative, and a class without a positive counts as 0, as
-        in fully annotated data. P, R and F1 at the threshold are those of the valid classes and
-        their annotated labels. A class that is not valid is counted once: without labels, else
-        without positives, else without negatives.
+        A class is valid if it has an annotated positive and an annotated negative. Each invalid
+        class is counted once: without labels, else without positives, else without negatives.
+
+        - mAP_partial is the mean AP over the valid classes.
+        - mAP_weighted weights each valid class by its number of positives.
+        - mAP_naive treats labels of -1 as negative. Classes without positives count as 0.
+        - P, R and F1 at the threshold use the annotated labels of the valid classes.
+
+        Returns:
+            Percentages, then numbers of classes.
 
         Raises:
-            DataError: if no class is valid.
+            DataError: If no class is valid, or a score is not finite.
         """
         logits, targets = self.predictions.shared_by_classes()
         per_class_ap = average_precision_of_all(logits, targets)["none"]
         naive = average_precision_of_all(logits, [block.clamp(min=0) for block in targets])["none"]
 
-        # Each process counts the labels of its share of the classes.
-        positives, negatives = (
-            distributed.join_columns(_count(targets, value)) for value in (1, 0)
-        )
+        # Each rank counts the labels of its share of the classes.
+        positives = distributed.join_columns(_count(targets, 1))
+        negatives = distributed.join_columns(_count(targets, 0))
 
         valid = (positives > 0) & (negatives > 0)
         self._per_class = {
@@ -82,10 +90,10 @@ class PartialLabelEvaluator:
         }
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return AP (NaN if not valid) and AP_naive in percent, and the annotated labels."""
+        """Return AP (NaN if invalid) and AP_naive in percent, and the label counts, per class."""
         return {name: column.tolist() for name, column in self._per_class.items()}
 
 
 def _count(targets: list[Tensor], value: int) -> Tensor:
-    """Count the targets of one value per class, in blocks [n, K]: int64 [K]."""
+    """Return the number of targets with a value per class, int64 [K], from blocks [n, K]."""
     return torch.stack([(block == value).sum(0) for block in targets]).sum(0)

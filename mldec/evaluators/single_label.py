@@ -1,4 +1,4 @@
-"""The metrics of papers on single-label classification, from one pass over the predictions."""
+"""Metrics for single-label classification, computed in one pass over the predictions."""
 
 import torch
 from torch import Tensor
@@ -9,23 +9,26 @@ from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
 from mldec.runtime.devices import in_double, moved
 
-# Probabilities are stored as multiples of 2**-30: sums of whole numbers do not depend on the order.
+# Probabilities are stored as multiples of 2**-30. Sums of integers do not depend on the order.
 FIXED_POINT = 2**30
-BINS = 15  # of the confidence, for the calibration error
+BINS = 15  # confidence bins of the calibration error
 
 
 class SingleLabelEvaluator:
     """Accuracy at top-1 and top-k, accuracy per class, calibration error, and confused classes.
 
-    The prediction is the highest logit; of equal ones the lowest class. It is right if the target
-    has a 1 there: one-hot rows are the rule, and rows with several 1 (the ReaL labels of ImageNet)
-    accept each of them. Rows without a 1 are left out.
+    The prediction is the class with the highest logit. Ties go to the lower class index. It is
+    correct if the target of this class is 1. Targets are usually one-hot. Rows with several 1 (the
+    ReaL labels of ImageNet) accept each of these classes. Rows without a 1 are ignored.
 
     Args:
-        num_classes: K.
-        top_k: for the second accuracy, where the label is among the k highest logits; None is 5,
-            left out for fewer classes than that.
-        suffix: of the metrics' names, for other labels than the dataset's own, such as "_real".
+        num_classes: Number of classes K.
+        top_k: k of the top-k accuracy, from 2 to K. None selects 5, or no top-k accuracy if K is
+            smaller.
+        suffix: Appended to the names of the metrics, such as "_real" for alternative labels.
+
+    Raises:
+        ConfigError: If `top_k` is out of range.
     """
 
     def __init__(self, num_classes: int, *, top_k: int | None = None, suffix: str = "") -> None:
@@ -35,16 +38,24 @@ class SingleLabelEvaluator:
             raise ConfigError(f"data.top_k is {top_k}, of {num_classes} classes; give at most that")
 
         self.k = 5 if top_k is None else top_k
-        self.num_classes, self.suffix = num_classes, suffix
-        # Per batch int64 [5, n], on its device: label (-1 without one), prediction, right, right
-        # within top-k, and the confidence times FIXED_POINT (-1 if a logit is not finite).
+        self.num_classes = num_classes
+        self.suffix = suffix
+        # Int64 [5, n] per batch, on its device. The rows are label (-1 if there is none),
+        # prediction, correct, correct at top-k, and confidence times FIXED_POINT (-1 if a logit
+        # is not finite).
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: finite logits float [B, K]; targets [B, K] of 1 and 0."""
-        logits, valid = logits.float(), moved(targets, logits.device) == 1
+        """Add a batch.
 
-        # The label of a wrong answer is the first valid one.
+        Args:
+            logits: Float [B, K]. `compute` raises an error if they are not finite.
+            targets: [B, K] of 1 and 0.
+        """
+        logits = logits.float()
+        valid = moved(targets, logits.device) == 1
+
+        # The label of a wrong prediction is the first valid class.
         predicted = logits.argmax(1)
         right = valid.gather(1, predicted[:, None])[:, 0]
         label = torch.where(right, predicted, valid.int().argmax(1))
@@ -57,12 +68,19 @@ class SingleLabelEvaluator:
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: top1 first, top-k, the mean of the accuracies per class, and ECE.
+        """Compute the metrics.
 
-        ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3). The
-        confidence (softmax of the prediction) puts each image into one of `BINS` intervals of equal
-        width, (low, high]; ECE is the mean over the images of |accuracy - mean confidence| of their
-        interval. Classes without an image are left out of the mean accuracy.
+        ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3).
+        The confidence is the softmax probability of the prediction. It is divided into `BINS`
+        intervals (low, high] of equal width. ECE is the mean of |accuracy - mean confidence| of
+        the intervals, weighted by their number of images.
+
+        Returns:
+            Percentages: top1, top-k, class_accuracy and ECE. class_accuracy is the mean accuracy
+            of the classes with images.
+
+        Raises:
+            DataError: If a score is not finite, or no image has a label.
         """
         own_rows = torch.cat([rows.cpu() for rows in self.rows], dim=1)
         rows = torch.cat(distributed.gather(own_rows), dim=1)
@@ -79,22 +97,27 @@ class SingleLabelEvaluator:
         values = {"top1": right.double().mean()}
         if self.num_classes >= self.k:
             values[f"top{self.k}"] = within.double().mean()
-        # A class without an image is 0 / 0, which nanmean leaves out.
+        # Classes without images are 0 / 0, which nanmean ignores.
         values["class_accuracy"] = (self._hits.double() / self._counts).nanmean()
         values["ECE"] = _calibration_error(right, confidence)
         return {name + self.suffix: 100 * value.item() for name, value in values.items()}
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return accuracy in percent and the number of images per class, after `compute`."""
+        """Return the accuracy in percent and the number of images per class."""
         return {
             "accuracy": (100 * self._hits.double() / self._counts).tolist(),
             "images": self._counts.tolist(),
         }
 
     def pairs(self, limit: int = 20) -> list[tuple[int, int, int]]:
-        """Return the most frequent mistakes, after `compute`: label, prediction, number of images.
+        """Return the most frequent confusions. Call `compute` first.
 
-        Of equally frequent pairs the lower class comes first.
+        Args:
+            limit: Maximum number of pairs.
+
+        Returns:
+            Label, prediction and number of images of each pair, most frequent first. Ties are
+            sorted by label and prediction.
         """
         mistakes, counts = self._mistakes.unique(return_counts=True)
         order = counts.argsort(descending=True, stable=True)[:limit]
@@ -106,11 +129,11 @@ class SingleLabelEvaluator:
 
 
 def _calibration_error(right: Tensor, confidence: Tensor) -> Tensor:
-    """Return the sum over the bins of |right answers - confidence|, per image."""
-    # Less one step, because an interval holds its upper bound.
+    """Return the sum over the bins of |correct - confidence|, divided by the number of images."""
+    # Subtract one fixed-point step, because an interval includes its upper bound.
     bins = ((confidence * BINS - 1) // FIXED_POINT).clamp(0, BINS - 1)
 
-    # Sums of whole numbers below 2**53 are exact.
+    # Float64 sums of integers are exact below 2**53.
     gaps = (right * FIXED_POINT - confidence).double()
     per_bin = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gaps)
     return per_bin.abs().sum() / FIXED_POINT / len(right)

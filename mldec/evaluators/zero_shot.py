@@ -1,4 +1,4 @@
-"""Zero-shot and generalised zero-shot metrics, from one pass over the logits of all classes."""
+"""Zero-shot and generalized zero-shot metrics, computed in one pass over the predictions."""
 
 from collections.abc import Sequence
 
@@ -11,30 +11,32 @@ from mldec.evaluators.multi_label import Counts, logit_of, on_device, top_k
 from mldec.runtime import distributed
 from mldec.runtime.devices import moved
 
-TOP_K = (3, 5)  # of table 6 of the paper
+TOP_K = (3, 5)  # as in table 6 of the paper
 
 
 class ZeroShotEvaluator:
-    """mAP, and precision, recall and F1 at a threshold and overall at 3 and 5, for zero-shot.
+    """Zero-shot mAP, and precision, recall and F1 at a threshold and at top-3 and top-5.
 
-    Metrics named zsl are among the unseen classes, those named gzsl among all classes. Each query
-    is decoded by itself, so the logits of the unseen classes are the same in both cases. Papers
-    differ in which images they evaluate:
+    The zsl metrics use the unseen classes, the gzsl metrics all classes. Each query is decoded
+    independently, so the logits of the unseen classes are the same in both cases. Papers differ
+    in the images that they evaluate:
 
-    - "unseen", the official code: images with an unseen label. All others are left out everywhere.
-    - "all", as LESA and BiAM: gzsl, seen and harmonic are over all images. zsl stays over the
-      images with an unseen label, so that it means the same as above; zsl_all is among the unseen
-      classes over all images.
+    - "unseen", as in the official code, uses only the images with an unseen label.
+    - "all", as in LESA and BiAM, uses all images for gzsl, seen and harmonic. zsl still uses the
+      images with an unseen label. zsl_all uses the unseen classes and all images.
 
-    Source: official train_zsl_nus.py for zsl_mAP; it has none of the other metrics.
+    Source: official train_zsl_nus.py for zsl_mAP. It has none of the other metrics.
 
     Args:
-        num_classes: number of all classes K.
-        unseen: indices of the classes that training did not see. If they are none, the metrics of
-            the unseen classes and the harmonic mean are left out; if they are all, those of the
-            seen classes and the harmonic mean.
+        num_classes: Number of all classes K.
+        unseen: Indices of the unseen classes. Metrics of the unseen classes are omitted if there
+            are none, and metrics of the seen classes if all are unseen. The harmonic mean needs
+            both.
         images: "unseen" or "all".
-        threshold: see `MultiLabelEvaluator`.
+        threshold: See `MultiLabelEvaluator`.
+
+    Raises:
+        ConfigError: If `images` is "unseen" and there are no unseen classes.
     """
 
     def __init__(
@@ -53,29 +55,42 @@ class ZeroShotEvaluator:
         self.all_images = images == "all"
         self.is_unseen = torch.zeros(num_classes, dtype=torch.bool).index_fill(0, self.unseen, True)
         self.predictions = Predictions(num_classes)
-        self._columns = self.unseen  # the same, on the device of the logits
+        self._columns = self.unseen  # a copy on the device of the logits
 
-        # Number of classes of each kind of metric. The first kind gives the metric to follow.
-        widths = {"zsl": len(self.unseen)} if len(unseen) else {}
+        # Number of classes per kind of metrics. The mAP of the first kind is the first metric.
+        widths = {}
+        if len(unseen):
+            widths["zsl"] = len(self.unseen)
         widths["gzsl"] = num_classes
         if self.all_images and len(unseen):
             widths["zsl_all"] = len(self.unseen)
-        self.counts = {(kind, k): Counts(width) for kind, width in widths.items() for k in TOP_K}
-        self.at_threshold = {kind: Counts(width) for kind, width in widths.items()}
+        self.counts: dict[tuple[str, int], Counts] = {}
+        self.at_threshold: dict[str, Counts] = {}
+        for kind, width in widths.items():
+            self.at_threshold[kind] = Counts(width)
+            for k in TOP_K:
+                self.counts[kind, k] = Counts(width)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits float [B, K]; targets [B, K] of 1, 0 or -1 (not annotated)."""
+        """Add a batch.
+
+        Args:
+            logits: Float [B, K].
+            targets: [B, K] of 1, 0 or -1 (not annotated).
+        """
         if not self.all_images:
-            # By the targets in main memory: a device would have to be waited for.
+            # Select the images on the CPU, which avoids a device sync.
             targets = targets.cpu()
             [keep] = self._has_unseen(targets).nonzero(as_tuple=True)
-            logits, targets = logits[moved(keep, logits.device)], targets[keep]
+            logits = logits[moved(keep, logits.device)]
+            targets = targets[keep]
         logits, targets = self.predictions.add(logits, targets)
         self._columns = self._columns.to(logits.device)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
 
-        # Labels of -1 are left out: with them an image without an unseen label does not count.
-        unseen_logits, unseen_targets = logits[:, self._columns], targets[:, self._columns]
+        # Targets of -1 are ignored. They mask the images without an unseen label.
+        unseen_logits = logits[:, self._columns]
+        unseen_targets = targets[:, self._columns]
         has_unseen = (unseen_targets == 1).any(1, keepdim=True)
         views = {
             "zsl": (unseen_logits, unseen_targets.where(has_unseen, -1)),
@@ -90,11 +105,11 @@ class ZeroShotEvaluator:
             counts.update(scores > self.logit_threshold, labels)
 
     def _has_unseen(self, targets: Tensor) -> Tensor:
-        """Tell which images have an unseen label: targets [B, K] -> bool [B]."""
+        """Return whether each image has an unseen label: targets [B, K] -> bool [B]."""
         return (targets[:, self.unseen] == 1).any(1)
 
     def _images_with_unseen_label(self) -> Predictions:
-        """Return the predictions of zsl: of unseen classes, on images with an unseen label."""
+        """Return the predictions of the unseen classes on the images with an unseen label."""
         predictions = Predictions(len(self.unseen))
         for logits, targets in self.predictions.blocks():
             keep = self._has_unseen(targets)
@@ -102,28 +117,38 @@ class ZeroShotEvaluator:
         return predictions
 
     def compute(self) -> dict[str, float]:
-        """Return percentages: mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1.
+        """Compute the metrics.
 
-        Without an unseen or without a seen class, the numbers that need one are left out.
+        - Classes without positives count as 0, as in the official code. They are ignored in the
+          metrics with `_skip_empty`.
+        - harmonic_mAP is 2 s u / (s + u), where s is seen_mAP and u the mAP of the unseen classes
+          on the same images: zsl_mAP or zsl_all_mAP.
+        - P, R and F1 at the threshold are per class (C) and overall (O), as in
+          `MultiLabelEvaluator`.
+        - P, R and F1 at top-k are overall. The k highest logits of an image are predicted, or all
+          of them if there are fewer classes.
 
-        A class without a positive counts as 0, as in the official code, or is left out
-        (`_skip_empty`). harmonic_mAP is 2 s u / (s + u) of seen_mAP and the mAP of the unseen
-        classes over the same images: zsl_mAP or zsl_all_mAP. At the threshold, P, R and F1 are per
-        class (C) and overall (O), as those of `MultiLabelEvaluator`. At k they are overall, and the
-        k highest logits of an image (all, if there are fewer classes) are predicted.
+        Returns:
+            Percentages: mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1. Metrics that
+            need unseen or seen classes are omitted if there are none.
+
+        Raises:
+            DataError: If a score is not finite.
         """
         every = _per_class_ap(self.predictions)
         unseen = every[self.unseen]
         self._per_class = {"AP": 100 * every, "unseen": self.is_unseen.double()}
 
-        # For each kind, the AP of the classes that its mAP is the mean of.
-        per_class_ap = {"zsl": unseen} if len(unseen) else {}
+        # AP of the classes of each kind.
+        per_class_ap = {}
+        if len(unseen):
+            per_class_ap["zsl"] = unseen
         per_class_ap["gzsl"] = every
         if self.all_images and len(unseen):
             per_class_ap["zsl"] = _per_class_ap(self._images_with_unseen_label())
             per_class_ap["zsl_all"] = unseen
 
-            # The column of the report has all K classes; the seen ones have no AP of this kind.
+            # Report columns have K rows. The zsl AP of seen classes is NaN.
             undefined = torch.full_like(every, torch.nan)
             self._per_class["AP_zsl"] = undefined.index_copy(
                 0, self.unseen, 100 * per_class_ap["zsl"]
@@ -146,18 +171,20 @@ class ZeroShotEvaluator:
         metrics = {name: 100 * value.item() for name, value in values.items()}
         for (kind, k), counts in self.counts.items():
             overall = counts.over_processes().summary()
-            metrics |= {f"{kind}_{name}@{k}": overall[f"O{name}"] for name in ("P", "R", "F1")}
+            for name in ("P", "R", "F1"):
+                metrics[f"{kind}_{name}@{k}"] = overall[f"O{name}"]
         for kind, counts in self.at_threshold.items():
             summary = counts.over_processes().summary()
-            metrics |= {f"{kind}_{name}": value for name, value in summary.items()}
+            for name, value in summary.items():
+                metrics[f"{kind}_{name}"] = value
         return metrics
 
     def per_class(self) -> dict[str, list[float]]:
-        """Return AP in percent, 1 for an unseen class, and the positives, after `compute`."""
+        """Return AP in percent, whether a class is unseen (1 or 0), and the positives."""
         return {name: column.tolist() for name, column in self._per_class.items()}
 
 
 def _per_class_ap(predictions: Predictions) -> Tensor:
-    """Return the AP per class over all images: float64 [K] in [0, 1], NaN without a positive."""
+    """Return the AP per class, float64 [K] in [0, 1]; NaN for classes without positives."""
     logits, targets = predictions.shared_by_classes()
     return average_precision_of_all(logits, targets)["none"]

@@ -1,1 +1,1 @@
-"""Files: text, atomic writes, tensors, the cache, and the folder of a run."""
+"""Files: text, atomic writes, tensors, the cache, and run folders."""

@@ -1,4 +1,4 @@
-"""Write result files, completely or not at all."""
+"""Atomic writes of result files."""
 
 import csv
 import json
@@ -17,10 +17,15 @@ STANDARD_OUTPUT = "-"
 
 
 def check_targets(*targets: str | None, **with_ending: str | None) -> None:
-    """Raise a `ConfigError` unless result files can be written, before the work that fills them.
+    """Check that result files can be written, before the results are computed.
 
-    A target is the path of a file, "-" for standard output, or None for a result nobody wants. With
-    a keyword, the ending of such results, a file that has another ending is not replaced.
+    Args:
+        *targets: Paths, "-" for standard output, or None for no output.
+        **with_ending: Targets by file extension. Existing files with another extension are not
+            replaced.
+
+    Raises:
+        ConfigError: If a file cannot be written, or two targets are the same file.
     """
     for ending, target in with_ending.items():
         if target == STANDARD_OUTPUT and ending in ("html", "pt"):
@@ -31,18 +36,19 @@ def check_targets(*targets: str | None, **with_ending: str | None) -> None:
                 f"{path} exists, and is no .{ending} file that could be replaced: name another one"
             )
 
-    chosen = [target for target in (*targets, *with_ending.values()) if target is not None]
+    every = targets + tuple(with_ending.values())
+    chosen = [target for target in every if target is not None]
     for target in chosen:
         if target != STANDARD_OUTPUT:
             _check_file(Path(target))
 
-    # Compare the real paths: one of them may be a link to the other.
+    # Compare real paths, because one may be a link to the other.
     if len({os.path.realpath(target) for target in chosen}) < len(chosen):
         raise ConfigError(f"cannot write two results to {chosen[0]}: choose another name for one")
 
 
 def _check_file(path: Path) -> None:
-    """Check that one file can be written, or created."""
+    """Raise ConfigError unless a file can be written or created."""
     existing = path if path.exists() else path.parent
     fault = None
     if path.is_dir():
@@ -56,14 +62,22 @@ def _check_file(path: Path) -> None:
 
 
 def is_stream(target: str) -> bool:
-    """Tell whether a target is written as its content comes: standard output, a device, a pipe."""
+    """Return True for targets that are written directly: standard output, devices and pipes."""
     path = Path(target)
     return target == STANDARD_OUTPUT or (path.exists() and not (path.is_file() or path.is_dir()))
 
 
 def check_folder(option: str, folder: str) -> None:
-    """Raise a `ConfigError`, which names the option, unless a folder can be made and written to."""
-    # What exists of the path decides whether the rest can be made.
+    """Check that a folder can be created and written to.
+
+    Args:
+        option: Name of the option, for the error message.
+        folder: Path of the folder.
+
+    Raises:
+        ConfigError: If it cannot be created or written to.
+    """
+    # The rest of the path is created in the deepest existing folder.
     existing = Path(folder).absolute()
     while not existing.exists():
         existing = existing.parent
@@ -78,15 +92,23 @@ def check_folder(option: str, folder: str) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as standard JSON, in which infinite and NaN numbers become null.
+    """Return a value as standard JSON.
 
-    Characters that are not Unicode, such as a byte of a file name in another encoding, are escaped.
+    Infinite and NaN numbers become null. Characters that are not valid Unicode, such as bytes of a
+    file name in another encoding, are escaped.
+
+    Args:
+        value: Plain containers and values.
+        indent: Number of spaces per level; None for one line.
+
+    Returns:
+        The JSON text.
     """
     return json.dumps(_clean(value), indent=indent, allow_nan=False)
 
 
 def _clean(value: Any) -> Any:
-    """Copy a tree of values without what JSON and UTF-8 cannot hold."""
+    """Copy a tree of values, and replace values that JSON and UTF-8 do not support."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -99,9 +121,9 @@ def _clean(value: Any) -> Any:
 
 
 def named(name: str) -> dict[str, str]:
-    """Return the entries of an object in JSON that name an image.
+    """Return the entries of a JSON object with the name of an image.
 
-    JSON is UTF-8, which a path need not be: such a path is given in hexadecimal too.
+    A name that is not valid UTF-8 is escaped, and also returned in hexadecimal as "image_bytes".
     """
     encoded = os.fsencode(name)
     try:
@@ -119,14 +141,23 @@ def replacing(
     of_user: bool = False,
     tag: str | None = None,
 ) -> Iterator[BinaryIO]:
-    """Open a file to write bytes, which gets its name if the block ends without an error.
+    """Write a temporary file that replaces `path` if the block ends without an error.
 
-    Otherwise an existing file stays as it is. The folder of the file is made. With `durable` the
-    content is on the disk before the name. `of_run` says that it is of a training run. With either,
-    one process at a time writes it, see `RunLock`: its temporary file has a fixed name, so that
-    killed runs leave one at most. With `of_user` the file belongs to the user and is only updated:
-    its mode and owner are kept, and the content is on the disk before the name. A `tag` names the
-    temporary file of one of several commands that may write the same file.
+    After an error, an existing file is unchanged. The parent folder is created.
+
+    Files with `durable` or `of_run` are written by one process at a time, see `RunLock`. Their
+    temporary file has a fixed name, so that killed runs leave at most one.
+
+    Args:
+        path: The file to write.
+        durable: Flush the content to the disk before the file is renamed.
+        of_run: Whether the file belongs to a training run, for error messages.
+        of_user: Keep the mode and the owner of an existing file of the user. Implies the flush of
+            `durable`.
+        tag: Part of the temporary file's name, if several commands may write the same file.
+
+    Raises:
+        DataError: If the file cannot be written.
     """
     name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
     if tag is not None:
@@ -150,7 +181,7 @@ def replacing(
 
 
 def _copy_owner(source: Path, target: Path) -> None:
-    """Give a file the owner and the mode of another one."""
+    """Copy the owner and the mode of a file to another file."""
     known = source.stat()
     made = target.stat()
     if (known.st_uid, known.st_gid) != (made.st_uid, made.st_gid):
@@ -159,28 +190,35 @@ def _copy_owner(source: Path, target: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file, completely or not at all, and the folder that it is in; see `replacing`."""
+    """Write a file atomically, and create its folder; see `replacing`."""
     with replacing(path) as file:
         file.write(content)
 
 
 def write_result(target: str, text: str) -> None:
-    """Write a whole result file of text; see `write_texts`."""
+    """Write a text to a result file; see `write_texts`."""
     write_texts(target, [text])
 
 
 def write_texts(target: str, texts: Iterable[str]) -> None:
-    """Write a result file of texts, completely or not at all; see `replacing`.
+    """Write texts to a result file atomically; see `replacing`.
 
-    A device, a pipe and standard output, which is "-", are written directly, each text at once.
+    Args:
+        target: Path of the file. Standard output ("-"), devices and pipes are written directly
+            and flushed after each text.
+        texts: The content of the file.
+
+    Raises:
+        DataError: If the target cannot be written.
     """
     if not is_stream(target):
-        # What a link leads to is replaced, and not the link.
+        # Replace the target of a link, not the link itself.
         with replacing(Path(os.path.realpath(target))) as file:
             file.writelines(text.encode() for text in texts)
         return
 
-    name, stream = "standard output", sys.stdout
+    name = "standard output"
+    stream = sys.stdout
     if target != STANDARD_OUTPUT:
         name = target
         with writing(name):
@@ -191,19 +229,18 @@ def write_texts(target: str, texts: Iterable[str]) -> None:
                 stream.write(text)
                 stream.flush()
     finally:
-        # Standard output belongs to the whole process. Closing flushes, which may fail on the full
-        # disk that the write has reported already.
+        # Standard output stays open. `close` flushes, and may repeat an error of the write.
         if stream is not sys.stdout:
             with suppress(OSError):
                 stream.close()
 
 
 def csv_lines(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> Iterator[str]:
-    """Return rows as lines of CSV."""
-    # The writer returns what `write` returns.
+    """Return rows as lines of CSV, with line terminator `end`."""
+    # `writerow` returns the result of `write`, which is the line.
     return map(csv.writer(SimpleNamespace(write=str), lineterminator=end).writerow, rows)
 
 
 def write_json(target: str, content: Any) -> None:
-    """Write a whole result file of JSON; see `to_json`."""
+    """Write a value to a JSON result file; see `to_json`."""
     write_result(target, to_json(content, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The cache folder, and arrays stored in it."""
+"""The cache folder, and cached arrays."""
 
 import logging
 import os
@@ -14,33 +14,35 @@ from mldec.files.atomic import replacing
 log = logging.getLogger("mldec")
 
 
-FORMAT = 6  # of a cached table; raise it when the meaning of a stored array changes
+FORMAT = 6  # version of cached tables; increase it when the meaning of an array changes
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return the folder of the cache: the setting, or $XDG_CACHE_HOME/mldec or ~/.cache/mldec."""
+    """Return the cache folder: the setting, else $XDG_CACHE_HOME/mldec, else ~/.cache/mldec."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mldec")
     return Path(cache_dir or default).expanduser()
 
 
 def write_cached(path: Path, key: str, arrays: Mapping[str, Any]) -> None:
-    """Write arrays and their key to a file of the cache, whole or not at all with a warning."""
+    """Write arrays and their key to a cache file atomically. A failure is logged as a warning."""
     try:
         with replacing(path) as file:
-            # The key comes last: damage that hides arrays from zipfile hides the last ones.
+            # The key is the last array: a truncated archive loses its last arrays first.
             np.savez(file, **arrays, key=key)
     except DataError as error:
         log.warning("%s; until then it is made anew at every start", error)
 
 
 def read_cached(path: Path, key: str) -> dict[str, Any] | None:
-    """Return the arrays of a file of the cache; None if it has another key, or cannot be used."""
+    """Return the arrays of a cache file, or None if it has another key or cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            return dict(stored) if str(stored["key"]) == key else None
+            if str(stored["key"]) != key:
+                return None
+            return dict(stored)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:
-        # zipfile and NumPy raise almost anything on damaged bytes.
+        # zipfile and NumPy raise various exceptions for damaged files.
         log.warning("%s is not used (%s): it is made anew", path, brief(error))
         return None

@@ -1,4 +1,4 @@
-"""The folder of a run: its checkpoints, the facts in run.json, and the lock of its one process."""
+"""The folder of a run: checkpoints, run.json, and the lock file."""
 
 import json
 import logging
@@ -21,16 +21,26 @@ log = logging.getLogger("mldec")
 
 RUN_FILE = "run.json"
 LOG_FILE = "metrics.jsonl"
-CHECKPOINTS = ("best.pt", "last.pt")  # last.pt alone before the first evaluation
-CALIBRATED = "calibrated.pt"  # beside them; written by mldec calibrate
+CHECKPOINTS = ("best.pt", "last.pt")  # only last.pt before the first evaluation
+CALIBRATED = "calibrated.pt"  # in the same folder, written by mldec calibrate
 LOCK_FILE = "run.lock"
-PATIENCE = 210.0  # seconds that a process waits which torchrun has started anew
+PATIENCE = 210.0  # maximum seconds to wait for the lock after a restart by torchrun
 PAUSE = 1.0  # seconds between two attempts
 NOT_OURS = "it is not what a run writes"
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the checkpoint that represents a run: the best one, else the last one."""
+    """Return the best checkpoint of a run, else the last one.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        Path of the checkpoint.
+
+    Raises:
+        CheckpointError: If the folder has no checkpoint.
+    """
     paths = [folder / "checkpoints" / name for name in CHECKPOINTS]
     for path in paths:
         if path.exists():
@@ -43,7 +53,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def is_best_of_run(checkpoint: Path) -> bool:
-    """Whether this is the checkpoint that `find_checkpoint` returns for the folder of its run."""
+    """Return True if `find_checkpoint` returns this checkpoint for its run."""
     folder = checkpoint.absolute().parent
     try:
         return folder.name == "checkpoints" and find_checkpoint(folder.parent).samefile(checkpoint)
@@ -52,7 +62,7 @@ def is_best_of_run(checkpoint: Path) -> bool:
 
 
 def folder_of_run(checkpoint: Path) -> Path | None:
-    """Return the folder of the run whose checkpoint this is; None if there is none."""
+    """Return the run folder of a checkpoint, or None if it is not in one."""
     for folder in (checkpoint.parent, checkpoint.parent.parent):
         if (folder / LOG_FILE).is_file() or (folder / RUN_FILE).is_file():
             return folder
@@ -60,13 +70,13 @@ def folder_of_run(checkpoint: Path) -> Path | None:
 
 
 def command_line() -> str:
-    """Return the command that started this process, quoted for a shell."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join(sys.orig_argv)
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts about a run that `mldec summary` shows beside its log: the content of run.json."""
+    """The content of run.json: facts about a run for `mldec summary`."""
 
     name: str
     command: str
@@ -75,11 +85,11 @@ class RunFacts:
     epochs: int  # planned
     image_size: int  # pixels per side
     parameters: int  # trainable
-    multiply_accumulates: int | None  # per image; None if the model cannot be counted
+    multiply_accumulates: int | None  # per image; None if unknown
     start_epoch: int = 0  # epochs finished before this start
-    # The best result before this start, as in a checkpoint: metric, value, weights and so on.
+    # The best result before this start, with the fields of `Best` in a checkpoint.
     best: dict[str, Any] = field(default_factory=dict)
-    ended: str | None = None  # why the run has ended; None while it goes on
+    ended: str | None = None  # why the run has ended; None if it has not
 
     def to_json(self) -> str:
         """Return the content of run.json."""
@@ -87,48 +97,75 @@ class RunFacts:
 
 
 def read_facts(folder: Path) -> RunFacts | None:
-    """Read run.json; None if there is none."""
+    """Read run.json of a run folder.
+
+    Returns:
+        The facts, or None without this file.
+
+    Raises:
+        CheckpointError: If the file is not valid.
+    """
     path = folder / RUN_FILE
     with refusing(path, remedy=NOT_OURS):
-        return RunFacts(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        if not path.exists():
+            return None
+        return RunFacts(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl, each a number or null by name; none without the file."""
+    """Read the lines of metrics.jsonl.
+
+    Returns:
+        One dictionary of numbers or None per line. The list is empty without this file.
+
+    Raises:
+        CheckpointError: If a line is not valid.
+    """
     with refusing(path, remedy=NOT_OURS):
-        texts = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if not path.exists():
+            return []
+        texts = path.read_text(encoding="utf-8").splitlines()
         return [dict(json.loads(text)) for text in texts]
 
 
 class RunLock:
-    """The lock file `run.lock` in a folder; a context manager that releases it.
+    """The lock file `run.lock` of a folder. The context manager releases it at its end.
 
-    The lock of a process that was killed is free at once. `of_run` tells the folder of a training
-    run, which has a name and can be resumed, from that of another command.
+    The operating system releases the lock of a killed process.
+
+    Args:
+        folder: The folder to lock.
+        of_run: Whether it is the folder of a training run or of another command, for error
+            messages.
     """
 
     def __init__(self, folder: Path, *, of_run: bool = True) -> None:
         self.path = folder / LOCK_FILE
         self._of_run = of_run
         self._lock = FileLock(self.path, thread_local=False)
-        self._owner: int | None = None  # the process that holds it
+        self._owner: int | None = None  # id of the process that holds the lock
 
     def take(self) -> None:
-        """Lock the folder until `release`; a lock of another process is a `RunInUseError`.
+        """Lock the folder until `release`.
 
-        A process that torchrun has restarted waits until the one before it has ended.
+        After a restart by torchrun, this waits for the end of the previous process.
+
+        Raises:
+            RunInUseError: If another process holds the lock.
+            DataError: If the lock file cannot be written.
         """
         with writing(self.path.parent, of_run=self._of_run):
             self.path.parent.mkdir(parents=True, exist_ok=True)
 
-        # Whether the lock is of the processes that this torchrun ended before it restarted us.
+        # The lock may belong to a previous process of the same torchrun job.
         is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         same_job = self._holder().get("job") == os.environ.get("TORCHELASTIC_RUN_ID")
         patience = PATIENCE if is_restart and same_job else 0.0
         try:
             self._lock.acquire(timeout=patience, poll_interval=PAUSE)
         except Timeout as error:
-            holder, owner = self._holder(), ""
+            holder = self._holder()
+            owner = ""
             if holder:
                 owner = " (process {process} on {host}, started {started})".format(**holder)
             elsewhere = "pass name=... for a new run" if self._of_run else "name another file"
@@ -156,10 +193,10 @@ class RunLock:
             self.path.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
     def release(self) -> None:
-        """Free the folder, if this process holds it."""
+        """Release the lock if this process holds it."""
         if self._owner == os.getpid():
             self._owner = None
-            # While the lock is held: a process that has opened the file meanwhile takes a new one.
+            # Remove the file before the release. A waiting process then creates a new one.
             self.path.unlink(missing_ok=True)
             self._lock.release()
 
@@ -170,7 +207,7 @@ class RunLock:
         self.release()
 
     def _holder(self) -> dict[str, object]:
-        """Return what the lock file says of its process; nothing if it cannot be read."""
+        """Return the record of the lock file, empty if it cannot be read."""
         try:
             values = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -180,7 +217,7 @@ class RunLock:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes away from a folder, which is removed at the end if it is empty."""
+    """Lock a folder. It is removed at the end if it is empty."""
     try:
         with RunLock(folder, of_run=False) as lock:
             lock.take()

@@ -1,6 +1,6 @@
-"""Open and read files that users provide: text, JSON, YAML and CSV.
+"""Read files of users: text, JSON, YAML and CSV.
 
-What cannot be read is a `DataError` that names the file and ends with `see`: where to find help.
+Unreadable files raise DataError with the file name, followed by `see` (a documentation hint).
 """
 
 import csv
@@ -18,32 +18,41 @@ import yaml
 
 from mldec.errors import DataError, refusing
 
-CSV_ROWS = 4096  # rows per chunk of a large file: with 65,536, reading took twice as long
+CSV_ROWS = 4096  # rows per chunk of a large file; 65,536 rows took twice as long
 
 
 def open_binary(path: str | Path) -> BufferedReader:
-    """Open a file to read its bytes; an `OSError` also tells that no file can have such a path."""
+    """Open a file to read bytes. An invalid path also raises OSError."""
     try:
-        # What the method of a Path makes too, in half the time.
+        # Equivalent to `Path.open`, in half the time.
         return BufferedReader(FileIO(path))
     except ValueError as error:
-        # The path holds a NUL, or half of a surrogate pair.
+        # The path contains a NUL or a lone surrogate.
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
 
 
 def open_text(
     path: str | Path, *, newline: str | None = None, encoding: str = "utf-8-sig"
 ) -> TextIO:
-    """Open a file to read text; newline and encoding as for `open`.
+    """Open a file to read text.
 
-    The default encoding is UTF-8 with or without a byte order mark.
+    Args:
+        path: The file.
+        newline: As for `open`.
+        encoding: As for `open`. The default is UTF-8 with or without a byte order mark.
+
+    Returns:
+        The text stream.
+
+    Raises:
+        OSError: If the file cannot be opened.
     """
     return TextIOWrapper(open_binary(path), encoding=encoding, newline=newline)
 
 
 @contextmanager
 def reading(path: Path, see: str) -> Iterator[None]:
-    """Turn a file that cannot be read, or is no UTF-8, into a `DataError`."""
+    """Convert OSError and UnicodeDecodeError of a read into DataError."""
     try:
         yield
     except OSError as error:
@@ -55,7 +64,7 @@ def reading(path: Path, see: str) -> Iterator[None]:
 
 
 def read_bytes(path: Path, see: str) -> bytes:
-    """Return the content of a file."""
+    """Return the content of a file as bytes."""
     with reading(path, see), open_binary(path) as file:
         return file.read()
 
@@ -63,7 +72,7 @@ def read_bytes(path: Path, see: str) -> bytes:
 def read_text(
     path: Path, see: str, *, newline: str | None = None, encoding: str = "utf-8-sig"
 ) -> str:
-    """Return the text of a file; newline and encoding as for `open`."""
+    """Return the text of a file. For the arguments see `open_text`."""
     with reading(path, see), open_text(path, newline=newline, encoding=encoding) as file:
         return file.read()
 
@@ -78,20 +87,25 @@ def read_json(path: Path, see: str) -> Any:
 
 
 def read_yaml(path: Path, see: str) -> Any:
-    """Return the content of a YAML file, which must have no aliases.
+    """Return the content of a YAML file.
 
-    Nested aliases can expand a small file to any size.
+    Aliases raise DataError, because nested aliases can expand a small file to any size.
     """
     text = read_text(path, see)
     with refusing(path, DataError, remedy=see):
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("aliases such as *NAME are not allowed")
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("aliases such as *NAME are not allowed")
         return yaml.safe_load(text)
 
 
 def read_lines(path: Path, see: str) -> list[str]:
-    """Return the lines of a text file that are not blank, stripped of surrounding whitespace."""
-    # Not `splitlines`, which would also split a line at a form feed and other rare separators.
+    """Return the stripped lines of a text file that are not blank.
+
+    Raises:
+        DataError: If there are none, or the file cannot be read.
+    """
+    # `splitlines` would also split at form feeds and other rare separators.
     lines = [line.strip() for line in read_text(path, see).split("\n") if line.strip()]
 
     if not lines:
@@ -102,7 +116,20 @@ def read_lines(path: Path, see: str) -> list[str]:
 def csv_rows(
     path: Path, see: str, *, delimiter: str = ",", encoding: str = "utf-8-sig"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not blank, with the numbers of their (last) lines."""
+    """Yield the rows of a CSV file that are not blank.
+
+    Args:
+        path: The file.
+        see: Documentation hint for error messages.
+        delimiter: Separator of the fields.
+        encoding: As for `open`.
+
+    Yields:
+        Line number (of the last line, for rows with several lines) and fields of each row.
+
+    Raises:
+        DataError: If the file cannot be read or is not valid CSV.
+    """
     text = io.StringIO(read_text(path, see, newline="", encoding=encoding), newline="")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
 
@@ -119,10 +146,20 @@ def csv_rows(
 def csv_columns(
     path: Path, header: Sequence[str], see: str
 ) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
-    """Read a CSV file of millions of rows, which begins with `header`, in chunks, as columns.
+    """Read a CSV file of millions of rows in chunks of columns.
 
-    One row at a time would be slow, and all rows at once take gigabytes. Each chunk is the number
-    of its first row (the header is row 1), and the texts of each column.
+    Chunks are faster than single rows and take less memory than the whole file.
+
+    Args:
+        path: The file.
+        header: The required header.
+        see: Documentation hint for error messages.
+
+    Yields:
+        Number of the first row of a chunk (the header is row 1), and the fields of each column.
+
+    Raises:
+        DataError: If the file cannot be read, is not valid CSV or has another header.
     """
     first = 2
     try:
@@ -134,7 +171,7 @@ def csv_columns(
                 raise DataError(f"{path}: the header is {names!r}, not {','.join(header)!r}; {see}")
 
             while rows := list(islice(reader, CSV_ROWS)):
-                # One set of lengths checks a chunk fast.
+                # Check the number of fields of the whole chunk first, which is fast.
                 if set(map(len, rows)) != {len(header)}:
                     for number, row in enumerate(rows, first):
                         if len(row) != len(header):

@@ -1,4 +1,4 @@
-"""Write tensor files atomically, and read them with checks and without running anything in them."""
+"""Write tensor files atomically, and read them safely: with checksums and without code."""
 
 import errno
 import hashlib
@@ -20,47 +20,66 @@ from mldec.errors import CheckpointError, refusing, writing
 from mldec.files.atomic import replacing, write_file
 
 SUFFIX = ".safetensors"
-MAPPED = 2**30  # bytes from which on a file is mapped into memory, not read
+MAPPED = 2**30  # minimum size in bytes of files that are memory-mapped
 
 
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
-    """Write a checkpoint so that a crash at any moment leaves a complete one, new or old.
+    """Write a checkpoint atomically. A crash leaves either the old or the new one.
 
-    The new file is written beside the old one, flushed to the disk and renamed. While a name passes
-    from one file to the next, its checksum file holds the hashes of both. The state is plain
-    containers and tensors; `keep` versions stay, this one included, see `versions`.
+    The new file is written to a temporary file, flushed to the disk and renamed. Its checksum file
+    holds the hashes of both files during the rename.
+
+    Args:
+        path: The file to write.
+        state: Plain containers and tensors.
+        keep: Number of versions to keep, including this one; see `versions`.
+        of_run: Whether the file belongs to a training run, for error messages.
+
+    Raises:
+        DataError: If the file cannot be written.
     """
     with replacing(path, durable=True, of_run=of_run) as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:
-            # What torch says of a short write is an unexpected position in the file.
+            # torch reports an incomplete write as an unexpected file position.
             raise OSError(errno.ENOSPC, "the disk is full, or did not take all of it") from error
         file.flush()
         os.fsync(file.fileno())
 
-        # From the oldest to the newest: no version is overwritten before it has moved.
+        # Rename the oldest version first, so that none is overwritten.
         paths = versions(path, keep)
         for older, newer in reversed(list(zip(paths[1:], paths, strict=False))):
             if newer.exists():
                 _rename(newer, older, known_hashes(newer))
         new_hash = sha256_of(Path(file.name))
-        write_hashes(path, [new_hash, *known_hashes(path)])
+        hashes = [new_hash]
+        hashes += known_hashes(path)
+        write_hashes(path, hashes)
     _sync_folder(path.parent)
     write_hashes(path, [new_hash])
 
 
 def versions(path: Path, keep: int) -> list[Path]:
-    """Return the paths of `keep` versions, the newest first: last.pt, last.1.pt and so on."""
-    older = [path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep)]
-    return [path, *older]
+    """Return the paths of `keep` versions, newest first: last.pt, last.1.pt and so on."""
+    paths = [path]
+    paths += [path.with_name(f"{path.stem}.{age}{path.suffix}") for age in range(1, keep)]
+    return paths
 
 
 def duplicate(source: Path, target: Path) -> None:
-    """Give a checkpoint a second name, by a hard link or a copy; replace an existing target."""
+    """Replace a checkpoint by a hard link to, or a copy of, another one.
+
+    Args:
+        source: The existing checkpoint.
+        target: The file to create or replace.
+
+    Raises:
+        DataError: If the target cannot be written.
+    """
     temporary = target.with_name(target.name + ".tmp")
     with writing(target, of_run=True):
-        # An interrupted run may have left one, and a link needs a name that is free.
+        # Remove the file of an interrupted run, because `os.link` does not replace files.
         temporary.unlink(missing_ok=True)
 
         try:
@@ -71,7 +90,7 @@ def duplicate(source: Path, target: Path) -> None:
 
 
 def snapshot(value: Any) -> Any:
-    """Copy plain containers and tensors to main memory: training goes on changing the originals."""
+    """Copy plain containers and tensors to main memory, before training changes them."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -82,11 +101,20 @@ def snapshot(value: Any) -> Any:
 
 
 def read_torch(path: Path) -> Any:
-    """Read a file of torch.save without running anything in it, and compare its checksum, if any.
+    """Read a file of torch.save safely.
 
-    Whatever cannot be read is a `CheckpointError` that names the file.
+    The file can only hold tensors and plain values. Its checksum file, if any, must match.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its content, on the CPU.
+
+    Raises:
+        CheckpointError: If the file is missing, is damaged, or contains other objects.
     """
-    # A pipe is no file either: reading it would block.
+    # `is_file` is also False for a pipe, which would block.
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
     if path.suffix == ".pt2":
@@ -95,9 +123,9 @@ def read_torch(path: Path) -> Any:
             f"predict, demo and benchmark an .onnx file of it"
         )
 
-    # torch warns about the way a file was pickled, which its reader cannot change.
+    # Ignore torch's warnings about the pickle format, which the user cannot change.
     with refusing(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
-        # An empty record is none: its writer was killed.
+        # Ignore an empty checksum file, whose writer was killed.
         record = hash_record(path)
         has_record = record.is_file() and record.stat().st_size
         if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
@@ -107,19 +135,21 @@ def read_torch(path: Path) -> Any:
         if fault := _start_fault(file):
             raise CheckpointError(f"{path} {fault}")
 
-        # Of a mapped file the parts that nobody uses, such as moments of an optimiser, take no
-        # memory. The older format cannot be mapped.
+        # Unused parts of a memory-mapped file, such as optimizer states, take no memory. The
+        # legacy format cannot be mapped.
         is_mapped = path.stat().st_size >= MAPPED and zipfile.is_zipfile(file)
         file.seek(0)
         source: Any = str(path) if is_mapped else file
         try:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
         except pickle.UnpicklingError as error:
-            # One line of the message names what the pickle asked for. The others, and the end of
-            # this one, are advice to trust the file.
-            lines = str(error).splitlines()
-            asked = [line for line in lines if "Unsupported" in line or "GLOBAL" in line]
-            reason = "".join(asked[:1]).partition(" Please")[0].strip()
+            # One line of the message names the object in the pickle. The rest advises to trust
+            # the file.
+            reason = ""
+            for line in str(error).splitlines():
+                if "Unsupported" in line or "GLOBAL" in line:
+                    reason = line.partition(" Please")[0].strip()
+                    break
             raise CheckpointError(
                 f"{path} is refused: it holds more than tensors and plain values, or is damaged "
                 f"({reason}); use another copy"
@@ -127,9 +157,9 @@ def read_torch(path: Path) -> Any:
 
 
 def _start_fault(file: BinaryIO) -> str | None:
-    """Say what is wrong with an empty file, a web page, or an archive that unpacks to more.
+    """Return an error for an empty file, a web page, or a compressed archive, else None.
 
-    torch.save compresses nothing, so the members of its archive are no larger than the file.
+    The members of an archive of torch.save are not compressed, so they are smaller than the file.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -150,7 +180,7 @@ def _start_fault(file: BinaryIO) -> str | None:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, completely or not at all; those that share memory are written separately."""
+    """Write tensors to a .safetensors file atomically. Tensors with shared memory are copied."""
     separate = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -159,14 +189,15 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def hash_record(path: Path) -> Path:
-    """Return the path of the checksum file that belongs to a file."""
+    """Return the path of the checksum file of a file."""
     return path.with_name(path.name + ".sha256")
 
 
 def known_hashes(path: Path) -> list[str]:
-    """Return the hashes in the checksum file of a file, in lower case; none without such a file.
+    """Return the hashes in the checksum file of a file, in lower case.
 
-    Both forms of `sha256sum` are read: "HASH  NAME" and "SHA256 (NAME) = HASH".
+    Both formats of `sha256sum` are supported: "HASH  NAME" and "SHA256 (NAME) = HASH". The list
+    is empty without a checksum file.
     """
     record = hash_record(path)
     if not record.is_file():
@@ -181,32 +212,35 @@ def write_hashes(path: Path, hashes: list[str]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file of a run: a crash leaves either the old one or the new one."""
+    """Write a small file of a run atomically, and flush it to the disk."""
     with replacing(path, durable=True, of_run=True) as file:
         file.write(text.encode())
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 hash of a file's content, in hexadecimal digits."""
+    """Return the SHA-256 hash of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def recorded_hash(path: Path) -> str:
-    """Return the SHA-256 hash in the checksum file of a file; compute it if there is not just one.
+    """Return the SHA-256 hash of a file from its checksum file.
 
-    A checksum file holds two hashes while its file is being replaced.
+    It is computed if there is no unique hash. A checksum file holds two hashes while its file is
+    replaced.
     """
     hashes = known_hashes(path)
-    return hashes[0] if len(hashes) == 1 else sha256_of(path)
+    if len(hashes) == 1:
+        return hashes[0]
+    return sha256_of(path)
 
 
 def _rename(source: Path, target: Path, hashes: list[str]) -> None:
-    """Rename a complete file and update the checksum file of its new name, if its hash is known."""
-    # Until the rename has reached the disk, the checksum file must match both files.
+    """Rename a complete file, and update the checksum file of the target if hashes are known."""
+    # The checksum file must match both files until the rename is on the disk.
     if hashes:
         old_hashes = [known for known in known_hashes(target) if known not in hashes]
-        write_hashes(target, [*hashes, *old_hashes])
+        write_hashes(target, hashes + old_hashes)
     else:
         hash_record(target).unlink(missing_ok=True)
 
@@ -218,7 +252,7 @@ def _rename(source: Path, target: Path, hashes: list[str]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the renames in a folder to the disk; Windows cannot open a folder."""
+    """Flush the renames in a folder to the disk. Windows does not support this."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)

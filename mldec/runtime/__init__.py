@@ -1,1 +1,1 @@
-"""The environment of a run: processes, devices, signals, memory and the console."""
+"""Runtime environment: ranks, devices, signals, memory and console output."""

@@ -12,39 +12,41 @@ log = logging.getLogger("mldec")
 
 
 def to_console() -> None:
-    """Send messages to standard output, above a progress bar; those of other ranks if they warn."""
-    # As torchrun says it: asking torch would import it.
+    """Log to standard output, above a progress bar. Other ranks than 0 log only warnings."""
+    # Read the environment variable of torchrun, because torch may not be imported yet.
     is_main = os.environ.get("RANK", "0") == "0"
     log.setLevel(logging.INFO if is_main else logging.WARNING)
 
-    # A second command in one process, as in a notebook, begins as the first did.
+    # Reset the stream for a second command in the same process, as in a notebook.
     _CONSOLE.to_error = False
     log.addHandler(_CONSOLE)
 
 
 def keep_output_clean() -> None:
-    """Send messages to standard error instead: standard output is for a program."""
+    """Log to standard error, because another program reads standard output."""
     _CONSOLE.to_error = True
 
 
 class _Console(logging.Handler):
-    """Print messages without control characters, and without breaking a progress bar."""
+    """Print messages without control characters, above a progress bar."""
 
     to_error = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        stream, name = sys.stdout, "standard output"
+        stream = sys.stdout
+        name = "standard output"
         if self.to_error:
-            stream, name = sys.stderr, "standard error"
+            stream = sys.stderr
+            name = "standard error"
         with writing(name):
             tqdm.write(printable(self.format(record)), file=stream)
             stream.flush()
 
 
-# One handler per process: logging adds the same one once, and messages are never doubled.
+# One handler per process. `addHandler` ignores a handler that was added before.
 _CONSOLE = _Console()
 
 
 def on_terminal() -> bool:
-    """Tell whether a progress bar has a reader: standard error is a terminal."""
+    """Return True if standard error, which shows progress bars, is a terminal."""
     return sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Devices, processors and number formats; their names can be checked before torch is imported."""
+"""Devices, processors and number formats. Importing this module does not import torch."""
 
 import os
 import re
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The first GPUs whose tensor cores multiply bfloat16; older ones emulate it.
+# Compute capability from which on tensor cores support bfloat16. Older GPUs emulate it.
 BF16_CAPABILITY = (8, 0)
-MAX_IMAGE_SIZE = 4096  # pixels per side of a model's input, in a setting or in a checkpoint
+MAX_IMAGE_SIZE = 4096  # maximum pixels per side of a model's input
 
 
 def check_device(name: str) -> None:
-    """Check the name of a device; `distributed.pick_device` checks that it is available."""
+    """Raise ConfigError for an invalid device name. `distributed.pick_device` opens the device."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,4})?", name):
         raise ConfigError(
             f"device '{name[:40]}' is unknown: choose auto, cpu, mps, cuda or cuda:<number>"
@@ -28,28 +28,51 @@ def check_device(name: str) -> None:
 
 
 def in_double(values: "torch.Tensor") -> "torch.Tensor":
-    """Return values as float64; on the CPU if they are on an Apple GPU, which has no float64."""
-    return (values.cpu() if values.device.type == "mps" else values).double()
+    """Return values as float64. Values on MPS, which has no float64, are moved to the CPU."""
+    if values.device.type == "mps":
+        values = values.cpu()
+    return values.double()
 
 
 def moved(tensor: "torch.Tensor", device: "torch.device", **options: Any) -> "torch.Tensor":
-    """Return a tensor on a device; of CUDA alone this process need not wait for the copy."""
-    # Cached tokens [B, N, C] and targets have no channels.
+    """Move a tensor to a device. The copy is asynchronous on CUDA.
+
+    Args:
+        tensor: Images [B, C, H, W], tokens [B, N, C] or targets.
+        device: The target device.
+        **options: Further arguments of `Tensor.to`. `memory_format` applies to images only.
+
+    Returns:
+        The tensor on the device.
+    """
+    # Memory formats such as channels_last need four dimensions.
     if tensor.ndim != 4:
         options.pop("memory_format", None)
     return tensor.to(device, non_blocking=device.type == "cuda", **options)
 
 
 def processors() -> int:
-    """Return the number of processors for this process; torchrun's processes share them."""
-    # Not every system can limit a process to some processors.
+    """Return the number of processors of this process. The ranks of a host share them equally."""
+    # macOS and Windows have no `sched_getaffinity`.
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, count // env_number("LOCAL_WORLD_SIZE", 1, smallest=1))
 
 
 def env_number(name: str, default: int, *, smallest: int = 0) -> int:
-    """Return a number that torchrun sets as an environment variable."""
+    """Return an integer environment variable that torchrun sets.
+
+    Args:
+        name: Name of the variable.
+        default: Value if the variable is unset or empty.
+        smallest: Minimum of the value.
+
+    Returns:
+        The value.
+
+    Raises:
+        ConfigError: If the value is not an integer, or below the minimum.
+    """
     text = os.environ.get(name) or str(default)
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < smallest:
         raise ConfigError(
@@ -60,18 +83,18 @@ def env_number(name: str, default: int, *, smallest: int = 0) -> int:
 
 
 class Precision(Enum):
-    """Number format of the forward pass; weights, losses and metrics stay in float32."""
+    """Number format of the forward pass. Weights, losses and metrics are always float32."""
 
-    auto = "auto"  # what the device does well: see `on`
+    auto = "auto"  # depends on the device, see `on`
     fp32 = "fp32"
-    fp16 = "fp16"  # on CUDA, as the official recipes; fp32 on a CPU
+    fp16 = "fp16"  # as in the official recipes; falls back to fp32 without CUDA
     bf16 = "bf16"
 
     def on(self, device: "torch.device") -> "Precision":
-        """Return the number format that is used on a device; never `auto`.
+        """Return the number format on a device, which is never `auto`.
 
-        `auto` is bf16 on CUDA devices that compute with it (capability 8.0 and above), fp16 on
-        older ones, and fp32 elsewhere.
+        `auto` selects bf16 on CUDA devices that support it (capability 8.0 and above), fp16 on
+        older CUDA devices, and fp32 elsewhere.
         """
         if device.type != "cuda":
             return Precision.bf16 if self is Precision.bf16 else Precision.fp32
@@ -80,24 +103,24 @@ class Precision(Enum):
 
         from torch.cuda import get_device_capability
 
-        # `torch.cuda.is_bf16_supported` counts emulation too.
+        # `torch.cuda.is_bf16_supported` is also True for emulation.
         has_bf16 = get_device_capability(device) >= BF16_CAPABILITY
         return Precision.bf16 if has_bf16 else Precision.fp16
 
     def may_mean(self, used: "Precision") -> bool:
-        """Tell whether a run with this setting uses another one of them on some device."""
+        """Return True if this setting can select the number format `used` on some device."""
         on_a_cpu = self is Precision.fp16 and used is Precision.fp32
         return self in (Precision.auto, used) or on_a_cpu
 
     @property
     def half(self) -> "torch.dtype | None":
-        """Return the dtype of matrix products and convolutions under autocast; None for fp32."""
+        """The dtype of matrix products and convolutions under autocast, or None for fp32."""
         import torch
 
         return {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}.get(self)
 
     def warning(self, device: "torch.device") -> str | None:
-        """Return a line of warning if this number format is slow on a device, else None."""
+        """Return a warning if this number format is slow on a device, else None."""
         if device.type != "cpu" or self is not Precision.bf16:
             return None
         return (
@@ -107,7 +130,7 @@ class Precision(Enum):
 
 
 def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":
-    """Return the context of a forward pass in a precision; it does nothing for fp32."""
+    """Return the autocast context of a precision. It is disabled for fp32."""
     import torch
 
     half = precision.on(device).half
@@ -115,38 +138,38 @@ def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":
 
 
 def memory_format(*, channels_last: bool) -> "torch.memory_format":
-    """Return the order in which images, feature maps and convolution weights lie in memory."""
+    """Return the memory format of images, feature maps and convolution weights."""
     import torch
 
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
 class Copies:
-    """Copies of tensors on their way to main memory; a tensor that is there stays as it is."""
+    """Asynchronous copies of tensors to main memory. CPU tensors are not copied."""
 
     def __init__(self, *tensors: "torch.Tensor") -> None:
-        # From CUDA into page-locked memory, for which this process need not wait.
+        # Copies from CUDA go to pinned memory, so that they are asynchronous.
         self._tensors = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]
         self._arrived = None
         if any(tensor.is_cuda for tensor in tensors):
             from torch.cuda import Event, current_stream
 
-            # The copies run on the stream of their own device, not of the current one.
+            # The copies run on the stream of their device, which may not be the current device.
             device = next(tensor.device for tensor in tensors if tensor.is_cuda)
             self._arrived = Event()
             self._arrived.record(current_stream(device))
 
     def wait(self) -> list["torch.Tensor"]:
-        """Return the copies once they are complete, whatever the device was given since."""
+        """Wait for the copies and return them. Later work on the device is not waited for."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensors
 
 
 def one_late(items: Iterable[T]) -> Iterator[T]:
-    """Yield each item after the next one was made, so that a device works on that one meanwhile.
+    """Yield items one step late, so that the device can work on the next one.
 
-    After an error or a stop the last item still comes first.
+    After an error or a stop request, the last item is yielded before the error is raised.
     """
     iterator = iter(items)
     waiting: list[T] = []

@@ -1,4 +1,7 @@
-"""Processes and devices: the only module that uses torch.distributed; a no-op with one process."""
+"""Ranks and devices. All functions also work without torchrun, with one rank.
+
+Other modules do not use torch.distributed directly.
+"""
 
 import inspect
 import logging
@@ -24,8 +27,8 @@ from mldec.runtime.devices import check_device, env_number
 T = TypeVar("T")
 log = logging.getLogger("mldec")
 
-# How long a process waits for the others before it gives up: longer than what one of them does
-# alone, such as a download. Without it, NCCL would take the half hour of gloo.
+# Timeout of collectives. It must exceed the work of a single rank, such as a download. NCCL would
+# otherwise use the 30 minutes of gloo.
 TIMEOUT = timedelta(minutes=20)
 
 DEVICE_FILES = Path("/dev")
@@ -33,31 +36,41 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def rank() -> int:
-    """Return the rank of this process, 0 without torchrun."""
+    """Return the rank of this process; 0 without torchrun."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """Return the number of processes, 1 without torchrun."""
+    """Return the number of ranks; 1 without torchrun."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_main() -> bool:
-    """Tell whether this process writes files and prints."""
+    """Return True on rank 0, which writes files and prints."""
     return rank() == 0
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of a name: "auto", "cpu", "mps", "cuda" or "cuda:<n>".
+    """Return the device with a name.
 
-    "auto" is CUDA where there is such a GPU, else an Apple GPU ("mps"), else the CPU. Under
-    torchrun "auto" and "cuda" give each process its own GPU, otherwise the first one. A device of
-    CUDA always has an index.
+    Args:
+        name: "auto", "cpu", "mps", "cuda" or "cuda:<n>". "auto" selects CUDA if available, else
+            MPS, else the CPU. "cuda" is the GPU with the local rank of torchrun, else the first
+            one.
+
+    Returns:
+        The device. CUDA devices always have an index.
+
+    Raises:
+        ConfigError: If the name is invalid or the device is not available.
     """
     if name == "auto":
-        elsewhere = "mps" if torch.backends.mps.is_available() else "cpu"
-        name = "cuda" if torch.cuda.is_available() else elsewhere
-        if name == "cpu":
+        if torch.cuda.is_available():
+            name = "cuda"
+        elif torch.backends.mps.is_available():
+            name = "mps"
+        else:
+            name = "cpu"
             _warn_of_unused_gpu()
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
@@ -93,11 +106,14 @@ def _warn_of_unused_gpu() -> None:
 
 
 def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
-    """Make a device the one of this process, say what float32 means on it, and tune convolutions.
+    """Set the current device, the precision of float32 products and the cuDNN options.
 
-    With `tf32`, CUDA rounds the factors of float32 products to TF32 (10 bits of mantissa instead of
-    23), in matrix products and convolutions alike; torch would by default in convolutions only.
-    Unless `deterministic`, cuDNN tries several kernels for each new shape and keeps the fastest.
+    Args:
+        device: The device of this rank.
+        tf32: Allow TF32 (10 instead of 23 bits of mantissa) in matrix products and convolutions
+            on CUDA. torch's default allows it in convolutions only.
+        deterministic: Disable cuDNN's benchmark, which selects the fastest kernel for each new
+            shape.
     """
     if device.type == "cuda":
         _warn_without_compiler()
@@ -105,7 +121,7 @@ def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> 
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.benchmark = not deterministic
-        # cuDNN of torch 2.11 rounds the dropout of attention to multiples of 1/16.
+        # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "mps":
         log.info("device mps: float64 and what torch cannot do on an Apple GPU go to the CPU")
@@ -113,7 +129,7 @@ def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> 
 
 @cache
 def _warn_without_compiler() -> None:
-    """Log a warning if torch was imported before mldec and its Triton kernels cannot run."""
+    """Log a warning if torch was imported before mldec and its Triton kernels cannot compile."""
     has_kernels = "torch._native.ops.bmm_outer_product" in sys.modules
     is_disabled = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
     if has_kernels and not is_disabled and not triton_can_compile():
@@ -125,7 +141,14 @@ def _warn_without_compiler() -> None:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Join the group that torchrun describes, and leave it at the end."""
+    """Initialize the process group of torchrun, and destroy it at the end.
+
+    Args:
+        device: The device of this rank. CUDA adds the NCCL backend.
+
+    Raises:
+        ConfigError: If the environment variables of torchrun are incomplete or invalid.
+    """
     if "RANK" not in os.environ:
         yield
         return
@@ -135,17 +158,17 @@ def processes(device: torch.device) -> Iterator[None]:
         if name not in os.environ:
             raise ConfigError(f"{name} is not set, but RANK is; unset RANK, or start with torchrun")
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    # After a restart by torchrun the store still holds the keys of the processes before.
+    # After a restart by torchrun, the store still holds the keys of the previous processes.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
     on_cuda = device.type == "cuda"
     dist.init_process_group(
-        # Evaluation exchanges scores in main memory, gradients travel between GPUs.
+        # Evaluation exchanges scores on the CPU, training all-reduces gradients on the GPUs.
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
         store=dist.PrefixStore(f"restart {restart}", store),
         rank=number,
         world_size=size,
         timeout=TIMEOUT,
-        # With it NCCL connects now, and its faults are named here instead of in the first step.
+        # NCCL then connects now, so that its errors are raised here and not in the first step.
         device_id=device if on_cuda else None,
     )
     try:
@@ -154,21 +177,26 @@ def processes(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
         raise
 
-    # Not after an error: the others may be waiting inside the group.
+    # Skipped after an error, because other ranks may be waiting in a collective.
     dist.destroy_process_group()
 
 
 def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
-    """Return the model itself, or under torchrun one that averages gradients over the processes.
+    """Wrap a model in DistributedDataParallel under torchrun.
 
-    `static` says that every step does the same operations, so that averaging overlaps more. With
-    `same_buffers` each forward pass begins with the buffers of the main process.
+    Args:
+        model: The model.
+        static: Whether all steps run the same graph, so that all-reduces overlap more.
+        same_buffers: Whether each forward pass first broadcasts the buffers of rank 0.
+
+    Returns:
+        The wrapped model, or the model itself without torchrun.
     """
     if not dist.is_initialized():
         return model
 
-    # Gradients are copied bucket by bucket instead of one by one; older versions of torch have
-    # neither argument, and always copy the buffers.
+    # `batched_grad_copy` copies gradients per bucket. Older versions of torch have neither
+    # argument, and always broadcast the buffers.
     newer = {"batched_grad_copy": True, "forward_sync_buffers": same_buffers}
     known = inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {name: value for name, value in newer.items() if name in known}
@@ -178,28 +206,40 @@ def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
 
 
 def copy_buffers(model: nn.Module) -> None:
-    """Copy the buffers of the main process, such as batch-norm statistics, to all others."""
+    """Broadcast the buffers of rank 0, such as batch-norm statistics."""
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Return a context in which a model of `wrap` does not average gradients, `unless` it must."""
+    """Return a context without gradient all-reduce for a model of `wrap`.
+
+    Args:
+        model: The model of `wrap`.
+        unless: Return a context that does nothing.
+
+    Returns:
+        The context manager.
+    """
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
 
 
 def total(value: Tensor) -> Tensor:
-    """Return the sum of a tensor over the processes; the tensor itself is overwritten."""
+    """All-reduce the sum of a tensor in place, and return it."""
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
 
 
 def start_total(value: Tensor) -> Callable[[], Tensor]:
-    """Begin to sum a tensor in main memory over the processes; the result waits for the sum."""
+    """Start to all-reduce the sum of a CPU tensor in place.
+
+    Returns:
+        A function that waits for the all-reduce and returns the tensor.
+    """
     if not dist.is_initialized():
         return lambda: value
 
@@ -213,7 +253,7 @@ def start_total(value: Tensor) -> Callable[[], Tensor]:
 
 
 def broadcast(value: T) -> T:
-    """Return the value of the main process on all processes."""
+    """Return the value of rank 0 on all ranks."""
     if not dist.is_initialized():
         return value
 
@@ -223,9 +263,11 @@ def broadcast(value: T) -> T:
 
 
 def on_main(job: Callable[[], T]) -> T:
-    """Do a job on the main process only, and return its value on all processes.
+    """Run a job on rank 0 only, and return its value on all ranks.
 
-    A `UserError` or an `OSError` is raised on all of them; the main process prints it for all.
+    Raises:
+        UserError: On all ranks, if the job raises it. Only rank 0 prints it.
+        OSError: In the same way.
     """
     if not dist.is_initialized():
         return job()
@@ -246,7 +288,7 @@ def on_main(job: Callable[[], T]) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """Gather one value from each rank, on all ranks."""
+    """Gather one value per rank, in the order of ranks, on all ranks."""
     if not dist.is_initialized():
         return [value]
 
@@ -256,10 +298,14 @@ def gather(value: T) -> list[T]:
 
 
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
-    """Exchange rows for columns, so that no process holds the scores of all images and classes.
+    """Exchange rows for columns, so that no rank holds the scores of all images and classes.
 
-    From blocks [n, K] of this process's images to one block [N_r, K / processes] per process, of
-    the N_r images of its rank. Columns are in the order of the ranks; see `join_columns`.
+    Args:
+        rows: Blocks [n, K] of the images of this rank.
+
+    Returns:
+        One block [N_r, K / ranks] per rank r, with its N_r images and the columns of this rank.
+        Columns are split in the order of ranks; see `join_columns`.
     """
     if not dist.is_initialized():
         return rows
@@ -270,7 +316,7 @@ def share_columns(rows: list[Tensor]) -> list[Tensor]:
     widths = [group.shape[1] for group in column_groups]
     own_width = widths[rank()]
 
-    # The exchange knows flat tensors only: their sizes are in numbers, not in rows.
+    # `all_to_all_single` splits flat tensors, so the sizes count elements, not rows.
     sent = torch.cat([group.flatten() for group in column_groups])
     sent_sizes = [len(own_rows) * width for width in widths]
     received_sizes = [height * own_width for height in heights]
@@ -282,12 +328,12 @@ def share_columns(rows: list[Tensor]) -> list[Tensor]:
 
 
 def join_columns(values: Tensor) -> Tensor:
-    """Join the columns of all processes: [..., K / processes] -> [..., K], on all of them."""
+    """Gather the columns of all ranks on all ranks: [..., K / ranks] -> [..., K]."""
     return torch.cat(gather(values), dim=-1)
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return RANK and WORLD_SIZE as torchrun sets them; 0 and 1 without torchrun."""
+    """Return RANK and WORLD_SIZE of torchrun; 0 and 1 without torchrun."""
     rank = env_number("RANK", 0)
     size = env_number("WORLD_SIZE", 1, smallest=1)
     if rank >= size:

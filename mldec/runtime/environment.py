@@ -1,4 +1,4 @@
-"""Facts about a model and the software that runs it, and what is done about memory."""
+"""Installed versions, the git commit, and memory management."""
 
 import ctypes
 import os
@@ -9,34 +9,32 @@ from pathlib import Path
 
 import torch
 
-# Documented, though the module has an underscore.
 import mldec
 from mldec.errors import UserError
 
 # Options of glibc's mallopt, from malloc.h.
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-# Larger blocks go back to the system one by one. Older versions of glibc take at most the second.
-LARGEST_KEPT = (2**30, 2**25)  # bytes
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+# Maximum size of blocks that are kept, in bytes. Older versions of glibc only accept the second.
+LARGEST_KEPT = (2**30, 2**25)
 OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def installed() -> dict[str, str]:
     """Return the installed versions of mldec, torch and timm."""
-    import timm  # slow to import, and of no use to most who import this module
+    import timm  # slow to import, and only needed here
 
     return {"mldec": mldec.__version__, "torch": str(torch.__version__), "timm": timm.__version__}
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, or None if there is none.
+    """Return the commit of the git checkout of this package, or None without a checkout.
 
-    "+dirty" is appended if tracked files of the checkout have changes.
+    "+dirty" is appended if tracked files are modified.
     """
-    # Without the lock that git takes to refresh its index: of a run that is killed it would stay,
-    # and block the user's own commands.
+    # A killed run would leave git's index lock behind, which blocks later git commands.
     git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
-    # An installed package may lie inside somebody else's repository, whose commit says nothing
-    # about it: git must track this very file.
+    # The package may be installed inside another repository. Check that git tracks this file.
     commands = (
         ["ls-files", "--error-unmatch", mldec.__file__],
         ["rev-parse", "HEAD"],
@@ -44,7 +42,7 @@ def git_commit() -> str | None:
     )
     try:
         tracked, commit, changes = (
-            subprocess.run([*git, *command], capture_output=True, text=True) for command in commands
+            subprocess.run(git + command, capture_output=True, text=True) for command in commands
         )
     except OSError:
         return None
@@ -56,11 +54,11 @@ def git_commit() -> str | None:
 
 @contextmanager
 def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
-    """Raise a `UserError` with this advice in place of those of torch and Python."""
+    """Replace out-of-memory errors of torch and Python by a UserError with this advice."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # On a CPU torch raises a plain RuntimeError.
+        # torch raises a plain RuntimeError on the CPU.
         is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not is_known and "can't allocate memory" not in str(error):
             raise
@@ -69,13 +67,18 @@ def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Keep what torch frees for the tensors of the next step; tell whether it is so now.
+    """Configure glibc to reuse freed memory instead of returning it to the system.
 
-    By default glibc returns large blocks to the system, which clears each page again when the next
-    step touches it: 2 to 18 percent of a training step on a CPU. Settings of the user stay.
+    The system clears each returned page when the next step touches it. That takes 2 to 18 percent
+    of a training step on a CPU. Environment variables of the user have precedence.
+
+    Returns:
+        True if the setting was applied.
     """
-    # Windows has no library of the process itself.
-    mallopt = None if os.name == "nt" else getattr(ctypes.CDLL(None), "mallopt", None)
+    # `CDLL(None)` does not work on Windows.
+    if os.name == "nt":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in OF_THE_USER):
         return False
 

@@ -1,4 +1,4 @@
-"""Requests to stop: the signals of schedulers, and of Ctrl-C."""
+"""Stop requests by signals of schedulers and by Ctrl-C."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -8,27 +8,27 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Seconds that a wait for data may go on after a stop was requested.
+# Maximum seconds to wait for data after a stop request.
 PATIENCE = 5.0
-# SIGUSR1 comes from SLURM before the time is over. Windows has no such signal, but Ctrl-Break.
+# SLURM sends SIGUSR1 before the time limit. Windows has SIGBREAK (Ctrl-Break) instead.
 SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGUSR1", "SIGBREAK", "SIGINT")
     if hasattr(signal, name)
 )
-# Without it, as on Windows, a wait for data ends when the data comes.
+# Windows has no SIGALRM: a wait for data is not interrupted there.
 ALARM = getattr(signal, "SIGALRM", None)
 
 
 class NothingCame(BaseException):
-    """A stop was requested, and the next item did not come in time.
+    """Raised if the next item does not arrive in time after a stop request.
 
-    It is no `Exception`, so that code that reads images does not take it for a broken image.
+    It is not an `Exception`, so that image readers do not handle it as an unreadable image.
     """
 
 
 class StopRequest:
-    """The first signal that came; false as long as there is none."""
+    """The first signal that was received. Its truth value is False before that."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -40,27 +40,35 @@ class StopRequest:
 
     @property
     def status(self) -> int:
-        """Return the exit status that the signal itself would cause: 130 for Ctrl-C, else 143."""
+        """The exit status of the signal: 130 for Ctrl-C, else 143."""
         return 130 if self.signal is signal.SIGINT else 143
 
     @property
     def name(self) -> str:
-        """Return the name of the signal, or that another process got it."""
+        """The name of the signal, for messages. Another process may have received it."""
         return self.signal.name if self.signal else "a signal to another process"
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal; a second Ctrl-C stops at once."""
+        """Handle a signal.
+
+        Raises:
+            KeyboardInterrupt: For Ctrl-C after another signal.
+        """
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
 
         if self.signal is None:
             self.signal = signal.Signals(number)
-            # The loop is inside `bounded` and looks at no signal: an alarm must end the wait.
+            # The loop waits inside `bounded` and cannot check for signals: set an alarm.
             if self._waiting:
                 _set_alarm(PATIENCE)
 
     def bounded(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over items; after a request to stop, wait at most `PATIENCE` seconds for each."""
+        """Iterate over items with a time limit after a stop request.
+
+        Raises:
+            NothingCame: If an item takes longer than `PATIENCE` seconds after the request.
+        """
         iterator = iter(items)
         while True:
             self._waiting = True
@@ -72,7 +80,7 @@ class StopRequest:
                 return
             finally:
                 self._waiting = False
-                # Switch the alarm off: it may be set by this wait or by `note`.
+                # Cancel the alarm of this function or of `note`.
                 if self and self.listening:
                     _set_alarm(0)
             yield item
@@ -84,14 +92,14 @@ class StopRequest:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Ask for an alarm after this time; 0 takes it back."""
+    """Set an alarm, or cancel it with 0 seconds."""
     if ALARM is not None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Record signals in a `StopRequest` instead of ending the process."""
+    """Record signals in a `StopRequest` that is yielded, instead of ending the process."""
     request = StopRequest()
     before = {number: signal.signal(number, request.note) for number in SIGNALS}
     if ALARM is not None:

@@ -12,7 +12,7 @@ from mldec.words.types import DIGITS_PREFIX, VectorOrigin, WordVectors
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-# The first colours differ most from each other, so that fewer colours are easier.
+# The first colors differ most from each other, so that fewer colors are easier.
 COLOURS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
@@ -31,11 +31,21 @@ COLOURS = {
 }
 
 
-VECTOR_WIDTH = 300  # that of common word vectors
+VECTOR_WIDTH = 300  # as in common word vectors
 
 
 def class_names(colours: int) -> tuple[str, ...]:
-    """Return the names of all classes; class 10 c + d is digit d in colour c."""
+    """Return the names of all classes. Class 10 c + d is digit d in color c.
+
+    Args:
+        colours: Number of colors, from 2 to 14.
+
+    Returns:
+        10 names per color.
+
+    Raises:
+        ValueError: If the number of colors is out of range.
+    """
     if not 2 <= colours <= len(COLOURS):
         raise ValueError(f"colours is {colours}: it must be from 2 to {len(COLOURS)}")
 
@@ -46,29 +56,42 @@ def class_names(colours: int) -> tuple[str, ...]:
 
 
 def class_queries(colours: int, vectors: str) -> Tensor:
-    """Return the vectors of all classes, made of their attributes: float32 [10 colours, D].
+    """Return the word vectors of all classes.
 
-    "words": each colour and each digit has a fixed random vector of width 300, and a class has the
-    sum of its two over sqrt(2). "one_hot": a 1 for the colour and a 1 for the digit.
+    Args:
+        colours: Number of colors.
+        vectors: "words" uses fixed random vectors of width 300 for colors and digits. A class has
+            the sum of its two vectors, divided by sqrt(2). "one_hot" concatenates the one-hot
+            vectors of color and digit.
+
+    Returns:
+        Float32 [10 * colours, D].
     """
     numbers = torch.arange(10 * colours)
-    colour, digit = numbers.div(10, rounding_mode="floor"), numbers % 10
+    colour = numbers.div(10, rounding_mode="floor")
+    digit = numbers % 10
     if vectors == "one_hot":
         return torch.cat([torch.eye(colours)[colour], torch.eye(10)[digit]], 1)
 
-    # A colour and a digit have the same vectors in every run, whatever the seed of the data.
+    # The vectors do not depend on the seed of the data.
     generator = torch.Generator().manual_seed(0)
     word_vectors = torch.randn(10 + len(COLOURS), VECTOR_WIDTH, generator=generator)
     return (word_vectors[digit] + word_vectors[10 + colour]) / 2**0.5
 
 
 def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = ()) -> WordVectors:
-    """Return the vectors of classes by names such as "red six"; see `class_queries`.
+    """Return the word vectors of classes such as "red six"; see `class_queries`.
 
     Args:
-        source: "digits:words", or "digits:one_hot:N" for the first N colours.
-        names: the classes; another one is a `DataError`.
-        optional: names that are left out if they are none of these classes.
+        source: "digits:words", or "digits:one_hot:N" for the first N colors.
+        names: Class names.
+        optional: Names that are skipped if they are not classes.
+
+    Returns:
+        The word vectors of `names` and of the known optional names.
+
+    Raises:
+        DataError: If the source or a name is unknown.
     """
     number_of_colours = {f"{DIGITS_PREFIX}words": len(COLOURS)}
     for count in range(2, len(COLOURS) + 1):
@@ -85,7 +108,7 @@ def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = (
                 f"'red six' (colors: {', '.join(list(COLOURS)[:colours])})"
             )
 
-    found = (*names, *(name for name in optional if name in known))
+    found = tuple(names) + tuple(name for name in optional if name in known)
     rows = [known.index(name) for name in found]
     kind = source.split(":")[1]
     origin = VectorOrigin(source, hashlib.sha256(source.encode()).hexdigest())

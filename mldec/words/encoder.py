@@ -25,10 +25,12 @@ from mldec.files.torch_files import sha256_of
 from mldec.runtime import distributed
 from mldec.words.types import PREFIX, PROMPT
 
-LOCAL, HUB = "local-dir:", "hf-hub:"  # the schemes of open_clip itself
-CONFIG = "open_clip_config.json"  # which makes a folder a model of open_clip
+# Prefixes of model names in open_clip.
+LOCAL = "local-dir:"
+HUB = "hf-hub:"
+CONFIG = "open_clip_config.json"  # required in the folder of an open_clip model
 DEFAULT_WEIGHTS = "openai"
-IMAGES = ("mean", "std", "interpolation", "resize_mode")  # how images are prepared
+IMAGES = ("mean", "std", "interpolation", "resize_mode")  # settings of the image preprocessing
 
 _REMEDY = (
     f"give clip:FOLDER, which holds {CONFIG}, the weights and the tokenizer, and pip install "
@@ -36,30 +38,33 @@ _REMEDY = (
 )
 
 BATCH_SIZE = 256  # texts
-FORMAT = 1  # of a cached file; raise it when the vectors of a name change
-PLACE = "{}"  # of the name in a template
-# The lists of the paper's authors, by their names in open_clip.
+FORMAT = 1  # version of cached files; increase it when the vectors of a name change
+PLACE = "{}"  # placeholder of the name in a template
+# Template lists of the CLIP authors, by their names in open_clip.
 LISTS = {"clip80": "OPENAI_IMAGENET_TEMPLATES", "simple7": "SIMPLE_IMAGENET_TEMPLATES"}
 _SEE = "see DATASETS.md, section Word vectors"
 
 
 @dataclass(frozen=True)
 class ClipSource:
-    """Which model is meant, and where its weights are."""
+    """The name of a model and the location of its weights."""
 
-    text: str  # as the user wrote it, for messages
+    text: str  # user input, for messages
     model: str  # a name of open_clip, "local-dir:FOLDER" or "hf-hub:OWNER/NAME"
 
-    # A pretrained tag of open_clip or a file; None for a folder or a repository, which hold them.
+    # A pretrained tag of open_clip or a file. None for a folder or a repository with weights.
     weights: str | None
 
     @classmethod
     def parse(cls, text: str) -> "ClipSource":
-        """Read "clip:MODEL[:WEIGHTS]", "clip:FOLDER" or "clip:hf-hub:OWNER/NAME".
+        """Parse "clip:MODEL[:WEIGHTS]", "clip:FOLDER" or "clip:hf-hub:OWNER/NAME".
 
-        MODEL is a name of open_clip, WEIGHTS one of its pretrained tags, by default "openai", or a
-        file. FOLDER holds open_clip_config.json, the weights and the files of the tokenizer, so
-        that nothing is downloaded; "local-dir:FOLDER" is the same.
+        MODEL is a name of open_clip. WEIGHTS is a file or a pretrained tag of the model, by default
+        "openai". FOLDER contains open_clip_config.json, the weights and the files of the tokenizer.
+        It may have the prefix "local-dir:".
+
+        Raises:
+            ConfigError: If WEIGHTS is a path without a file.
         """
         name = text.removeprefix(PREFIX)
         folder = Path(name.removeprefix(LOCAL)).expanduser()
@@ -78,20 +83,22 @@ class ClipSource:
 
     @property
     def anywhere(self) -> str:
-        """The text that names the same model in any working directory."""
+        """The source with absolute paths, which is valid in any working directory."""
         text = PREFIX + self.model.removeprefix(LOCAL)
-        return text if self.weights is None else f"{text}:{self.weights}"
+        if self.weights is not None:
+            text += f":{self.weights}"
+        return text
 
     @property
     def folder(self) -> Path | None:
-        """The folder that holds the whole model, if it is one."""
+        """The folder of the model, or None for other sources."""
         if not self.model.startswith(LOCAL):
             return None
         return Path(self.model.removeprefix(LOCAL))
 
     @property
     def file(self) -> Path | None:
-        """The local file of weights, if one was named."""
+        """The local file of the weights, or None for other sources."""
         path = Path(self.weights or "")
         return path if path.is_file() else None
 
@@ -105,29 +112,36 @@ class ClipModel:
     # A module with `encode_image`, `encode_text`, `logit_scale` and, for SigLIP, `logit_bias`.
     model: Any
 
-    # Texts -> int64 [N, L], padded or cut to the length of the model's context.
+    # Maps texts to int64 [N, L], padded or truncated to the context length L of the model.
     tokenizer: Callable[[Sequence[str]], Tensor]
 
-    config: dict[str, Any]  # its architecture in open_clip, with the activation of its training
-    width: int  # D, of the common space of images and texts
-    weights: Path  # the file, downloaded or local
+    config: dict[str, Any]  # architecture in open_clip, with the activation of its weights
+    width: int  # D, width of the joint embedding space
+    weights: Path  # downloaded or local file
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """How images are made its input: size, mean, std, interpolation, resize_mode."""
+        """Image preprocessing: size, mean, std, interpolation, resize_mode."""
         return dict(self.model.visual.preprocess_cfg)
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file of weights, in hexadecimal: it tells one training from another."""
+        """Hash of the weights file, in hexadecimal."""
         return sha256_of(self.weights)
 
     @torch.no_grad()
     def encode_names(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """Return the vectors of K names, float32 [K, D] on the CPU, each of length 1.
+        """Compute the vectors of names.
 
-        That of a name is the mean over the templates, made of length 1 again, as in CLIP. A text
-        that is longer than the context of the model is cut.
+        A vector is the normalized mean of the normalized vectors of all templates, as in CLIP.
+        Texts are truncated to the context length of the model.
+
+        Args:
+            names: K names.
+            templates: Sentences with {} for the name.
+
+        Returns:
+            Float32 [K, D] on the CPU, of length 1 each.
         """
         per_batch = max(1, BATCH_SIZE // len(templates))
         batches = [names[start : start + per_batch] for start in range(0, len(names), per_batch)]
@@ -145,10 +159,10 @@ class ClipModel:
 
 
 def open_encoder(source: str) -> ClipModel:
-    """Open a model of open_clip without its image tower, on the GPU if there is one."""
+    """Open an open_clip model without its image tower, on the default device."""
     encoder = open_model(source)
 
-    # Half of the memory or more: vectors of texts need neither images nor captions.
+    # Remove unused towers, which take at least half of the memory.
     for tower in ("visual", "text_decoder"):
         if hasattr(encoder.model, tower):
             delattr(encoder.model, tower)
@@ -157,24 +171,34 @@ def open_encoder(source: str) -> ClipModel:
 
 
 def open_model(source: str) -> ClipModel:
-    """Open a model of open_clip: image tower, text tower, tokenizer and preprocessing, on the CPU.
+    """Open an open_clip model on the CPU, with both towers, tokenizer and preprocessing.
 
-    For the source see `ClipSource.parse`. The global random state is left as it was. Raises a
-    `ConfigError` if open_clip is not installed, or anything of the model cannot be had.
+    The global random state does not change.
+
+    Args:
+        source: See `ClipSource.parse`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: If open_clip is not installed, or the model is not available.
     """
-    parsed, library = ClipSource.parse(source), _open_clip(source)
+    parsed = ClipSource.parse(source)
+    library = _open_clip(source)
     with _quiet(), torch.random.fork_rng(devices=[]), refusing(source, ConfigError, remedy=_REMEDY):
         config = library.get_model_config(parsed.model)
         if config is None:
             near = get_close_matches(parsed.model, library.list_models(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{source}: there is no such folder or model of open_clip{hint}")
-        width, text_config = int(config["embed_dim"]), config["text_cfg"]
+        width = int(config["embed_dim"])
+        text_config = config["text_cfg"]
         tag = _tag(library, parsed)
         weights = _weights(library, parsed, tag)
 
-        # The weights come last and from the file whose hash is recorded. A tag says which
-        # activation its weights were trained with; the model's name alone may mean another one.
+        # Load the weights last, from the file with the recorded hash. The activation is a property
+        # of the pretrained tag, because a model name may have weights with different activations.
         model = library.create_model(
             parsed.model,
             load_weights=False,
@@ -184,7 +208,7 @@ def open_model(source: str) -> ClipModel:
         )
         library.load_checkpoint(model, str(weights))
 
-        # A tokenizer of transformers could run the code of a stranger.
+        # Tokenizers of transformers could run remote code.
         settings = {"trust_remote_code": False} if text_config.get("hf_tokenizer_name") else {}
         tokenizer = library.get_tokenizer(parsed.model, **settings)
 
@@ -193,7 +217,7 @@ def open_model(source: str) -> ClipModel:
 
 
 def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return what open_clip knows of a pretrained tag; nothing for weights from elsewhere."""
+    """Return open_clip's config of a pretrained tag; empty for other weights."""
     if source.weights is None or source.file is not None:
         return {}
 
@@ -208,9 +232,11 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
 
 
 def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return how images are prepared for all published weights of the model of a file."""
-    # open_clip would prepare them as for CLIP, which is wrong for a SigLIP.
-    tags = library.list_pretrained_tags_by_model(source.model) if source.file else []
+    """Return the preprocessing settings that all pretrained tags of a model have in common."""
+    # Local weights would get the preprocessing of CLIP, which is wrong for SigLIP.
+    if not source.file:
+        return {}
+    tags = library.list_pretrained_tags_by_model(source.model)
     published = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
     if not published:
         return {}
@@ -224,7 +250,7 @@ def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
 
 
 def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Path:
-    """Return the file of the weights, downloaded if it must be."""
+    """Return the weights file, and download it if necessary."""
     if source.file is not None:
         return source.file
     if tag:
@@ -242,8 +268,9 @@ def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Pa
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep open_clip from the root logger: its handler would print our lines a second time."""
-    root, handler = logging.getLogger(), logging.NullHandler()
+    """Prevent open_clip from adding a handler to the root logger, which would repeat our lines."""
+    root = logging.getLogger()
+    handler = logging.NullHandler()
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.ERROR)
@@ -262,11 +289,23 @@ def encode_names(
     *,
     keep: bool = True,
 ) -> tuple[Tensor, str]:
-    """Return the vectors of K names, float32 [K, D] of length 1, and the hash of the weights.
+    """Return the vectors of names by a text encoder, from the cache if possible.
 
-    The cache holds a file per encoder and list of templates, with all names that were ever asked
-    for. If it has all K, neither the model is opened nor open_clip imported. `keep` writes the
-    vectors of new names to the cache.
+    The cache has one file per encoder and list of templates, with the vectors of all past names.
+    The model is opened and open_clip imported only for new names.
+
+    Args:
+        source: See `ClipSource.parse`.
+        names: K names.
+        templates: Sentences with {} for the name.
+        cache_dir: Cache folder; see `cache_folder`.
+        keep: Write the vectors of new names to the cache.
+
+    Returns:
+        Vectors, float32 [K, D] of length 1 each, and the hash of the weights.
+
+    Raises:
+        ConfigError: If the encoder is not available.
     """
     key = json.dumps([FORMAT, _identity(ClipSource.parse(source)), list(templates)])
     digest = sha256(key.encode()).hexdigest()[:16]
@@ -282,9 +321,10 @@ def encode_names(
     missing = [name for name in names if name not in vectors]
     if missing:
         encoder = open_encoder(source)
-        # A tag or a repository may have got other weights since.
+        # The weights of a tag or a repository may have changed.
         if hash_of_weights != encoder.sha256:
-            vectors, missing = {}, list(names)
+            vectors = {}
+            missing = list(names)
 
         encoded = encoder.encode_names(missing, templates).numpy()
         vectors |= dict(zip(missing, encoded, strict=True))
@@ -301,10 +341,12 @@ def encode_names(
 
 
 def _identity(source: ClipSource) -> list[str]:
-    """Return what changes with the encoder, without reading its weights."""
-    files = [source.file] if source.file is not None else []
+    """Return a cache key of the encoder without reading its weights."""
+    files = []
+    if source.file is not None:
+        files = [source.file]
     if source.folder is not None:
-        # The tokenizer counts too.
+        # Include the files of the tokenizer.
         files = sorted(path for path in source.folder.iterdir() if path.is_file())
 
     identity = [source.model, source.weights or ""]
@@ -317,8 +359,16 @@ def _identity(source: ClipSource) -> list[str]:
 def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     """Return the templates of the setting `data.prompts`.
 
-    It is one, which holds {}; "clip80", the 80 of CLIP for ImageNet, or "simple7", the 7 best of
-    them; or a file with one per line, relative to the folder of the data set.
+    Args:
+        prompts: A template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
+            "simple7" (the 7 best of these), or the path of a file with one template per line.
+        folder: Folder of a relative path.
+
+    Returns:
+        The templates.
+
+    Raises:
+        ConfigError: If a template has no {}.
     """
     if prompts in LISTS:
         library = _open_clip(f"data.prompts={prompts}")
@@ -328,11 +378,12 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     where = "data.prompts"
     path = folder / Path(prompts).expanduser()
     if PLACE not in prompts and prompts and path.is_file():
-        templates, where = tuple(read_lines(path, _SEE)), f"data.prompts: {path}"
+        templates = tuple(read_lines(path, _SEE))
+        where = f"data.prompts: {path}"
 
     for number, template in enumerate(templates, 1):
         if PLACE not in template:
-            hint = suggest(prompts, [*LISTS])
+            hint = suggest(prompts, list(LISTS))
             raise ConfigError(
                 f"{where}: template {number}, {template[:60]!r}, has no {PLACE} for the name; "
                 f"write a sentence such as {PROMPT!r}, or give a file or list{hint}"
@@ -341,7 +392,7 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
 
 
 def _open_clip(user: str) -> ModuleType:
-    """Import open_clip, which takes seconds; `user` names what needs it."""
+    """Import open_clip, which takes seconds. `user` is the setting that needs it."""
     try:
         import open_clip
     except ImportError as error:

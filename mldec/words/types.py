@@ -5,44 +5,45 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-PREFIX = "clip:"  # of the sources that are text encoders
-DIGITS_PREFIX = "digits:"  # of the word vectors of colored digits, which are made here
-PROMPT = "a photo of a {}."  # the template that a text encoder is given by default
+PREFIX = "clip:"  # prefix of text encoders
+DIGITS_PREFIX = "digits:"  # prefix of the word vectors of colored digits, see `words.digits`
+PROMPT = "a photo of a {}."  # default template of text encoders
 
 
 @dataclass(frozen=True)
 class VectorOrigin:
     """The source of word vectors."""
 
-    # A text encoder, such as "clip:ViT-B-32:openai", with absolute paths; "digits:words", see
-    # `words.digits.named_vectors`; or the name of a file of vectors, without its folder.
+    # A text encoder with absolute paths, such as "clip:ViT-B-32:openai", or "digits:words", see
+    # `words.digits.named_vectors`, or the name of a vector file, without its folder.
     source: str
 
-    sha256: str  # of the encoder's weights, the file, or the text "digits:words", in hexadecimal
+    # Hash of the encoder's weights, the vector file or the text "digits:words", in hexadecimal.
+    sha256: str
 
-    # Sentences with {} for the name, whose vectors were averaged; none for a file.
+    # Sentences with {} for the name, whose vectors are averaged. Empty for a vector file.
     templates: tuple[str, ...] = ()
 
-    # The file of sentences about classes that these had instead, and its sha256, see `described`.
+    # Name and hash of a file of class descriptions, see `vectors.described`.
     descriptions: str | None = None
 
     @property
     def is_encoder(self) -> bool:
-        """Whether a text encoder made the vectors, so that it can make others."""
+        """Whether the vectors come from a text encoder."""
         return self.source.startswith(PREFIX)
 
     @property
     def makes_others(self) -> bool:
-        """Whether the vectors of other names can be made without a file of vectors."""
+        """Whether vectors of other names can be computed without a vector file."""
         return self.is_encoder or self.source.startswith(DIGITS_PREFIX)
 
     def described(self) -> str:
-        """Name the source and its hash, for messages."""
+        """Return the source and its hash, for messages."""
         return f"{self.source} (sha256 {self.sha256[:12]})"
 
 
 class WordVectors(NamedTuple):
-    """Word vectors of K names, which are those asked for, and then optional ones that have one."""
+    """Word vectors of K names: the requested names, then the optional names with a vector."""
 
     names: tuple[str, ...]
     queries: Tensor  # float32 [K, D]; row i belongs to names[i]

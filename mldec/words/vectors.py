@@ -28,9 +28,9 @@ _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
 def _look_up(
     path: Path, names: Sequence[str], optional: Sequence[str], order: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
-    """Return the word vectors, float32 [D] each, of the names and of the optional ones it has."""
+    """Return the vectors of a file, float32 [D] each, by name. Optional names may be missing."""
     with refusing(path, DataError, remedy=_SEE):
-        if path.suffix in (*_TORCH_FILES, ".npy"):
+        if path.suffix == ".npy" or path.suffix in _TORCH_FILES:
             vectors = _by_name(path, names, optional, order)
         else:
             vectors = _read_text(path, names, optional)
@@ -42,7 +42,7 @@ def _look_up(
             f"{_SEE}"
         )
 
-    # A vector of zeros cannot be scaled to length 1, as the zero-shot heads and `nearest` do.
+    # The zero-shot heads and `nearest` normalize vectors, so zeros are not allowed.
     for name, vector in vectors.items():
         if not np.isfinite(vector).all() or not vector.any():
             fault = "is all zeros, or has NaN or infinite numbers"
@@ -53,26 +53,27 @@ def _look_up(
 def _by_name(
     path: Path, names: Sequence[str], optional: Sequence[str], order: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
-    """Return the vectors of the names that an array file has; its own names are `order`."""
-    order = read_lines(path.with_suffix(".txt"), _SEE) if order is None else order
+    """Return the vectors of an array file by name. `order` lists the names of the array."""
+    if order is None:
+        order = read_lines(path.with_suffix(".txt"), _SEE)
     if fault := names_fault(order):
         raise DataError(f"the names of {path}: {fault}; {_SEE}")
 
     if path.suffix == ".npy":
         array: np.ndarray = np.load(path, allow_pickle=False)
     else:
-        # SDL, the earlier work of the authors, wraps the tensor in a dictionary.
+        # Files of SDL, an earlier work of the authors, are a dictionary with one tensor.
         loaded = read_torch(path)
         if isinstance(loaded, dict) and len(loaded) == 1:
             loaded = next(iter(loaded.values()))
         array = loaded.float().numpy()
 
-    # An array file may have a leading dimension of size 1, as [1, D, N].
+    # Remove a leading dimension of size 1, as in [1, D, N].
     shape = array.shape
     if array.ndim == 3 and shape[0] == 1:
         array = array[0]
 
-    # A square array fits both ways, and a wrong guess would train on the wrong vectors.
+    # The orientation of a square array is ambiguous, which raises an error.
     if array.ndim != 2 or array.shape.count(len(order)) != 1:
         raise DataError(
             f"{path} has shape {list(shape)}, of which exactly one dimension must be that of the "
@@ -82,20 +83,20 @@ def _by_name(
         array = array.T
 
     row_of = {name: row for row, name in enumerate(order)}
-    present = [name for name in (*names, *optional) if name in row_of]
+    present = [name for name in chain(names, optional) if name in row_of]
     rows = np.ascontiguousarray(array[[row_of[name] for name in present]], np.float32)
     return dict(zip(present, rows, strict=True))
 
 
 def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the vectors of the names that have one in lines of "word number number ..."."""
-    # The single words of a name are needed for the mean.
-    all_names = (*names, *optional)
+    """Return the vectors of a text file with lines "word number number ..." by name."""
+    # The words of a name are needed for the mean.
+    all_names = tuple(names) + tuple(optional)
     texts = set(all_names).union(*map(_words, all_names))
     spellings = {text: _spellings(text) for text in texts}
     vector_of_word = _scan(path, set(chain.from_iterable(spellings.values())))
 
-    # Each text has the vector of its first spelling that has one.
+    # Use the first spelling with a vector.
     vector_of_text = {}
     for text, words in spellings.items():
         present = [word for word in words if word in vector_of_word]
@@ -108,7 +109,7 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
         words_of_name = _words(name)
         if name in vector_of_text:
             vectors[name] = vector_of_text[name]
-        # With a word missing, the mean would stand for another name.
+        # The mean needs the vectors of all words.
         elif len(words_of_name) > 1 and all(word in vector_of_text for word in words_of_name):
             vectors[name] = np.mean([vector_of_text[word] for word in words_of_name], axis=0)
             means.append(name)
@@ -123,21 +124,23 @@ def _words(name: str) -> list[str]:
 
 
 def _spellings(name: str) -> list[bytes]:
-    """Return the spellings under which a name is looked up, in the order of preference."""
-    spellings = [name, *(separator.join(_words(name)) for separator in " _-")]
-    # Bytes are compared, as some files have words in no encoding.
-    return [text.encode() for text in (*spellings, *map(str.lower, spellings))]
+    """Return the spellings of a name in the order of preference."""
+    spellings = [name]
+    spellings += [separator.join(_words(name)) for separator in " _-"]
+    spellings += [text.lower() for text in spellings]
+    # Compare bytes, because some files have words without a valid encoding.
+    return [text.encode() for text in spellings]
 
 
 def _scan(path: Path, wanted: Collection[bytes]) -> dict[bytes, np.ndarray]:
-    """Return the vectors of the wanted words, float32 [D] each; the first line of a word counts."""
-    # Splitting a line is slow, and millions of them are not wanted.
+    """Return the vectors of some words, float32 [D] each. The first line of a word counts."""
+    # Splitting all fields is slow, so check the first word of each line before.
     first_words = {word.split()[0] for word in wanted if word.split()}
 
     vectors: dict[bytes, np.ndarray] = {}
     with open_binary(path) as file:
-        # Count the numbers from the end, because a word may contain blanks. The first field is
-        # always the word, even if it is a number.
+        # Count numbers from the end, because a word may contain spaces. The first field is always
+        # the word, even if it is a number.
         header = file.readline().split()
         if len(header) == 2 and all(field.isdigit() for field in header):
             width = int(header[1])
@@ -180,27 +183,29 @@ def word_vectors(
 ) -> WordVectors:
     """Return the word vectors of names from a file or a text encoder.
 
-    In a text file the first line may be "count width". A name is looked up as it is, then with
-    blanks, '_' and '-' between its words, then in lower case. If it is not in the file, a name of
-    several words gets the mean of their vectors, with a warning. If a word has several lines, the
-    first counts.
+    The first line of a text file may be "count width". A name is looked up unchanged, then with
+    spaces, '_' and '-' between its words, then in lower case. A missing name of several words gets
+    the mean of their vectors, with a warning. If a word has several lines, the first counts.
 
     Args:
-        source: a text encoder, see `ClipSource.parse`; "digits:words", the vectors of
-            `data=digits_zsl`; a `.pth` or `.npy` file of an array [N, D],
-            [D, N] or [1, D, N]; or a text file with "word number number ..." in each line.
-        names: the K wanted names, each once.
-        optional: names that need not have a vector in a file.
-        order: the N names of an array file; None: the lines of the text file beside it.
-        templates: into which a text encoder fills the names.
-        cache_dir: folder for the vectors of a text encoder; see `cache_folder`.
-        keep: write the vectors of new names to that folder.
+        source: A text encoder, see `ClipSource.parse`, or "digits:words", the vectors of
+            `data=digits_zsl`, or a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N],
+            or a text file with lines "word number number ...".
+        names: K unique names.
+        optional: Names that may be missing in a file.
+        order: The N names of an array file. None reads the text file with the same stem.
+        templates: Templates of a text encoder.
+        cache_dir: Cache folder for the vectors of a text encoder; see `cache_folder`.
+        keep: Write the vectors of new names to the cache.
+
+    Returns:
+        The word vectors and their origin.
 
     Raises:
-        DataError: if a name is missing or listed twice, counts or widths differ, a vector is all
-            zeros or has NaN or infinite numbers, or the file has another format.
+        DataError: If a name is missing or repeated, counts or widths differ, a vector is all
+            zeros or not finite, or the file has another format.
     """
-    all_names = (*names, *optional)
+    all_names = tuple(names) + tuple(optional)
     if fault := names_fault(all_names):
         raise DataError(f"the class names: {fault}; {_SEE}")
 
@@ -222,11 +227,22 @@ def word_vectors(
 def described(
     vectors: WordVectors, source: str, path: Path, *, cache_dir: str | None = None
 ) -> WordVectors:
-    """Replace the word vectors of classes by those of sentences about them.
+    """Replace the word vectors of classes by the vectors of class descriptions.
 
-    The file is JSON, a list of sentences by the name of the class: {"zebra": ["a striped horse"]}.
-    The vector of a class is the mean over its sentences, each of length 1, made of length 1 again.
-    Classes that it does not describe keep theirs. Raises a `DataError` for another content.
+    The vector of a class is the normalized mean of the normalized vectors of its sentences.
+    Classes without sentences keep their vectors.
+
+    Args:
+        vectors: Word vectors of the classes.
+        source: The text encoder.
+        path: JSON file of sentences by class name: {"zebra": ["a striped horse"]}.
+        cache_dir: Cache folder; see `cache_folder`.
+
+    Returns:
+        The new word vectors.
+
+    Raises:
+        DataError: If the file has another content, or describes no class.
     """
     content = read_json(path, _SEE)
     sentences_of = content if isinstance(content, dict) else {}
@@ -256,10 +272,21 @@ def described(
 def made_alike(
     names: Sequence[str], origin: VectorOrigin, *, where: str, remedy: str, keep: bool = True
 ) -> WordVectors:
-    """Make the word vectors of other names as those of a checkpoint were made, without a file.
+    """Compute the word vectors of other names with the source of a checkpoint's vectors.
 
-    Messages begin with `where` and end with `remedy`: how to give the weights of the encoder.
-    Raises a `ConfigError` if it cannot be had, and a `CheckpointError` if it has other weights now.
+    Args:
+        names: The names.
+        origin: Origin of the checkpoint's vectors.
+        where: Beginning of error messages.
+        remedy: End of error messages: how to provide the weights of the encoder.
+        keep: Write the vectors of new names to the cache.
+
+    Returns:
+        The word vectors.
+
+    Raises:
+        ConfigError: If the encoder is not available.
+        CheckpointError: If the encoder has other weights now.
     """
     maker = f"{where}: the checkpoint makes word vectors by {origin.described()}"
     try:
@@ -275,7 +302,7 @@ def made_alike(
 
 @dataclass(frozen=True)
 class ClassList:
-    """Classes and their names; the first of a class is that of the data set, then synonyms."""
+    """Classes and their names. The first name is used in the data set, the others are synonyms."""
 
     path: Path
     classes: tuple[tuple[str, ...], ...]
@@ -290,28 +317,44 @@ class ClassList:
 
     @property
     def class_of_name(self) -> list[int]:
-        """For each of `names` the index of its class, ascending."""
+        """The class index of each of `names`, in ascending order."""
         indices: list[int] = []
         for index, names in enumerate(self.classes):
             indices += [index] * len(names)
         return indices
 
     def columns(self, known: Sequence[str]) -> list[int]:
-        """Return the index of each class among the classes of a data set."""
+        """Return the index of each class among the classes of a data set.
+
+        Args:
+            known: Class names of the data set.
+
+        Returns:
+            One index per class.
+
+        Raises:
+            DataError: If a class is not in the data set.
+        """
         column_of = {name: column for column, name in enumerate(known)}
-        for own_name, *_ in self.classes:
-            if own_name not in column_of:
-                raise unknown_class(own_name, known, str(self.path), _SEE_LISTS)
-        return [column_of[own_name] for own_name, *_ in self.classes]
+        columns = []
+        for names in self.classes:
+            if names[0] not in column_of:
+                raise unknown_class(names[0], known, str(self.path), _SEE_LISTS)
+            columns.append(column_of[names[0]])
+        return columns
 
 
 def read_class_list(path: Path) -> ClassList:
-    """Read a class list: a class per line, its name in the data and synonyms, split by semicolons.
+    """Read a class list.
 
-    Upper and lower case make no different names.
+    Each line has the class name of the data set and its synonyms, separated by semicolons. Names
+    are compared ignoring case.
+
+    Raises:
+        DataError: If the file cannot be read, or a name is repeated or not valid.
     """
     classes: list[tuple[str, ...]] = []
-    class_of: dict[str, str] = {}  # folded name -> the class in whose line it was
+    class_of: dict[str, str] = {}  # case-folded name -> its class
     for line in read_lines(path, _SEE_LISTS):
         names = tuple(name.strip() for name in line.split(";"))
         for name in names:
