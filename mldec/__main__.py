@@ -1,4 +1,4 @@
-"""Run a command, `mldec train +experiment=digits`, or list them all, `python -m mldec`."""
+"""Entry point of the commands, such as `mldec train +experiment=digits`."""
 
 import sys
 from importlib import import_module
@@ -20,18 +20,20 @@ COMMANDS = {
     "benchmark": "measure speed, memory and cost",
 }
 
-# The commands of the paper; the others are tools.
+# Commands in the package `mldec`. The other commands are in `mldec.tools`.
 CORE = ("train", "evaluate")
 
 
 def module_of(command: str) -> str:
-    """Return the module of a command: its function `main` reads `sys.argv`."""
+    """Return the name of the module of a command. Its function `main` reads `sys.argv`."""
     name = command.replace("-", "_")
-    return f"mldec.{name}" if name in CORE else f"mldec.tools.{name}"
+    if name in CORE:
+        return f"mldec.{name}"
+    return f"mldec.tools.{name}"
 
 
 def overview() -> str:
-    """Return the list of commands."""
+    """Return the text with all commands."""
     width = max(map(len, COMMANDS))
     lines = [VERSION, "", "Commands (each has --help):", ""]
     for name, purpose in COMMANDS.items():
@@ -40,7 +42,7 @@ def overview() -> str:
 
 
 def main() -> None:
-    """Run a command, or print the list of commands, the version, or the command that was meant."""
+    """Run a command, or print the commands or the version."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
@@ -49,7 +51,7 @@ def main() -> None:
         print(VERSION)
         return
 
-    # A command is a module of its own, which reads the words behind its name.
+    # The module of a command parses the arguments after the name of the command.
     command = arguments[0].replace("_", "-")
     if command in COMMANDS:
         sys.argv[1:] = arguments[1:]

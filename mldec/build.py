@@ -1,4 +1,4 @@
-"""Build the parts of a run from `_target_` nodes: check the target and its arguments, call it."""
+"""Build the parts of a run from `_target_` nodes, after validating their arguments."""
 
 import dataclasses
 import importlib
@@ -24,64 +24,67 @@ from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
 from mldec.runtime import distributed
 
-# The modules in which a part must be defined; plugins=[...] adds packages of the user's own.
+# Modules in which parts must be defined. plugins=[...] adds third-party packages.
 HOMES = {
     "data": ("mldec.data.readers", "mldec.data.digits"),
     "backbone": ("mldec.backbones",),
     "head": ("mldec.heads",),
     "loss": ("mldec.losses",),
 }
-# The arguments that the caller passes, and that a node must not give.
+# Arguments that are passed by the caller, and not allowed in a node.
 RUNTIME_ARGUMENTS = {
     "data": (),
     "backbone": (),
     "head": ("in_features", "num_classes"),
     "loss": ("label_counts", "all_reduce"),
 }
-# A class without a constructor of its own shows torch's (*args, **kwargs).
+# nn.Module without an overridden __init__ has the signature (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-# The settings that every reader of image files takes beside its own arguments, as flat keys of its
-# node, such as data.cutout=0.
+# Additional settings of all readers of image files, as flat keys of the node (data.cutout=0).
 SHARED = (View, FileSettings, Sampling, Observed)
-# The types that a function for data may return.
+# Return types of functions that build data.
 DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
-# The parts of a model: evaluation and prediction need no others.
+# Parts that are needed for evaluation and prediction.
 MODEL_PARTS = ("backbone", "head")
 
 
 class Argument(NamedTuple):
-    """An argument that a node may give: its annotation, and its default or `REQUIRED`."""
+    """An argument of a part: its annotation, and its default or `REQUIRED`."""
 
     hint: Any
     default: Any
 
 
-# A setting of the trainer in the node of the data: whether a run may resume on other training data.
+# Whether a run may resume on different training data. The trainer reads it from the data node.
 CHANGED = Argument(Literal["refuse", "allow"], "refuse")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A checked part of a run: the target of its node, and all arguments, defaults included."""
+    """A validated part of a run with all its arguments, including defaults."""
 
-    kind: str  # data, backbone, head or loss
-    name: str  # `_target_`, which may be that of a package that exports the target
+    kind: str  # "data", "backbone", "head" or "loss"
+    name: str  # `_target_`; may name a package that reexports the target
     target: Callable[..., Any]
     arguments: dict[str, Any]
 
     @property
     def node(self) -> dict[str, Any]:
-        """The node that a config records: complete, so that later defaults do not change it."""
+        """Config node with all arguments, so that later changes of defaults have no effect."""
         return {"_target_": self.name, **self.arguments}
 
     def call(self, **runtime: Any) -> Any:
-        """Call the target; runtime arguments are added, or replace those of the node.
+        """Call the target.
 
-        A `ValueError` that begins with the name of an argument becomes `<part>.<message>`, and any
-        other one `<part>: <message>`.
+        Args:
+            runtime: Additional arguments. They override arguments of the node.
+
+        Raises:
+            ConfigError: If the target raises ValueError. Its message becomes `<part>.<message>`
+                if it begins with the name of an argument, otherwise `<part>: <message>`.
         """
-        # The shared settings of readers are in the node too, and not for the target.
+        # Drop the shared settings of readers, which are not arguments of the target.
         parameters = inspect.signature(self.target).parameters
         own = {name: value for name, value in self.arguments.items() if name in parameters}
         groups = {name: self.shared(kind) for name, kind in _groups(self.target).items()}
@@ -96,10 +99,10 @@ class Part:
         try:
             return call(**arguments)
         except UserError:
-            # Its message names the full key already.
+            # The message contains the full key already.
             raise
         except ValueError as error:
-            # The user types `head.width`; the part knows only `width`.
+            # The user sets `head.width`, but the message of the part contains only `width`.
             first_word = re.split(r"\W", str(error), maxsplit=1)[0]
             separator = "." if first_word in self.arguments else ": "
             raise ConfigError(f"{self.kind}{separator}{error}") from error
@@ -109,9 +112,17 @@ Parts = Mapping[str, Part]
 
 
 def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
-    """Check the parts of a config before any file, download or device is touched.
+    """Validate the parts of a config before any file, download or device is used.
 
-    All errors of all parts come in one message. Only the parts of these kinds are needed.
+    Args:
+        config: Config with nodes for the parts.
+        kinds: Parts to validate.
+
+    Returns:
+        The validated parts by kind.
+
+    Raises:
+        ConfigError: With the errors of all parts in one message.
     """
     parts: dict[str, Part] = {}
     faults: list[str] = []
@@ -129,13 +140,22 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
 
 
 def default_loss(data: Part | None) -> dict[str, Any]:
-    """Return the node of the loss where none is chosen, as in the recipes for own photos."""
+    """Return the default node of the loss: cross_entropy for single-label data, otherwise bce."""
     has_one_label = data is not None and data.arguments.get("exclusive") is True
     return option("loss", "cross_entropy" if has_one_label else "bce")
 
 
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
-    """Return the part that a node describes, with all its arguments."""
+    """Validate a node and return its part with all arguments.
+
+    Args:
+        kind: "data", "backbone", "head" or "loss".
+        node: Mapping with `_target_` and arguments.
+        plugins: Third-party packages that may define the target.
+
+    Raises:
+        ConfigError: If the target is not allowed, or an argument is unknown, missing or invalid.
+    """
     node = dict(node)
     name = node.pop("_target_", None)
     target = locate(kind, name, plugins)
@@ -159,54 +179,61 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
 
 
 def complete(parts: Parts) -> Parts:
-    """Fill in what a user leaves to a file or the hub, by the function `complete` of a class.
+    """Infer missing arguments from a file or the Hub, with the method `complete` of a class.
 
-    It is called for what a user asks for, never for what a checkpoint says.
+    Only for parts of the command line. The arguments in a checkpoint are complete.
     """
     completed = dict(parts)
     for kind, part in parts.items():
-        if fill_in := getattr(part.target, "complete", None):
+        fill_in = getattr(part.target, "complete", None)
+        if fill_in is not None:
             completed[kind] = dataclasses.replace(part, arguments=fill_in(part.arguments))
     return completed
 
 
 def recorded(config: Config, parts: Parts) -> Config:
-    """Return the config with all arguments of these parts, for config.yaml and checkpoints."""
+    """Return the config with all arguments of the parts, for config.yaml and checkpoints."""
     nodes: dict[str, Any] = {kind: part.node for kind, part in parts.items()}
     return dataclasses.replace(config, **nodes)
 
 
 def data(parts: Parts) -> DataModule:
-    """Build the dataset: its function returns a data module, or a source to make one of."""
+    """Build the data module from the data part."""
     part = parts["data"]
     if not _is_reader(part.target):
         module = part.call()
         assert isinstance(module, DataModule)
         return module
 
-    # The settings first: an error in them is found before the data is searched.
+    # Validate the shared settings before the data is read.
     view, files, sampling, observed = (part.shared(kind) for kind in SHARED)
     return assemble(part.call(), view, files, sampling, observed)
 
 
 def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
-    """Build the dataset that settings choose, for commands without a model.
+    """Build the data of a command without a model.
 
-    The settings are those of training, with `+experiment=NAME`, or of the data alone, with
-    `data=NAME`.
+    Args:
+        settings: Settings of a training with "+experiment=NAME", or of data with "data=NAME".
+
+    Returns:
+        The config with all arguments of the data, and the data module.
+
+    Raises:
+        ConfigError: If no data is selected, or a setting is invalid.
     """
     config, data, _ = chosen_data_option(settings)
     return config, data
 
 
 def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
-    """Build the dataset as `chosen_data`, and return the name of its option too."""
+    """Build the data as `chosen_data`; also return the name of its option file."""
     if any(setting.startswith("+experiment=") for setting in settings):
         config, options = compose_with_options(settings)
         parts = check(config)
         return recorded(config, parts), data(parts), options["data"]
 
-    # The last choice on the command line counts.
+    # The last data=NAME has precedence.
     chosen = [setting for setting in settings if setting.startswith("data=")]
     if not chosen:
         raise ConfigError(
@@ -215,17 +242,22 @@ def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
         )
     option = chosen[-1].removeprefix("data=")
 
-    # A config needs all parts: those that the settings leave out are of this experiment, unused.
+    # A config requires all parts, so use an experiment for the parts that are not needed.
     config = override(compose(["+experiment=digits"]), settings)
 
-    # Unused parts are checked only if a setting names them, so that a misspelt setting is refused.
+    # Validate unused parts with a setting too, so that a misspelled setting raises an error.
     named = {setting.partition("=")[0].partition(".")[0] for setting in settings}
     parts = check(config, [kind for kind in PARTS if kind in named])
     return recorded(config, parts), data(parts), option
 
 
 def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
-    """Build the loss; `labels` returns the training labels, for a loss that counts them."""
+    """Build the loss.
+
+    Args:
+        parts: Parts with a "loss".
+        labels: Returns the training labels, for losses that use label counts.
+    """
     part = parts["loss"]
     runtime: dict[str, Any] = {}
     parameters = inspect.signature(part.target).parameters
@@ -236,8 +268,9 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
 
         def count_labels() -> LabelCounts:
             table = labels()
-            positives, negatives = table.all_counts(1), table.all_counts(0)
-            return LabelCounts(torch.from_numpy(positives), torch.from_numpy(negatives))
+            positives = torch.from_numpy(table.all_counts(1))
+            negatives = torch.from_numpy(table.all_counts(0))
+            return LabelCounts(positives, negatives)
 
         runtime["label_counts"] = count_labels
     module: nn.Module = part.call(**runtime)
@@ -245,7 +278,7 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
 
 
 def mixing(mix: Mix, classes: Classes) -> Mixing | None:
-    """Build mixup, cutmix and label smoothing, or return None if all of them are off."""
+    """Build mixup, cutmix and label smoothing. Returns None if all of them are off."""
     if not mix.on and not mix.soft:
         return None
 
@@ -262,29 +295,37 @@ def mixing(mix: Mix, classes: Classes) -> Mixing | None:
 
 
 def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:
-    """Build the backbone; without `pretrained` nothing is downloaded."""
+    """Build the backbone. Weights are never downloaded if `pretrained` is False."""
     part = parts["backbone"]
-    without_weights = not pretrained and "pretrained" in part.arguments
-    module: nn.Module = part.call(pretrained=False) if without_weights else part.call()
+    runtime = {}
+    if not pretrained and "pretrained" in part.arguments:
+        runtime["pretrained"] = False
+    module: nn.Module = part.call(**runtime)
     return module
 
 
 def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classifier:
-    """Build the backbone, and a head for these classes."""
+    """Build a classifier: the backbone, and a head for these classes."""
     network = backbone(parts, pretrained=pretrained)
     head = parts["head"].call(in_features=network.num_features, num_classes=len(classes))
     return Classifier(network, head)
 
 
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
-    """Return the public class or function that the `_target_` of a node names.
+    """Import the public class or function of a `_target_`.
 
-    It must be defined in a module for such parts or in a package of the user's own.
+    Args:
+        kind: "data", "backbone", "head" or "loss".
+        target: Full name, defined in a module of `HOMES[kind]` or in a plugin.
+        plugins: Third-party packages that may define the target.
+
+    Raises:
+        ConfigError: If the target does not exist, or is not allowed.
     """
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing: choose an option, such as {kind}=NAME")
 
-    # Checked before the import, which runs the code of the module.
+    # Check the name first, because the import executes the module.
     homes = [*HOMES[kind], *plugins]
     module_name, _, name = target.rpartition(".")
     is_public = not any(word.startswith("_") for word in target.split("."))
@@ -300,7 +341,7 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{kind}._target_ '{target}' does not exist: {error}") from error
 
-    # An imported name is not a definition: `mldec.heads.gap.nn` leads elsewhere.
+    # Names that are imported by the module, such as `mldec.heads.gap.nn`, are not allowed.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
     is_part = inspect.isclass(located) and issubclass(located, nn.Module)
     expected = "module class"
@@ -316,8 +357,9 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
 
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
-    """Return the arguments that a node may give; a group of settings stands for its fields."""
-    hints, groups = _hints(target), _groups(target)
+    """Return the arguments of a part. A dataclass argument is replaced with its fields."""
+    hints = _hints(target)
+    groups = _groups(target)
     accepted: dict[str, Argument] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         if name in groups:
@@ -338,22 +380,23 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _groups(target: Callable[..., Any]) -> dict[str, type[Any]]:
-    """Return the parameters that are groups of settings: dataclasses, filled from flat keys."""
+    """Return the parameters with a dataclass annotation, which are filled from flat keys."""
     parameters = inspect.signature(target).parameters
-    return {
-        name: hint
-        for name, hint in _hints(target).items()
-        if name in parameters and isinstance(hint, type) and dataclasses.is_dataclass(hint)
-    }
+    groups: dict[str, type[Any]] = {}
+    for name, hint in _hints(target).items():
+        if name in parameters and isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            groups[name] = hint
+    return groups
 
 
 def _fields(group: type[Any], defaults: Any = None) -> dict[str, Argument]:
-    """Return the settings of a group; the defaults are those of an instance, or of its class."""
+    """Return the fields of a dataclass, with defaults from an instance or the class."""
     hints = get_type_hints(group)
-    return {
-        field.name: Argument(hints[field.name], getattr(defaults, field.name, field.default))
-        for field in dataclasses.fields(group)
-    }
+    arguments = {}
+    for field in dataclasses.fields(group):
+        default = getattr(defaults, field.name, field.default)
+        arguments[field.name] = Argument(hints[field.name], default)
+    return arguments
 
 
 def _inside(module_name: str, home: str) -> bool:
@@ -361,5 +404,5 @@ def _inside(module_name: str, home: str) -> bool:
 
 
 def _is_reader(target: Callable[..., Any]) -> bool:
-    """Tell whether a function returns a source, for which the shared settings hold."""
+    """Return True if a function returns a `Source`, which uses the shared settings."""
     return inspect.isfunction(target) and get_type_hints(target).get("return") is Source

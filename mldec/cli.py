@@ -1,4 +1,4 @@
-"""What the commands share: the console, options that choose a model, checks of values."""
+"""Shared parts of the commands: the parser, common options and types of arguments."""
 
 import argparse
 import importlib.util
@@ -20,10 +20,10 @@ VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that refuses a command line in one line, with the option that was meant."""
+    """An argument parser with one-line errors and suggestions for unknown options."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, without the usage, and end with status 2."""
+        """Print the error without the usage, and exit with status 2."""
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         if unknown:
             hint = suggest(unknown.partition("=")[0], list(self._option_string_actions))
@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command(name: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of `mldec NAME`, with --version."""
+    """Create the parser of `mldec NAME`, with --version."""
     parser = _Parser(
         prog=f"mldec {name}",
         description=description,
@@ -44,7 +44,12 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
-    """Add the checkpoint, which may be an `exported` file, and the options of how it is used."""
+    """Add the checkpoint argument and the options of a model.
+
+    Args:
+        arguments: Parser to extend.
+        exported: Whether the command supports exported files, for the help.
+    """
     files = ""
     if exported:
         files = "; or an .onnx file of mldec export (a .pt2 file is refused: it can run code)"
@@ -76,7 +81,7 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
 
 
 def add_views_option(arguments: argparse._ActionsContainer) -> None:
-    """Add --views, for a command that scores images."""
+    """Add --views to a command that scores images."""
     arguments.add_argument(
         "--views",
         choices=("flip", "scales"),
@@ -85,7 +90,7 @@ def add_views_option(arguments: argparse._ActionsContainer) -> None:
 
 
 def add_threshold_option(arguments: argparse._ActionsContainer) -> None:
-    """Add --threshold, for a command whose default is that of the data in the config."""
+    """Add --threshold to a command that uses the threshold of the data by default."""
     arguments.add_argument(
         "--threshold",
         type=fraction,
@@ -95,7 +100,7 @@ def add_threshold_option(arguments: argparse._ActionsContainer) -> None:
 
 
 def add_weights_options(arguments: argparse._ActionsContainer) -> None:
-    """Add the options that choose the weights of a checkpoint, and allow packages of its parts."""
+    """Add the options --weights and --plugin."""
     arguments.add_argument(
         "--weights",
         choices=("ema", "raw"),
@@ -108,7 +113,7 @@ def add_weights_options(arguments: argparse._ActionsContainer) -> None:
 
 
 def add_data_options(arguments: argparse.ArgumentParser) -> None:
-    """Add settings and --precision, for a command that scores the data of a checkpoint."""
+    """Add settings and --precision to a command that scores the data of a checkpoint."""
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
@@ -116,7 +121,7 @@ def add_data_options(arguments: argparse.ArgumentParser) -> None:
 
 
 def add_class_options(arguments: argparse._ActionsContainer) -> None:
-    """Add the options that name other classes of a zero-shot model."""
+    """Add the options --classes and --vectors for zero-shot models."""
     arguments.add_argument(
         "--classes",
         metavar="NAMES",
@@ -131,7 +136,7 @@ def add_class_options(arguments: argparse._ActionsContainer) -> None:
 
 
 def add_precision_option(arguments: argparse._ActionsContainer, default: str) -> None:
-    """Add --precision; `default` says what is used without it, for --help."""
+    """Add --precision; `default` describes its default in --help."""
     arguments.add_argument(
         "--precision",
         choices=[precision.value for precision in Precision],
@@ -141,12 +146,14 @@ def add_precision_option(arguments: argparse._ActionsContainer, default: str) ->
 
 
 def precision_setting(args: argparse.Namespace) -> list[str]:
-    """Return --precision as a setting of the run that made the checkpoint."""
-    return [] if args.precision is None else [f"train.precision={args.precision}"]
+    """Return --precision as a list of settings of the run, empty without the option."""
+    if args.precision is None:
+        return []
+    return [f"train.precision={args.precision}"]
 
 
 def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `load_model` that the options of `add_model_options` stand for."""
+    """Convert the options of `add_model_options` to the arguments of `load_model`."""
     return {
         "path": args.checkpoint,
         "weights": args.weights,
@@ -154,14 +161,14 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
         "class_names": args.class_names,
         "thresholds": args.thresholds,
         "plugins": args.plugin,
-        "views": getattr(args, "views", None),  # not every command has them
+        "views": getattr(args, "views", None),  # not an option of every command
     }
 
 
 def run_command(
     parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
 ) -> None:
-    """Parse the command line and do the work of a command; an error ends it with one line."""
+    """Parse the command line and run a command. Errors are printed as one line."""
     with one_line():
         args = parse()
         to_console()
@@ -169,26 +176,35 @@ def run_command(
 
 
 def require(what: str, extra: str, *packages: str) -> None:
-    """Refuse what needs packages of one of our extras, if they are missing, before its work."""
+    """Check that the packages of an extra are installed.
+
+    Args:
+        what: Option or command that needs the packages, for the message.
+        extra: Name of the extra that installs the packages.
+        packages: Names of the packages as imported.
+
+    Raises:
+        ConfigError: If a package is missing.
+    """
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"{what} needs {package}: run pip install -e '.[{extra}]'")
 
 
 def whole(text: str, *, smallest: int = 0) -> int:
-    """Read a whole number from 0, or `smallest`, on."""
+    """Parse an integer that is at least `smallest`."""
     if not text.isdecimal() or int(text) < smallest:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from {smallest} on")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """Read a whole number from 1 on."""
+    """Parse an integer that is at least 1."""
     return whole(text, smallest=1)
 
 
 def image_side(text: str) -> int:
-    """Read a number of pixels per side."""
+    """Parse an image size in pixels, from 1 to `MAX_IMAGE_SIZE`."""
     side = positive(text)
     if side > MAX_IMAGE_SIZE:
         raise argparse.ArgumentTypeError(f"{text} is above {MAX_IMAGE_SIZE} pixels")
@@ -196,7 +212,7 @@ def image_side(text: str) -> int:
 
 
 def fraction(text: str) -> float:
-    """Read a number from 0 to 1."""
+    """Parse a number in [0, 1]."""
     value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")

@@ -17,18 +17,18 @@ from mldec.errors import CheckpointError, say
 from mldec.evaluation.output import is_count, meaning
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, to_json, write_result
 
-# torch is imported late: --help and a wrong argument need not wait for it.
+# torch is imported late, so that --help and argument errors are fast.
 if TYPE_CHECKING:
     from mldec.checkpoint import Loaded
     from mldec.evaluation.output import Results
 
 log = logging.getLogger("mldec")
 
-MOST_LISTED = 30  # classes that are printed; --csv and --json have all
+MOST_LISTED = 30  # with more classes, per-class values are not printed
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line of `mldec evaluate`."""
+    """Return the argument parser of `mldec evaluate`."""
     arguments = command(
         "evaluate", "Evaluate a checkpoint on the data of its config; key=value changes settings."
     )
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Load, evaluate, print, and write the files."""
+    """Evaluate a checkpoint, print the results and write the files."""
     check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
 
     from tqdm import tqdm
@@ -87,9 +87,10 @@ def evaluate(args: argparse.Namespace) -> None:
         return
 
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
-    config, device = setup.config, setup.device
+    config = setup.config
+    device = setup.device
     with distributed.processes(device):
-        # None: on a terminal only.
+        # None enables the progress bar on a terminal only.
         is_hidden = not distributed.is_main() or None
         order = memory_format(channels_last=config.train.channels_last)
         with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
@@ -111,7 +112,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
-    """Write the names of a checkpoint's classes, as `--class-names` reads them."""
+    """Write the class names of a checkpoint in the format of `--class-names`."""
     names = loaded.classes.names
     if not names:
         raise CheckpointError(
@@ -126,7 +127,7 @@ def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
 def tell(
     results: "Results", weights: str, args: argparse.Namespace, names: tuple[str, ...]
 ) -> None:
-    """Print the results of K classes, and write the files that the command line names."""
+    """Print the results of K classes, and write the files of --json and --csv."""
     from mldec.evaluation.output import left_out, report, to_csv
 
     for line in left_out(results.bad, results.images):
@@ -148,32 +149,47 @@ def tell(
 
 
 def table(metrics: dict[str, float]) -> list[str]:
-    """Return the metrics as lines: percentages and their meanings, those at top-k, then counts."""
+    """Format the metrics as lines, grouped by heading."""
     width = max(len(name) for name in metrics)
     groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
-        heading, digits, text = "", 3, meaning(name)
+        heading = ""
+        digits = 3
+        text = meaning(name)
         if "@" in name:
-            heading, text = f"of the {name.partition('@')[2]} highest scores of an image:", ""
+            heading = f"of the {name.partition('@')[2]} highest scores of an image:"
+            text = ""
         if is_count(name):
-            heading, digits, text = "number of classes:", 0, ""
+            heading = "number of classes:"
+            digits = 0
+            text = ""
         line = f"  {name:<{width}}  {value:7.{digits}f}  {text}"
         groups.setdefault(heading, []).append(line.rstrip())
-    return [line for heading, lines in groups.items() for line in [heading, *lines] if line]
+
+    output = []
+    for heading, lines in groups.items():
+        if heading:
+            output.append(heading)
+        output += lines
+    return output
 
 
 def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> list[str]:
-    """Return a line per class, below the names of the columns."""
+    """Format the per-class values as a header and one line per class."""
     from mldec.evaluation.output import as_text
 
-    forms = {"threshold": ".3f"}
-    texts = [[name, *as_text(v, forms.get(name, ".1f"))] for name, v in per_class.items()]
-    columns = [["class", *names], *texts]
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(["", name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
-        for name, *cells in zip(*columns, strict=True)
-    ]
+    # The first cell of each column is its title.
+    width = max(len(name) for name in ("class", *names))
+    lines = []
+    for name in ("class", *names):
+        lines.append(f"  {name:<{width}}")
+    for title, values in per_class.items():
+        form = ".3f" if title == "threshold" else ".1f"
+        cells = [title, *as_text(values, form)]
+        width = max(map(len, cells))
+        for row, cell in enumerate(cells):
+            lines[row] += f"  {cell:>{width}}"
+    return lines
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Train a model: `mldec train +experiment=digits`.
 
-Slow modules are imported when the run starts, so that --help and a wrong setting answer at once.
+Slow modules are imported when the run starts, so that --help and errors in settings are fast.
 """
 
 import logging
@@ -41,9 +41,18 @@ log = logging.getLogger("mldec")
 
 
 def run(config: Config, directory: Path) -> None:
-    """Check the config, lock the folder of the run, and train there."""
-    # Set before torch is imported: threads that wait by spinning make a CPU run ten times slower
-    # beside any other busy process.
+    """Validate the config, lock the folder of the run, and train.
+
+    Args:
+        config: Config from the command line.
+        directory: Folder of the run.
+
+    Raises:
+        UserError: If a setting or a file is invalid.
+        Stopped: After a stop request.
+    """
+    # Set before torch is imported. Spinning threads make a CPU run ten times slower if another
+    # process is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     to_console()
     log.info(f"{config.name}: starting, mldec {mldec.__version__}")
@@ -57,27 +66,27 @@ def run(config: Config, directory: Path) -> None:
     from mldec.runtime.signals import listening
     from mldec.training.optim import check_trainable
 
-    # 1. What is wrong with the settings is said before any file or device is touched.
+    # 1. Validate the settings before any file or device is used.
     keep_freed_memory()
     for tracker in config.log.trackers:
         require(f"log.{tracker}=true", tracker, tracker)
     config = loading.check_start(config)
     parts = build.complete(build.check(config))
-    # The recorded config has all arguments of all parts, so that later defaults do not change it.
+    # The recorded config includes the defaults of all parts, which may change in later versions.
     config = build.recorded(config, parts)
     check_trainable(config)
 
-    # 2. The device.
+    # 2. Prepare the device.
     if config.train.deterministic:
-        # cuBLAS is deterministic only with this workspace.
+        # cuBLAS is only deterministic with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     device = distributed.pick_device(config.device)
     train = config.train
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
 
-    # 3. The processes, and the folder: only the main process reads and writes it, since nodes need
-    # not share a disk. A batch that the processes cannot share is refused before it is touched.
+    # 3. Start the processes, check that they can share the batch, and lock the folder. Only the
+    # main process uses the folder, because nodes may not share a disk.
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         config = config.on(distributed.world_size())
         distributed.on_main(lock.take)
@@ -87,7 +96,7 @@ def run(config: Config, directory: Path) -> None:
 def _train(
     config: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
 ) -> None:
-    """Train a run in its locked folder, from its start or from where it was."""
+    """Start or resume a run in its locked folder."""
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
@@ -100,7 +109,7 @@ def _train(
         start_weights,
     )
 
-    # The messages until train.log is open: about the data, and the pass of a frozen network.
+    # Buffer the messages until train.log is open.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
     log.addHandler(early)
     commit = f"(mldec {mldec.__version__}, commit {git_commit() or 'none'})"
@@ -109,14 +118,19 @@ def _train(
         trainer, path = prepare_trainer(config, parts, directory, device, stop)
     finally:
         log.removeHandler(early)
-    # The log of another run stays in its folder: this one starts with an empty log.
+    # Keep the log of the same run. A checkpoint of another folder starts an empty log.
     lines = trainer.lines if path and is_inside(path, directory) else 0
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
-    step, tracked = trainer.learner.step, trainer.config
-    run_log = RunLog(directory, step=step, lines=lines, tracked=tracked, earlier=early.buffer)
+    run_log = RunLog(
+        directory,
+        step=trainer.learner.step,
+        lines=lines,
+        tracked=trainer.config,
+        earlier=early.buffer,
+    )
     with closing(run_log):
-        # What is run, on what, from which weights, and warnings: once for all processes.
+        # Describe the run once for all processes.
         log.info(describe_run(trainer, config.train.precision))
         log.info(start_weights(trainer.config, path))
         slow = trainer.config.train.precision.warning(device)
@@ -133,7 +147,7 @@ def _train(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
             f"{directory}/checkpoints/best.pt"
         )
-        # A loss for partial labels estimates the class frequencies on the way.
+        # The loss for partial labels estimates the class priors during training.
         if config.loss.get("class_prior") == "estimate" and distributed.is_main():
             from mldec.losses.partial import save_estimate
 
@@ -143,7 +157,7 @@ def _train(
 
 
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
-    """Create the folders of a run, write config.yaml and run.json, and return the facts in it."""
+    """Create the folders of a run, write config.yaml and run.json, and return the run facts."""
     from mldec.files.torch_files import write_text
     from mldec.training.start import run_facts
 
@@ -157,7 +171,7 @@ def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def app(node: DictConfig) -> None:
-    """Do one run, or one of a sweep, in the folder that Hydra chose."""
+    """Run one training, which may be a job of a sweep, in the output folder of Hydra."""
     with one_line():
         hydra_config = HydraConfig.get()
         under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
@@ -168,14 +182,14 @@ def app(node: DictConfig) -> None:
         try:
             run(parse(node), directory)
         finally:
-            # Hydra has made the folder. A start that fails leaves it empty.
+            # Remove the folder that Hydra created if the run failed before it wrote a file.
             with suppress(OSError):
                 directory.rmdir()
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="config")
 def show(node: DictConfig) -> None:
-    """Print the config that a run on this machine records, as YAML."""
+    """Print the config of a run on this machine as YAML, including all defaults."""
     from mldec import build
     from mldec.runtime import distributed
     from mldec.training.optim import check_trainable
@@ -191,25 +205,33 @@ def show(node: DictConfig) -> None:
 
 
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Return what a command line asks for, and the arguments for it.
+    """Select `app` or `show` for a command line.
 
-    For `--cfg job` Hydra would print what YAML gives, without the defaults of the parts.
+    `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
+
+    Args:
+        arguments: Command line without the program name.
+
+    Returns:
+        The function to call, and the command line for Hydra.
     """
-    flag = arguments.index("--cfg") if "--cfg" in arguments else len(arguments)
+    if "--cfg" not in arguments:
+        return app, arguments
+    flag = arguments.index("--cfg")
     if arguments[flag : flag + 2] != ["--cfg", "job"]:
         return app, arguments
 
-    # Without a folder, which Hydra would make for a run.
+    # Prevent Hydra from creating an output folder.
     no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
-    return show, [*arguments[:flag], *arguments[flag + 2 :], *no_folder]
+    return show, arguments[:flag] + arguments[flag + 2 :] + no_folder
 
 
 def main() -> None:
     """Run the command."""
-    # Hydra then passes errors on as they are, and `one_line` prints them.
+    # Hydra reraises errors unchanged, and `one_line` prints them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
-    # Hydra would print its own version.
+    # Otherwise Hydra prints its own version.
     if "--version" in sys.argv[1:]:
         print(VERSION)
         return

@@ -1,4 +1,4 @@
-"""Checkpoints: enough by themselves to rebuild the model, its classes and its input transform."""
+"""Self-contained checkpoints with the model, its classes and its input transform."""
 
 from mldec.checkpoint.loading import Loaded, load_model
 

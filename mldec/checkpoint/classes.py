@@ -1,10 +1,10 @@
-"""The classes of a checkpoint beside those of the data: names, order and word vectors."""
+"""Match the classes of a checkpoint and of the data: names, order and word vectors."""
 
 import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -19,31 +19,35 @@ from mldec.names import listed, names_fault, told_apart
 
 log = logging.getLogger("mldec")
 
-# Mean cosine between two vectors of a name: near 0 if their sources were trained apart, well above
-# one half between the prompts of one text encoder.
+# Threshold of the mean cosine similarity between the vectors of the same names. It is near 0 for
+# different sources, and well above 0.5 for different prompts of one text encoder.
 _SAME_KIND = 0.5
-COMPARED = 16  # classes, where their vectors have to be made or read for it
+COMPARED = 16  # number of compared classes if their vectors must be computed or read
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
-    """Read a file that gives a checkpoint's classes their names, one per line.
+    """Read a file with a class name per line, in the checkpoint's order.
 
-    Nothing is stripped but the line ends, so that names are read as `--write-classes` writes them.
-    A name that several classes have in another language gets their numbers.
+    Only the line ends are stripped, as in the output of `--write-classes`. Duplicates, such as
+    translations of different classes, are numbered.
+
+    Raises:
+        DataError: If the file cannot be read, or a name is invalid.
     """
     lines = tuple(read_text(path, _ONE_PER_LINE).removesuffix("\n").split("\n"))
     names = told_apart(lines)
     if names != lines:
         changed = [name for name, line in zip(names, lines, strict=True) if name != line]
         log.warning(f"--class-names {path}: {len(changed)} share a name: {listed(changed)}")
-    if fault := names_fault(names):
+    fault = names_fault(names)
+    if fault:
         raise DataError(f"--class-names {path}: {fault}; {_ONE_PER_LINE}")
     return names
 
 
 def check_count(names: Sequence[str], num_classes: int) -> None:
-    """Raise a `ConfigError` unless there is a given name for each class of a checkpoint."""
+    """Raise ConfigError unless the number of names is the number of classes."""
     if len(names) != num_classes:
         raise ConfigError(
             f"--class-names: it has {num_classes} classes, the file names {len(names)}; "
@@ -54,39 +58,50 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
 def same_names(
     names: Sequence[str], known: Sequence[str], synonyms: Sequence[Sequence[str]] = ()
 ) -> list[int | None]:
-    """Return for each name the index of its class among the known ones, or None.
+    """Find each name among the known class names.
 
-    An equal name comes first, then one that differs in case, spaces, hyphens and underscores, then
-    a synonym: names of the same sequence.
+    Equal names have precedence, then names that differ in case, spaces, hyphens or underscores,
+    then synonyms.
+
+    Args:
+        names: Names to find.
+        known: Known class names.
+        synonyms: Groups of names of the same class.
+
+    Returns:
+        The index of each name in `known`, or None.
     """
     exact = {name: index for index, name in enumerate(known)}
-    folded = {_folded(name): index for name, index in reversed(exact.items())}
-    groups = [[_folded(name) for name in group] for group in synonyms]
+    # Reversed, so that the first of several equal names is kept.
+    folded = {_fold(name): index for name, index in reversed(exact.items())}
+    groups = [[_fold(name) for name in group] for group in synonyms]
 
     indices = []
     for name in names:
-        own = _folded(name)
-        alternatives = [own, *chain.from_iterable(group for group in groups if own in group)]
+        alternatives = [_fold(name)]
+        for group in groups:
+            if alternatives[0] in group:
+                alternatives += group
         found = (folded[other] for other in alternatives if other in folded)
         indices.append(exact.get(name, next(found, None)))
     return indices
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
 class ScoredClassifier(nn.Module):
-    """A model that scores given classes: its logits are calibrated, selected and merged.
+    """A model with calibrated, selected and merged logits.
 
-    Each step is optional. They are applied in the order of the arguments.
+    All steps are optional, and applied in the order of the arguments.
 
     Args:
-        model: images [B, 3, H, W] and queries -> logits [B, C].
-        calibration: scales the logits of all C classes, in float32.
-        columns: indices of the N logits to keep, in their new order.
-        class_of_name: class of each of the N logits, from 0 to K - 1. A class scores the maximum
-            over its names.
+        model: Maps images [B, 3, H, W] and queries to logits [B, C].
+        calibration: Scales the logits of all C classes in float32.
+        columns: Indices of the N logits to keep, in their new order.
+        class_of_name: Class of each of the N logits, from 0 to K - 1. The logit of a class is the
+            maximum over its names.
         word_vectors: [C, D_w], passed to the model instead of the queries.
     """
 
@@ -139,9 +154,19 @@ def scoring(
     path: str | Path,
     calibration: Calibration | None = None,
 ) -> nn.Module:
-    """Return a checkpoint's model, with its logits in the order of the data's classes.
+    """Return the model of a checkpoint with its logits in the order of the data's classes.
 
-    A zero-shot model follows the order of the word vectors that it is given: nothing is reordered.
+    The logits of a zero-shot model have the order of its word vectors, and are not reordered.
+
+    Args:
+        model: Maps images [B, 3, H, W] and queries to logits [B, K].
+        trained: Classes of the checkpoint.
+        current: Classes of the data.
+        path: Path of the checkpoint, for messages.
+        calibration: Calibration of the logits.
+
+    Raises:
+        CheckpointError: If the model cannot score the classes of the data.
     """
     check_queries(trained, current, path)
     columns = None
@@ -156,10 +181,15 @@ def scoring(
 
 
 def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Raise a `CheckpointError` unless a checkpoint can score the classes of the data.
+    """Raise CheckpointError unless a checkpoint can score the classes of the data.
 
-    A zero-shot model needs word vectors of the width and kind of its training, another model its
-    own classes in whatever order.
+    A zero-shot model requires word vectors from the source of its training. Other models require
+    their own classes, in any order.
+
+    Args:
+        trained: Classes of the checkpoint.
+        current: Classes of the data.
+        path: Path of the checkpoint, for messages.
     """
     if trained.queries is None:
         if set(trained.names) != set(current.names):
@@ -179,7 +209,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
 
 
 def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Compare the word vectors of classes that both know: prompts may change them a little."""
+    """Compare the word vectors of common classes. Different prompts are allowed."""
     trained = _with_known(trained, current, path)
     assert trained.queries is not None
     assert current.queries is not None
@@ -201,7 +231,7 @@ def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> No
 
 
 def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes:
-    """Return the classes of a checkpoint; for a model of open_clip some of the data, encoded."""
+    """Return the classes of a checkpoint, or some encoded class names for an open_clip model."""
     origin = trained.origin
     if trained.names or origin is None or not origin.is_encoder:
         return trained
@@ -212,32 +242,35 @@ def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes
 
     remedy = "put its weights there again"
     names = current.names[:COMPARED]
-    # A comparison is not a reason to write the names of classes to this machine.
+    # The vectors are only compared, so class names are not written to the cache.
     made = made_alike(names, origin, where=str(path), remedy=remedy, keep=False)
     return replace(trained, names=made.names, queries=made.queries)
 
 
 def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Raise a `CheckpointError` unless names, order and word vectors are those of the data."""
-    if trained.names == current.names:
-        before, now = trained.queries, current.queries
-        # Those of a text encoder depend on the machine, by a rounding error.
-        if (
-            before is not None
-            and now is not None
-            and (before.shape != now.shape or not torch.allclose(before, now, rtol=1e-3, atol=1e-5))
-        ):
-            raise CheckpointError(
-                f"{path} is of other word vectors than the data: put the same data.vectors back"
-            )
-        return
+    """Raise CheckpointError unless checkpoint and data have the same classes.
 
-    raise _other_classes(trained, current, path)
+    Args:
+        trained: Classes of the checkpoint.
+        current: Classes of the data. Names, order and word vectors must be the same.
+        path: Path of the checkpoint, for messages.
+    """
+    if trained.names != current.names:
+        raise _other_classes(trained, current, path)
+
+    before = trained.queries
+    now = current.queries
+    if before is None or now is None:
+        return
+    # Word vectors of a text encoder differ between machines by rounding errors.
+    if before.shape != now.shape or not torch.allclose(before, now, rtol=1e-3, atol=1e-5):
+        raise CheckpointError(
+            f"{path} is of other word vectors than the data: put the same data.vectors back"
+        )
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
-    """Return the error for a checkpoint whose classes are not those of the data."""
-    # One of them may have the names of the other and more.
+    """Return the error with the first difference between the class names."""
     pairs = enumerate(zip_longest(trained.names, current.names))
     index, (there, here) = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
     return CheckpointError(
@@ -247,5 +280,5 @@ def _other_classes(trained: Classes, current: Classes, path: str | Path) -> Chec
 
 
 def can_make(trained: Classes) -> bool:
-    """Whether the word vectors of other classes can be made as those of the training were."""
+    """Return True if the source of the word vectors can encode other classes."""
     return trained.origin is not None and trained.origin.makes_others

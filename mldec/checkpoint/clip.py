@@ -1,7 +1,7 @@
-"""Models of open_clip as checkpoints without training: `clip:MODEL[:WEIGHTS]` or `clip:FOLDER`.
+"""Convert models of open_clip to checkpoints: `clip:MODEL[:WEIGHTS]` or `clip:FOLDER`.
 
-What a checkpoint of ours takes of such a model is the image tower, how it wants its images, and the
-scale and the offset of the logits. The text tower makes the word vectors of the classes.
+The checkpoint contains the image tower, the preprocessing, and the scale and bias of the logits.
+The text tower computes the word vectors of the classes.
 """
 
 from pathlib import Path
@@ -17,23 +17,36 @@ from mldec.errors import CheckpointError
 from mldec.words.encoder import ClipModel, open_model
 from mldec.words.types import PROMPT, VectorOrigin
 
-# open_clip's ways to make an image square, as the crop of an `EvalTransform`.
+# Resize modes of open_clip -> crop of an `EvalTransform`.
 CROPS = {"squash": None, "shortest": 1.0}
 
 
 def convert(source: str) -> tuple[Path, Checkpoint]:
-    """Open a model of open_clip; return the path of its weights, and its image side."""
+    """Convert a model of open_clip.
+
+    Args:
+        source: "clip:MODEL[:WEIGHTS]" or "clip:FOLDER".
+
+    Returns:
+        The path of the weights, and the checkpoint of the image tower.
+
+    Raises:
+        CheckpointError: If its preprocessing is not supported.
+    """
     opened = open_model(source)
     model: Any = opened.model
     transform = _transform(opened)
     has_bias = model.logit_bias is not None
 
     tensors = {f"backbone.network.{name}": t for name, t in model.visual.state_dict().items()}
-    for name in ("logit_scale", "logit_bias") if has_bias else ("logit_scale",):
-        # A few models have a tensor of one number.
+    scalars = ["logit_scale"]
+    if has_bias:
+        scalars.append("logit_bias")
+    for name in scalars:
+        # The shape is [1] in a few models.
         tensors[f"head.{name}"] = getattr(model, name).detach().reshape(())
 
-    # The last part of the address.
+    # The last component of the model name.
     name = Path(opened.source.model.partition(":")[2] or opened.source.model).name
     backbone = {
         "_target_": "mldec.backbones.OpenClipBackbone",
@@ -61,7 +74,7 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
             "head": {"_target_": "mldec.heads.Cosine", "bias": has_bias},
             "loss": option("loss", "bce"),
         },
-        # Without an offset of its own, a logit has a meaning beside those of other classes only.
+        # Logits without a bias are only comparable between classes.
         classes=Classes(
             (),
             exclusive=not has_bias,
@@ -75,15 +88,16 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
 
 
 def _of_channels(values: Any) -> list[float]:
-    """Return a number per channel of what open_clip takes: three, or one for all."""
+    """Return one value per channel, from three values or one for all channels."""
     channels = values if isinstance(values, list | tuple) else [values] * 3
     return [float(value) for value in channels]
 
 
 def _transform(opened: ClipModel) -> EvalTransform:
-    """Return how a model wants its images, as far as the pixels before the normalisation."""
+    """Return the transform of a model up to the normalization, which is in the backbone."""
     images = opened.preprocessing
-    size, mode = images["size"], images["resize_mode"]
+    size = images["size"]
+    mode = images["resize_mode"]
     height, width = (size, size) if isinstance(size, int) else size
     if height != width or mode not in CROPS:
         raise CheckpointError(
@@ -91,6 +105,6 @@ def _transform(opened: ClipModel) -> EvalTransform:
             f"{mode!r}, and only squares in the modes {' and '.join(CROPS)} are supported"
         )
 
-    # As in open_clip, where whatever is not bilinear is bicubic.
+    # open_clip uses bicubic for every other value.
     interpolation = "bilinear" if images["interpolation"] == "bilinear" else "bicubic"
     return EvalTransform(image_size=height, crop=CROPS[mode], interpolation=interpolation)

@@ -1,4 +1,4 @@
-"""Load a model: one of our checkpoints, a file of the paper's authors, or a model of open_clip."""
+"""Load models from checkpoints of mldec, files of the paper's authors, or open_clip."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,29 +29,29 @@ from mldec.words.types import PREFIX
 
 log = logging.getLogger("mldec")
 
-MOST_VERSIONS = 100  # versions of a checkpoint that are looked for: more than a run keeps
-# Endings of the names of buffers that a file of others may lack: we count and compute them
-# ourselves, and timm knows the normalisation of the input from the name of the network.
+MOST_VERSIONS = 100  # maximum number of versions of a checkpoint to search
+# Suffixes of buffers that third-party checkpoints may omit. They are recomputed, and timm provides
+# the input normalization of each network.
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready for use, and the metadata of its checkpoint."""
+    """A model in evaluation mode, and the metadata of its checkpoint."""
 
-    model: Classifier  # in evaluation mode; images uint8 or float [B, 3, H, W] -> logits [B, K]
+    model: Classifier  # images uint8 or float [B, 3, H, W] -> logits [B, K]
     config: Config
-    # None of them, with word vectors [0, D_w], for a zero-shot file of the official code, which
-    # saves neither, and for a model of open_clip.
+    # Zero-shot files of the official code and open_clip models have no classes. Their word vectors
+    # have the shape [0, D_w].
     classes: Classes
-    transform: EvalTransform  # a PIL image -> the model's input
-    metrics: dict[str, float]  # of the run's last evaluation; empty for a file of others
+    transform: EvalTransform  # PIL image -> input of the model
+    metrics: dict[str, float]  # of the last evaluation of the run; empty for third-party files
     weights: str  # "ema" or "raw"
-    path: Path  # of the file of weights
-    fingerprint: Fingerprint | None = None  # of the training data; None for a file of others
+    path: Path  # path of the file of weights
+    fingerprint: Fingerprint | None = None  # of the training data; None for third-party files
     calibration: Calibration | None = None  # of these weights, if `mldec calibrate` wrote the file
-    of_run: bool = False  # whether the file is one of ours, and not one of others
-    unseen: tuple[str, ...] | None = None  # classes that training did not have; None: unknown
+    of_run: bool = False  # whether mldec wrote the file
+    unseen: tuple[str, ...] | None = None  # classes without training images; None: unknown
 
 
 def load_model(
@@ -65,35 +65,36 @@ def load_model(
     plugins: Sequence[str] = (),
     views: str | None = None,
 ) -> Loaded:
-    """Rebuild the model that a file describes and load its weights, in float32.
+    """Build the model of a checkpoint and load its weights in float32.
 
     Args:
-        path: a file written by `mldec train` or the folder of its run (see `_read_run`), a `.pth`
-            file of the authors, anything else that `local` takes, or "clip:MODEL[:WEIGHTS]", a
-            model of open_clip.
-        weights: "ema", "raw", or None for the set that scored best; a file of others has one set.
-            With "ema" or "raw", the folder of a run means its best.pt.
-        image_size: pixels per side, instead of what the file or the table of known files says.
-        class_names: a text file with other names of the classes, one per line, in their order.
-        thresholds: a file of thresholds of the classes, instead of calibrated ones; see
+        path: File written by `mldec train` or folder of its run (see `_read_run`), `.pth` file of
+            the authors, any other source of `local`, or "clip:MODEL[:WEIGHTS]" for open_clip.
+        weights: "ema", "raw", or None for the set with the best result. Third-party files have one
+            set. The folder of a run always selects best.pt for "ema" and "raw".
+        image_size: Pixels per side. Overrides the size of the checkpoint.
+        class_names: Text file with new class names, one per line, in the checkpoint's order.
+        thresholds: File with thresholds that replace the calibrated ones; see
             `mldec.checkpoint.thresholds`.
-        device: where to put the model; a name that `distributed.pick_device` takes, or a
-            `torch.device`.
-        plugins: packages of the caller that may hold parts of the model; the file itself cannot
-            allow any.
-        views: "flip" or "scales", whose logits the model averages; see `mldec.model.Viewed`.
+        device: Device of the model: a `torch.device`, or a name for `distributed.pick_device`.
+        plugins: Third-party packages that may define parts of the model. Plugins in the file are
+            ignored.
+        views: "flip" or "scales" to average the logits of two views; see `mldec.model.Viewed`.
+
+    Returns:
+        The model in evaluation mode with its metadata.
 
     Raises:
-        UserError: if the file cannot be used, does not fit its model, or an argument is wrong.
+        UserError: If the file is invalid or does not fit its model, or an argument is invalid.
     """
-    # Refuse wrong arguments first: reading or downloading a large file takes a while.
+    # Validate the arguments first, because reading or downloading a large file is slow.
     if image_size is not None:
         EvalTransform(image_size=image_size)  # raises if the size is out of range
     if isinstance(device, str):
         device = distributed.pick_device(device)
     names = None if class_names is None else read_class_names(Path(class_names))
 
-    # The defaults and random numbers of the caller stay as they are.
+    # Restore the default device and the random state of the caller afterward.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         calibrated = weights is None
         file, checkpoint, of_run = _read_any(str(path), image_size, names, calibrated=calibrated)
@@ -103,13 +104,13 @@ def load_model(
                 checkpoint = _renamed(checkpoint, names)
             tensors, chosen = checkpoint.weights(weights)
 
-            # Inference needs the backbone and the head only: an argument of the data that was
-            # renamed since must not make a checkpoint unusable.
+            # Validate the backbone and the head only. Renamed arguments of the data in older
+            # checkpoints do not affect inference.
             config, parts = _parts_of(checkpoint, plugins, build.MODEL_PARTS)
             optional = () if of_run else COMPUTED
 
-            # A model whose tensors are not those of the file takes no memory. Parts of the caller's
-            # own need not support the meta device.
+            # Check the tensors on the meta device before memory is allocated. Third-party parts may
+            # not support the meta device.
             if not plugins:
                 with torch.device("meta"):
                     outline = build.model(parts, checkpoint.classes, pretrained=False)
@@ -147,17 +148,18 @@ def _as_seen(
     image_size: int | None,
     views: str | None,
 ) -> tuple[Classifier, EvalTransform]:
-    """Return a model for images of another size, or in several views; the config says the size."""
+    """Apply `image_size` and `views` to a model and its transform; update the config in place."""
     option = f"--image-size {image_size}"
     if views:
         side = image_size or transform.image_size
         model = Viewed(model, views, side)
         if views == "scales":
-            image_size, option = Viewed.larger(side), "--views scales"
+            image_size = Viewed.larger(side)
+            option = "--views scales"
     if image_size in (None, transform.image_size):
         return model, transform
 
-    # A network such as ViT fixes its input size when it is built.
+    # The input size of some networks, such as ViT, is fixed.
     if config.backbone.get("image_size") is not None:
         raise CheckpointError(f"{option}: {path} was trained for one size only; leave it out")
     config.data["image_size"] = image_size
@@ -178,14 +180,12 @@ def _calibration(checkpoint: Checkpoint, chosen: str, file: Path) -> Calibration
 def _read_any(
     path: str, image_size: int | None, names: Sequence[str] | None, *, calibrated: bool
 ) -> tuple[Path, Checkpoint, bool]:
-    """Return the file of weights, what it says as a checkpoint, and whether it is one of ours.
-
-    With `calibrated` the folder of a run may stand for its calibrated.pt, see `_read_run`.
-    """
+    """Return the path of the weights, their checkpoint, and whether mldec wrote it."""
     if path.startswith(PREFIX):
         from mldec.checkpoint import clip
 
-        return *clip.convert(path), False
+        file, checkpoint = clip.convert(path)
+        return file, checkpoint, False
 
     from mldec.checkpoint.sources import local
 
@@ -205,9 +205,9 @@ def _read_any(
 
 
 def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[str, Any]]:
-    """Read the checkpoint that a run's folder stands for; return its path and its content.
+    """Read the checkpoint of a run's folder; return its path and its content.
 
-    It is calibrated.pt if that was made from the current best.pt, else best.pt.
+    With `calibrated`, calibrated.pt is preferred if it was created from the current best.pt.
     """
     path = best.with_name(CALIBRATED)
     if calibrated and path.is_file():
@@ -227,12 +227,22 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint that `mldec train` wrote."""
+    """Read a checkpoint of `mldec train`."""
     return Checkpoint.from_state(_read(path), path)
 
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
-    """Read the newest version of a run's checkpoint that is intact; the log names damaged ones."""
+    """Read the newest valid version of a checkpoint. Log a warning for each damaged version.
+
+    Args:
+        path: Path of the newest version, such as last.pt.
+
+    Returns:
+        The path and the content of the version.
+
+    Raises:
+        CheckpointError: If no version is valid.
+    """
     paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()] or [path]
     for candidate, older in pairwise(paths):
         try:
@@ -243,7 +253,11 @@ def load_newest(path: Path) -> tuple[Path, Checkpoint]:
 
 
 def to_store(loaded: Loaded) -> Checkpoint:
-    """Return the checkpoint of a loaded model; that of a file of others has no training state."""
+    """Return the checkpoint of a loaded model. Third-party files have no training state.
+
+    Raises:
+        CheckpointError: If the model has no class names.
+    """
     if not loaded.classes.names:
         raise CheckpointError(
             f"{loaded.path} names no classes and holds no word vectors: it cannot be stored"
@@ -266,10 +280,13 @@ def to_store(loaded: Loaded) -> Checkpoint:
 
 
 def check_start(config: Config) -> Config:
-    """Check what a run starts from before any file is touched; return its config without init=timm.
+    """Validate `init` before any file is read. Returns the config without init=timm.
 
-    init=timm stands where a recipe names a file of the authors that cannot be had: the backbone
-    starts from timm's copy on the Hub, as it does without `init`, and a warning says what differs.
+    init=timm replaces unavailable files of the authors in the recipes. The backbone starts from
+    the weights of timm, as it does without `init`.
+
+    Raises:
+        ConfigError: If init=timm is used without pretrained weights.
     """
     if config.start.path != "timm":
         return config
@@ -286,9 +303,18 @@ def check_start(config: Config) -> Config:
 
 
 def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
-    """Start a model from the best weights in what `local` takes; report as `copy_fitting` does.
+    """Initialize a model with the best weights of a checkpoint.
 
-    The names are those of its classes, for a start with `init.classes`.
+    Args:
+        model: Model to initialize in place.
+        start: Any source of `local`, or `Init` settings.
+        names: Class names of the model, for `init.classes`.
+
+    Returns:
+        A one-line report, see `copy_fitting`.
+
+    Raises:
+        UserError: If the checkpoint does not fit the model.
     """
     from mldec.checkpoint.sources import local
 
@@ -307,7 +333,7 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
 
 
 def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
-    """Start a model from weights, and its classes from those with the same names."""
+    """Initialize a model from weights, and its classes from the classes with the same names."""
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:
@@ -331,14 +357,15 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     with refusing(path):
         tensors, _ = checkpoint.weights(None)
         prefix = "head."
-        of_head = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
-        # A row of a class is of use with the layers that it was trained with.
+        of_head = {}
+        for name, tensor in tensors.items():
+            if name.startswith(prefix):
+                of_head[name.removeprefix(prefix)] = tensor
+
+        # The rows of a class require all other layers of the head.
         match = match_tensors(model.head, of_head)
-        others = {*match.missing, *match.unexpected, *set(match.other_shape).difference(own)}
+        others = set(match.missing) | set(match.unexpected)
+        others |= set(match.other_shape).difference(own)
         if others:
             raise CheckpointError(
                 f"init.classes=by_name: {path} has another head: {len(others)} of its tensors are "
@@ -346,8 +373,12 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
             )
         taken = set(model.head.take_classes(of_head, sources, len(known)))
 
+    # `take_classes` has set the tensors with rows per class, so they are copied to themselves.
     state = model.head.state_dict()
-    report = copy_fitting(model, {**tensors, **{prefix + name: state[name] for name in own}}, path)
+    tensors = dict(tensors)
+    for name in own:
+        tensors[prefix + name] = state[name]
+    report = copy_fitting(model, tensors, path)
     carried = [name for number, name in enumerate(names) if number in taken]
     anew = [name for number, name in enumerate(names) if number not in taken]
     report += f"; {len(carried)} classes carried by name ({listed(carried, 100)})"
@@ -360,7 +391,16 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
 
 
 def saved_config(checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = ()) -> Config:
-    """Return the config of a checkpoint, with every argument of its parts."""
+    """Return the config of a checkpoint with all arguments of its parts.
+
+    Args:
+        checkpoint: Checkpoint of a run.
+        path: Path of the checkpoint, for messages.
+        plugins: Third-party packages that may define parts.
+
+    Raises:
+        CheckpointError: If the config is invalid.
+    """
     with refusing(path):
         return _parts_of(checkpoint, plugins, PARTS)[0]
 
@@ -368,14 +408,14 @@ def saved_config(checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = ()
 def _parts_of(
     checkpoint: Checkpoint, plugins: Sequence[str], kinds: Sequence[str]
 ) -> tuple[Config, build.Parts]:
-    """Return the config of a checkpoint and its parts; the file cannot choose the plugins."""
+    """Return the config of a checkpoint and its parts. Plugins in the file are ignored."""
     config = parse({**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None})
     parts = build.check(config, kinds)
     return build.recorded(config, parts), parts
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read an untrusted file of weights; whoever uses it does so within `refusing`."""
+    """Read an untrusted file of weights. The caller uses its content within `refusing`."""
     if path.suffix == SUFFIX:
         from mldec.checkpoint import published
 
@@ -394,18 +434,18 @@ def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
 
 
 class Match(NamedTuple):
-    """How the tensors of a file fit a model: four sorted lists of names."""
+    """Comparison of the tensors in a file and in a model: sorted lists of names."""
 
     fitting: list[str]
-    other_shape: list[str]  # in both, but of different shapes
-    missing: list[str]  # in the model, not in the file
-    unexpected: list[str]  # in the file, not in the model
+    other_shape: list[str]  # in both, with different shapes
+    missing: list[str]  # only in the model
+    unexpected: list[str]  # only in the file
 
 
 def match_tensors(
     model: nn.Module, tensors: Mapping[str, Tensor], ignored: tuple[str, ...] = ()
 ) -> Match:
-    """Compare tensors with a model's by name and shape; the endings `ignored` are left out."""
+    """Compare tensors with a model by name and shape. Suffixes in `ignored` are skipped."""
     wanted = {name: t for name, t in model.state_dict().items() if not name.endswith(ignored)}
     given = {name for name in tensors if not name.endswith(ignored)}
     common = wanted.keys() & given
@@ -422,14 +462,20 @@ def match_tensors(
 def check_fit(
     model: nn.Module, tensors: Mapping[str, Tensor], optional: tuple[str, ...] = ()
 ) -> None:
-    """Raise a `DataError` unless all tensors fit; those ending in `optional` may be absent."""
+    """Raise DataError unless all tensors fit the model.
+
+    Args:
+        model: Model, which may be on the meta device.
+        tensors: Tensors by name.
+        optional: Suffixes of tensors that may be missing.
+    """
     match = match_tensors(model, tensors)
     missing = [name for name in match.missing if not name.endswith(optional)]
     kinds = {"missing": missing, "unexpected": match.unexpected}
 
     for what, names in {**kinds, "of another shape": match.other_shape}.items():
         if names:
-            # The names come from the file: cut long ones, so that the message stays readable.
+            # The names are untrusted, so long names are truncated.
             examples = ", ".join(name[:100] for name in names[:10])
             plural = "tensor is" if len(names) == 1 else "tensors are"
             raise DataError(f"it does not fit the model: {len(names)} {plural} {what} ({examples})")
@@ -438,24 +484,42 @@ def check_fit(
 def load_strict(
     model: nn.Module, tensors: Mapping[str, Tensor], path: Path, optional: tuple[str, ...] = ()
 ) -> None:
-    """Copy tensors, of the file at `path`, to a model that they must fit; see `check_fit`."""
+    """Copy tensors to a model.
+
+    Args:
+        model: Model to load in place.
+        tensors: Tensors by name. All of them must fit.
+        path: Path of their file, for messages.
+        optional: Suffixes of tensors that may be missing.
+
+    Raises:
+        CheckpointError: If a tensor does not fit; see `check_fit`.
+    """
     with refusing(path):
         check_fit(model, tensors, optional)
         model.load_state_dict(dict(tensors), strict=not optional)
 
 
 def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:
-    """Copy every tensor that fits by name and shape; return a one-line report of all others too.
+    """Copy all tensors that fit by name and shape. The backbone must fit completely.
 
-    The backbone must fit completely. The head may differ, since a new run may have other classes.
+    Args:
+        model: Model to initialize in place. Its head may differ, such as for new classes.
+        tensors: Tensors by name.
+        path: Path of their file, for messages.
+
+    Returns:
+        A one-line report of the loaded and the other tensors.
+
+    Raises:
+        CheckpointError: If the backbone does not fit.
     """
-    # Computed buffers are neither required from the file nor taken from it.
+    # Computed buffers are neither required nor copied.
     match = match_tensors(model, tensors, COMPUTED)
 
-    # A backbone that fits in part is another network, whose other layers would stay random.
-    unfilled = [
-        name for name in (*match.missing, *match.other_shape) if name.startswith("backbone.")
-    ]
+    # A partial match is a different backbone, with layers that would stay random.
+    unfit = match.missing + match.other_shape
+    unfilled = [name for name in unfit if name.startswith("backbone.")]
     if unfilled or not match.fitting:
         raise CheckpointError(
             f"init={path} is of another backbone: {len(unfilled)} tensors are absent or of another "

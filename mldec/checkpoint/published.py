@@ -1,11 +1,11 @@
-"""The published form of a checkpoint: what inference needs, in safetensors and JSON, and no pickle.
+"""The published format of a checkpoint for inference: safetensors and JSON, without pickle.
 
-A folder, or a repository on the Hugging Face Hub, holds two files:
+A folder, or a repository on the Hugging Face Hub, contains two files:
 
-- model.safetensors: one set of weights, "ema" or "raw", and the word vectors of the classes;
-- config.json: the rest of the checkpoint, which weights they are, and the hash of the other file.
+- model.safetensors: one set of weights, "ema" or "raw", and the word vectors of the classes.
+- config.json: the metadata of the checkpoint, and the hash of model.safetensors.
 
-`mldec publish` writes it. There is no training state: a run can start from it, but not go on.
+`mldec publish` writes these files. They have no training state, so a run cannot be resumed.
 """
 
 import json
@@ -21,21 +21,32 @@ from mldec.errors import CheckpointError, refusing
 from mldec.files.atomic import to_json, write_file
 from mldec.files.torch_files import SUFFIX, sha256_of, write_safetensors
 
-CONFIG, WEIGHTS = "config.json", f"model{SUFFIX}"
-LIBRARY, LAYOUT = "mldec", 1
-QUERIES = "classes.queries"  # the name of the word vectors among the tensors
-# The parts of `Checkpoint.to_state` that inference does not need, or that are tensors.
+CONFIG = "config.json"
+WEIGHTS = f"model{SUFFIX}"
+LIBRARY = "mldec"
+LAYOUT = 1
+QUERIES = "classes.queries"  # name of the word vectors in model.safetensors
+# Parts of `Checkpoint.to_state` that are tensors or not needed for inference.
 _TRAINING = ("model", "ema", "optimizer", "scaler", "loss", "log", "val_fingerprint")
 
 
 def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint:
-    """Return a checkpoint with one set of weights, "ema" or "raw", and no training state.
+    """Return a checkpoint with one set of weights and no training state.
 
-    What is known of the other set is left out: the best result, and the calibration.
+    The best result and the calibration are dropped if they are of the other set of weights.
+
+    Args:
+        checkpoint: Checkpoint to reduce. It is not changed.
+        weights: "ema" or "raw".
+        path: Path of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: If the checkpoint does not contain these weights.
     """
     with refusing(path):
         tensors, _ = checkpoint.weights(weights)
-    best, calibration = checkpoint.best, checkpoint.calibration
+    best = checkpoint.best
+    calibration = checkpoint.calibration
     if best.metric is None or best.weights != weights:
         best = Best(weights=weights)
     if calibration is not None and calibration.weights != weights:
@@ -55,7 +66,7 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the two files of a checkpoint from `with_weights`, and read them back."""
+    """Write the two files of a checkpoint from `with_weights`, and read them back to verify."""
     weights = checkpoint.best.weights
     tensors, _ = checkpoint.weights(weights)
     queries = checkpoint.classes.queries
@@ -78,13 +89,23 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
             "best": None if checkpoint.best.metric is None else saved["best"],
         },
     }
-    # JSON has no NaN, which a metric may be: it is null there.
+    # NaN in a metric is null in JSON.
     write_file(folder / CONFIG, f"{to_json(content, indent=1)}\n".encode())
     Checkpoint.from_state(read(path), path)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a safetensors file and the config.json beside it: what `Checkpoint.from_state` takes."""
+    """Read a safetensors file and the config.json in the same folder.
+
+    Args:
+        path: Path of model.safetensors.
+
+    Returns:
+        Content for `Checkpoint.from_state`.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged.
+    """
     if not path.is_file():
         raise CheckpointError(f"no file at {path}: check the path")
     config = path.with_name(CONFIG)
@@ -95,27 +116,30 @@ def read(path: Path) -> dict[str, Any]:
     content = read_config(config)
 
     with refusing(config):
-        expected, weights = content["sha256"][WEIGHTS], content["weights"]
-        saved, classes = content["checkpoint"], content["checkpoint"]["classes"]
+        expected = content["sha256"][WEIGHTS]
+        weights = content["weights"]
+        saved = content["checkpoint"]
+        classes = saved["classes"]
         best = asdict(Best()) if saved["best"] is None else saved["best"]
-        metrics = {
-            name: math.nan if value is None else value for name, value in saved["metrics"].items()
-        }
         best = {**best, "weights": weights}
+        metrics = {}
+        for name, value in saved["metrics"].items():
+            metrics[name] = math.nan if value is None else value
 
     with refusing(path):
         actual = sha256_of(path)
-        # The library checks that the tensors fill the file without gaps and overlaps.
+        # safetensors validates that the tensors fill the file without gaps and overlaps.
         tensors = load_file(path) if actual == expected else {}
     if actual != expected:
-        # In the cache of the hub the file is a link: what it leads to must go.
+        # The file is a symbolic link in the Hub cache. Its target must be deleted.
         raise CheckpointError(
             f"{path} is damaged: its sha256 is {actual}, not the {expected} of {CONFIG}; delete "
             f"{path.resolve()}, and fetch it anew"
         )
+    # The clone is aligned in memory. The last bit of a product depends on the alignment.
     queries = tensors.pop(QUERIES, None)
-    # Aligned in memory, where the last bit of a product depends on it.
-    queries = None if queries is None else queries.clone()
+    if queries is not None:
+        queries = queries.clone()
 
     return {
         **saved,
@@ -128,10 +152,15 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json, and check that `write` wrote it."""
+    """Read config.json.
+
+    Raises:
+        CheckpointError: If the file is invalid, or `write` did not write it.
+    """
     with refusing(path):
         content = json.loads(path.read_bytes())
-        library, layout = content.get("library"), content.get("layout")
+        library = content.get("library")
+        layout = content.get("layout")
 
     if library != LIBRARY:
         raise CheckpointError(f"{path} is not one that mldec publish wrote; use another checkpoint")

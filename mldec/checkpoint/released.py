@@ -1,7 +1,7 @@
 """Convert the `.pth` files of the paper's authors: rename the tensors and infer the architecture.
 
-Nothing is guessed silently: what cannot be inferred from the tensors is looked up in the table of
-known files, or the user is asked for it. `refusing` around the calls names the file in errors.
+Values that cannot be inferred from the tensors come from the table of known files or from the user.
+Callers wrap the functions in `refusing`, which adds the path of the file to errors.
 """
 
 import logging
@@ -36,13 +36,13 @@ from mldec.names import COCO_NAMES, VOC, told_apart, without_quotes
 log = logging.getLogger("mldec")
 
 CONTAINERS = ("model", "state_dict", "ema", "state_dict_ema", "model_ema")
-STRIDE = 32  # of every network below
+STRIDE = 32  # stride of all networks below
 BACKBONE = "backbone.network."
 TIMM = "mldec.backbones.TimmBackbone"
 
-# (Blocks of the four stages, whether stage 1 has bottlenecks, width of the stem) -> timm's name and
-# arguments. The paper's L and XL are not timm's networks of these names, which are the older ones
-# of the TResNet and ASL papers.
+# (Blocks per stage, whether stage 1 has bottlenecks, width of the stem) -> timm's name and
+# arguments. L and XL of the paper differ from tresnet_l and tresnet_xl in timm, which are the
+# networks of the TResNet and ASL papers.
 TRESNETS: dict[tuple[tuple[int, ...], bool, int], dict[str, Any]] = {
     ((3, 4, 11, 3), False, 64): {"name": "tresnet_m"},
     ((3, 4, 23, 3), True, 64): {"name": "tresnet_v2_l"},
@@ -50,16 +50,16 @@ TRESNETS: dict[tuple[tuple[int, ...], bool, int], dict[str, Any]] = {
     ((4, 5, 18, 3), False, 76): {"name": "tresnet_l"},
     ((4, 5, 24, 3), False, 83): {"name": "tresnet_xl"},
 }
-# Blocks of the four stages -> timm's name; all of them have bottlenecks.
+# Blocks per stage -> timm's name. All of these networks have bottlenecks.
 RESNETS = {
     (3, 4, 6, 3): "resnet50",
     (3, 4, 23, 3): "resnet101",
     (3, 8, 36, 3): "resnet152",
 }
 # Swin and CvT in the files of Query2Label: SlongLiu/query2labels lib/models (swin_transformer.py,
-# cls_cvt/cls_cvt.py), which hold the networks of Microsoft's repositories; RAM has the same Swin.
-# (Width of the first stage, blocks per stage, rows of a table of relative positions) -> timm's
-# name. A window of w x w tokens has (2w - 1)^2 relative positions.
+# cls_cvt/cls_cvt.py). The networks are from Microsoft's repositories. RAM has the same Swin.
+# (Width of the first stage, blocks per stage, rows of a relative position table) -> timm's name.
+# A window of w x w tokens has (2w - 1)^2 relative positions.
 SWINS: dict[tuple[int, tuple[int, ...], int], str] = {
     (96, (2, 2, 6, 2), 13**2): "swin_tiny_patch4_window7_224",
     (96, (2, 2, 18, 2), 13**2): "swin_small_patch4_window7_224",
@@ -68,8 +68,8 @@ SWINS: dict[tuple[int, tuple[int, ...], int], str] = {
     (192, (2, 2, 18, 2), 13**2): "swin_large_patch4_window7_224",
     (192, (2, 2, 18, 2), 23**2): "swin_large_patch4_window12_384",
 }
-# (Width of the first stage, blocks per stage) -> the name on the hub, and the widths of the stages.
-# All other sizes are the defaults of transformers; an attention head has 64 channels.
+# (Width of the first stage, blocks per stage) -> name on the Hub, and width of each stage. All
+# other sizes are the defaults of transformers. An attention head has 64 channels.
 CVTS: dict[tuple[int, tuple[int, ...]], tuple[str, list[int]]] = {
     (64, (1, 2, 10)): ("microsoft/cvt-13", [64, 192, 384]),
     (64, (1, 4, 16)): ("microsoft/cvt-21", [64, 192, 384]),
@@ -77,8 +77,8 @@ CVTS: dict[tuple[int, tuple[int, ...]], tuple[str, list[int]]] = {
 }
 CVT_HEAD_DIM = 64
 
-SWIN_BUFFERS = ("attn_mask", "relative_position_index")  # timm computes them
-# Official names in a stage of CvT -> those of transformers, replaced in this order.
+SWIN_BUFFERS = ("attn_mask", "relative_position_index")  # recomputed by timm
+# Official names in a stage of CvT -> names in transformers, replaced in this order.
 CVT_STAGE = [
     ("patch_embed.proj.", "embedding.convolution_embeddings.projection."),
     ("patch_embed.norm.", "embedding.convolution_embeddings.normalization."),
@@ -99,34 +99,42 @@ CVT_STAGE = [
 ]
 
 ONE_LABEL = {196, 1000, 11_221}  # class counts of Stanford Cars, ImageNet-1K and ImageNet-21K-P
-# Global average pooling in the code of ASL, whose head for Open Images has a linear bottleneck.
+# Global average pooling in the code of ASL. The head for Open Images has a linear bottleneck.
 GAP = [("fc.embedding_generator.0.", "bottleneck."), ("fc.FC.", "fc.")]
 
 # RAM and RAM++: xinyu1205/recognize-anything ram/models (ram.py, ram_plus.py).
 RAM_SWIN = "visual_encoder."
 LABELS = "head.label_embed"
-RAM_SCALE = "head.reweight_scale"  # which RAM++ alone has
-DESCRIPTIONS = 51  # per tag in the released RAM++
-# What makes captions in RAM, and a number in the file of RAM++ that its code does not read.
+RAM_SCALE = "head.reweight_scale"  # only in RAM++
+DESCRIPTIONS = 51  # descriptions per tag in the released RAM++
+# Modules for captions in RAM, and an unused scalar in the file of RAM++.
 NOT_FOR_TAGS = ("tag_encoder.", "text_decoder.", "logit_scale")
 
 KNOWN_NAMES = {80: COCO_NAMES, 20: VOC}
 
 
 def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights in a file under our names, whatever container and prefix they came in.
+    """Extract the weights from the content of a file, and rename them to the names of mldec.
 
     In-place ABN scales by |w| + 1e-5 and batch norm by w, so replacing w is an exact conversion.
+
+    Args:
+        state: Content of a file: tensors, or a container with tensors.
+
+    Raises:
+        DataError: If the network is unknown.
     """
-    container = next(
-        (state[key] for key in CONTAINERS if isinstance(state.get(key), Mapping)), state
-    )
-    # DistributedDataParallel prefixes every name with "module.".
-    official = {
-        str(key).removeprefix("module."): value
-        for key, value in container.items()
-        if isinstance(value, Tensor)
-    }
+    container = state
+    for key in CONTAINERS:
+        if isinstance(state.get(key), Mapping):
+            container = state[key]
+            break
+
+    # DistributedDataParallel adds the prefix "module." to every name.
+    official = {}
+    for key, value in container.items():
+        if isinstance(value, Tensor):
+            official[str(key).removeprefix("module.")] = value
     rename = _renamer(official)
     if rename is None:
         examples = ", ".join(sorted(official)[:3]) or "none"
@@ -135,7 +143,7 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         )
 
     weights = {}
-    # Only a file that was saved with in-place ABN numbers the layers of the stem.
+    # The layers of the stem are only numbered in files with in-place ABN.
     raw_abn = any(re.search(r"body\.conv1\.0\.", key) for key in official)
     for key, value in official.items():
         name = rename(key)
@@ -147,7 +155,7 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
         weights[name] = value
 
     if rename is _ram:
-        # Its count of rows alone tells RAM++, where neither of two numbers is saved.
+        # Files of RAM++ without both scalars are recognized by the number of rows.
         rows = _shape(weights, LABELS)[0]
         if "logit_scale" in official or rows % DESCRIPTIONS == 0:
             weights.setdefault(RAM_SCALE, torch.tensor(REWEIGHT_SCALE))
@@ -161,21 +169,26 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def convert(
     state: Mapping[str, Any], path: Path, *, image_size: int | None, names: Sequence[str] | None
 ) -> Checkpoint:
-    """Convert the content of a file, inferring its architecture from the names and shapes.
+    """Convert the content of a file. The architecture is inferred from names and shapes.
 
-    The table of known files has the image size of its name, unless one is given: pixels per side.
-    The class names are those given, or those that the file has; RAM has its names and thresholds in
-    two lists, which are read if they lie beside it. It is a `DataError` if it is no such file or
-    incomplete, or the image size is not known.
+    Args:
+        state: Content of a file of the authors.
+        path: Path of the file. The tag names and thresholds of RAM are read from the same folder.
+        image_size: Pixels per side; None: from the table of known files.
+        names: Class names; None: from the file, or a known list of the same length.
+
+    Raises:
+        DataError: If the network or the image size is unknown, or a tensor is missing.
     """
-    weights, file = tensors(state), path.name
+    weights = tensors(state)
+    file = path.name
     is_ram = LABELS in weights
     if is_ram:
         head, num_classes = _ram_head(weights, names)
         size = _ram_size(weights, image_size)
     else:
         head, num_classes = _head(weights)
-        # These networks take images of any size: the tensors do not reveal that of training.
+        # The tensors of these networks do not depend on the image size.
         known = {released.file: released.image_size for released in RELEASED.values()}
         trained = image_size or known.get(file)
         if trained is None:
@@ -193,11 +206,12 @@ def convert(
     if is_ram:
         classes, calibration = _tags(path, num_classes, names)
     elif "word_dim" in head:
-        # The official code saves neither names nor vectors with a zero-shot head. What remains are
-        # no classes, and the width of the word vectors that it must be given.
+        # The official code saves no names and word vectors with a zero-shot head. Only the width of
+        # the word vectors is known.
         classes = Classes((), queries=torch.empty(0, head["word_dim"]))
     else:
-        names = _names(state, num_classes, file) if names is None else names
+        if names is None:
+            names = _names(state, num_classes, file)
         classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL)
 
     data = option("data", "coco") if num_classes == 80 and not is_ram else {}
@@ -217,7 +231,10 @@ def convert(
 
 
 def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
-    """Return the function from a file's names to ours, or None for those that we do not have."""
+    """Return the function that renames tensors, or None for an unknown network.
+
+    The function returns None for tensors that are not needed.
+    """
     if any(key.startswith("transformer.") for key in official):
         is_cvt = "backbone.0.stage0.patch_embed.proj.weight" in official
         rename_transformer = _cvt if is_cvt else _swin
@@ -236,8 +253,8 @@ def _tresnet(key: str) -> str | None:
     if key.startswith("head."):
         return "head." + renamed(key.removeprefix("head."), [*GAP, *ML_DECODER])
 
-    # A convolution and its norm are numbered 0 and 1. Before an anti-aliasing filter the two are
-    # nested in one more Sequential, hence the second 0.
+    # A convolution and its norm are numbered 0 and 1. They are nested in another Sequential with
+    # the number 0 if an anti-aliasing filter follows.
     key = re.sub(r"(conv\d)\.0\.0\.", r"\1.conv.", key)
     key = re.sub(r"(conv\d)\.0\.1\.", r"\1.bn.", key)
     key = re.sub(r"(conv\d|downsample\.\d)\.0\.", r"\1.conv.", key)
@@ -245,7 +262,7 @@ def _tresnet(key: str) -> str | None:
 
 
 def _resnet(key: str) -> str | None:
-    """Rename a tensor of a torchvision ResNet, whose head takes the place of its `fc`."""
+    """Rename a tensor of a torchvision ResNet. The head replaces `fc`."""
     if key.startswith("fc."):
         inner = key if key in ("fc.weight", "fc.bias") else key.removeprefix("fc.")
         return "head." + renamed(inner, ML_DECODER)
@@ -259,7 +276,7 @@ def _ram(key: str) -> str | None:
 
 
 def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> str | None:
-    """Rename a tensor of a Query2Label model; its backbone may be no TResNet or ResNet."""
+    """Rename a tensor of a Query2Label model with any backbone."""
     if key.startswith("backbone.0.body."):
         inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
         abn = re.match(
@@ -271,12 +288,12 @@ def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> s
     if key.startswith("backbone.0."):
         return rename_transformer(key.removeprefix("backbone.0."))
     if key.startswith("backbone."):
-        return None  # the sine position embedding, which we compute
+        return None  # the sine position embedding is recomputed
     return "head." + renamed(key, QUERY2LABEL)
 
 
 def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
-    """Return the head's config node and the number of classes K; 0 for a zero-shot head."""
+    """Return the config node of the head and the number of classes K, 0 for a zero-shot head."""
 
     def shape(name: str) -> tuple[int, ...]:
         return _shape(weights, f"head.{name}")
@@ -297,8 +314,8 @@ def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
             "self_attention": "head.layers.0.self_attn.in_proj_weight" in weights,
         }
 
-        # Zero-shot ML-Decoder: all classes share one pooling weight [D, 1]. Word vectors as wide as
-        # the decoder are not projected.
+        # Zero-shot ML-Decoder: one pooling weight [D, 1] for all classes. Word vectors with the
+        # width of the decoder are not projected.
         if len(shape("pool_weight")) == 2:
             embed_dim, _ = shape("pool_weight")
             node["embed_dim"] = node["word_dim"] = embed_dim
@@ -310,7 +327,7 @@ def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         node["num_groups"], node["embed_dim"], _ = shape("pool_weight")
         return {**option("head", "ml_decoder"), **node}, shape("pool_bias")[0]
 
-    # Query2Label: a linear layer of its own per class, together [1, K, D].
+    # Query2Label: one linear layer per class, stacked to [1, K, D].
     _, num_classes, embed_dim = shape("fc_weight")
     node = {
         "embed_dim": embed_dim,
@@ -331,7 +348,7 @@ def _ram_head(
     rows, word_dim = _shape(weights, LABELS)
     descriptions = DESCRIPTIONS if RAM_SCALE in weights else 1
     if rows % descriptions and names:
-        # Another count of descriptions shows beside the number of tags only.
+        # Another number of descriptions is only known together with the number of tags.
         descriptions = rows // len(names)
     if not descriptions or rows % descriptions:
         raise DataError(
@@ -351,7 +368,7 @@ def _ram_head(
 
 
 def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
-    """Return the side of the images that a Swin was built for: its last stage is one window."""
+    """Infer the image size of a Swin in pixels. Its last stage is a single window."""
     positions = _shape(weights, f"{BACKBONE}layers.0.blocks.0.attn.relative_position_bias_table")[0]
     size = STRIDE * (math.isqrt(positions) + 1) // 2
     if image_size not in (None, size):
@@ -362,24 +379,31 @@ def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
 def _tags(
     path: Path, num_classes: int, names: Sequence[str] | None
 ) -> tuple[Classes, Calibration | None]:
-    """Return the tags of RAM, and their thresholds, from the two lists beside its file."""
+    """Return the tags of RAM and their thresholds from two lists in the folder of its file."""
     if names is None:
-        beside = _list_beside(path, TAG_LIST, num_classes)
-        names = read_class_names(beside) if beside else _numbered(num_classes, path.name)
+        tag_list = _sibling_list(path, TAG_LIST, num_classes)
+        if tag_list is None:
+            names = _numbered(num_classes, path.name)
+        else:
+            names = read_class_names(tag_list)
     classes = Classes(tuple(names))
-    thresholds = _list_beside(path, TAG_THRESHOLDS, num_classes)
-    return classes, with_thresholds(thresholds, classes, "raw") if thresholds else None
+
+    thresholds = _sibling_list(path, TAG_THRESHOLDS, num_classes)
+    if thresholds is None:
+        return classes, None
+    return classes, with_thresholds(thresholds, classes, "raw")
 
 
-def _list_beside(path: Path, name: str, num_classes: int) -> Path | None:
-    """Return the path of a list beside a file of weights, if it has a line per class."""
-    beside = path.with_name(name)
-    is_of_classes = beside.is_file() and len(read_lines(beside, "restore it")) == num_classes
-    return beside if is_of_classes else None
+def _sibling_list(path: Path, name: str, num_classes: int) -> Path | None:
+    """Return the path of a list in the same folder if it has one line per class."""
+    sibling = path.with_name(name)
+    if sibling.is_file() and len(read_lines(sibling, "restore it")) == num_classes:
+        return sibling
+    return None
 
 
 def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
-    """Return the backbone's config node, from the blocks per stage, their kind and the widths."""
+    """Infer the config node of the backbone from the blocks per stage, their kind and widths."""
     if BACKBONE + "patch_embed.proj.weight" in weights:
         blocks = _blocks(weights, r"layers\.(\d+)\.blocks\.(\d+)\.")
         width = _shape(weights, BACKBONE + "patch_embed.proj.weight")[0]
@@ -425,7 +449,7 @@ def _known(table: Mapping[Any, Any], sizes: object, description: str) -> Any:
 
 
 def _blocks(weights: Mapping[str, Tensor], pattern: str) -> tuple[int, ...]:
-    """Return the number of blocks of each stage; the pattern's groups are stage and block."""
+    """Count the blocks of each stage. The groups of the pattern are stage and block."""
     matches = [re.match(re.escape(BACKBONE) + pattern, key) for key in weights]
     blocks = {match.groups() for match in matches if match}
     per_stage = Counter(stage for stage, _ in blocks)
@@ -433,10 +457,10 @@ def _blocks(weights: Mapping[str, Tensor], pattern: str) -> tuple[int, ...]:
 
 
 def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights in our shapes; Query2Label has a few others."""
+    """Reshape the weights of Query2Label to the shapes of mldec."""
     shaped = dict(weights)
 
-    # Its layers per class have a leading dimension of 1, its projection is a 1 x 1 convolution.
+    # The layers per class have a leading dimension of 1. The projection is a 1 x 1 convolution.
     for key in ("head.fc_weight", "head.fc_bias"):
         if key in shaped:
             shaped[key] = shaped[key].squeeze(0)
@@ -446,10 +470,10 @@ def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, ...]:
-    """Return the class names: those in the file, a known list of this length, or numbered ones."""
+    """Return the class names from the file or a known list of this length, or numbered names."""
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
-        # The keys are indices, in some files as text.
+        # The keys are indices, which are strings in some files.
         names = told_apart([without_quotes(saved[index]) for index in sorted(saved, key=int)])
         check_count(names, num_classes)
         return names
@@ -465,7 +489,7 @@ def _numbered(num_classes: int, file: str) -> tuple[str, ...]:
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-    """Return the shape of a tensor that the architecture is inferred from."""
+    """Return the shape of a required tensor."""
     if name not in weights:
         raise DataError(f"it misses {name}: it is incomplete, or a start for training with init=")
 
@@ -474,16 +498,20 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
 
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
     """Count numbered layers: one more than the highest number in the pattern's group, or 0."""
-    matches = [match for key in weights if (match := re.match(pattern, key))]
-    # A longer number belongs to no network, and would take hours to build.
-    return 1 + max((int(match[1]) for match in matches if len(match[1]) < 4), default=-1)
+    count = 0
+    for key in weights:
+        match = re.match(pattern, key)
+        # Ignore longer numbers in malicious files, because the model would take hours to build.
+        if match and len(match[1]) < 4:
+            count = max(count, int(match[1]) + 1)
+    return count
 
 
 def _swin(key: str) -> str | None:
     if key.endswith(SWIN_BUFFERS):
         return None
 
-    # Officially a stage ends with the merging of patches; in timm the next one begins with it.
+    # Patch merging is at the end of a stage officially, and at the start of the next one in timm.
     merging = re.match(r"layers\.([0-2])\.downsample\.(.+)", key)
     if merging:
         key = f"layers.{int(merging[1]) + 1}.downsample.{merging[2]}"

@@ -1,8 +1,8 @@
-"""Where files of weights come from: folders, the released files of the authors, and the Hub.
+"""Sources of weights: local files, released files of the authors, and the Hugging Face Hub.
 
-`local` turns what a user names into the path of a file. huggingface_hub does the work for the Hub:
-it keeps downloads in its cache, and obeys HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and
-HF_HUB_OFFLINE. Two files of a repository are read, by their fixed names.
+`local` resolves a source to a local path. Downloads from the Hub use huggingface_hub and its cache.
+It supports HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. Only the two files of
+`published` are read from a repository.
 """
 
 import logging
@@ -39,7 +39,8 @@ from mldec.words.types import PREFIX
 
 log = logging.getLogger("mldec")
 
-ZOO, HUB = "zoo:", "hf:"
+ZOO = "zoo:"
+HUB = "hf:"
 CARD = "README.md"
 _UPLOADED = (CARD, published.CONFIG, published.WEIGHTS)
 _TIMEOUT = 10  # seconds
@@ -50,22 +51,22 @@ _RAM_LISTS = (
     "https://raw.githubusercontent.com/xinyu1205/recognize-anything/"
     "7cb804a8609e9f4b1a50b7f31436d2df40bb9481/ram/data/"
 )
-# Where users report that the authors' links answer 403 Forbidden.
+# Issue about the 403 errors of the authors' links.
 _REPORT = "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87"
 
 
 class ReleasedFile(NamedTuple):
-    """A file of weights of the authors of ML-Decoder, ASL or RAM."""
+    """A file of weights from the authors of ML-Decoder, ASL or RAM."""
 
     file: str
-    image_size: int  # side of the square input in pixels
-    folder: str = _ML_DECODER
-    repository: str | None = None  # on the Hub, instead of the folder
-    sha256: str | None = None  # that the Hub states
+    image_size: int  # pixels per side of the square input
+    folder: str = _ML_DECODER  # URL prefix, ignored with a repository
+    repository: str | None = None  # repository on the Hub
+    sha256: str | None = None  # hash published on the Hub
 
     @property
     def url(self) -> str:
-        """The address."""
+        """URL of the file."""
         if self.repository is not None:
             return hf_hub_url(self.repository, self.file)
         return self.folder + self.file
@@ -77,8 +78,7 @@ RELEASED = {
     "tresnet_xl_coco_640": ReleasedFile("tresnet_xl_COCO_640_91_4.pth", 640),
     "tresnet_m_openimages_224": ReleasedFile("tresnet_m_open_images_200_groups_86_8.pth", 224),
     "tresnet_l_cars_384": ReleasedFile("tresnet_l_stanford_card_96.41.pth", 384),
-    # Weights to start training from. Their own input size is not published; the official train.py
-    # uses them at 448.
+    # Weights for initialization. Their input size is not published. The official train.py uses 448.
     "tresnet_l_pretrain": ReleasedFile("tresnet_l_pretrain_ml_decoder.pth", 448),
     # The files of the asymmetric loss, named as in MODEL_ZOO.md of Alibaba-MIIL/ASL.
     "asl_tresnet_m_coco_224": ReleasedFile("MS_COCO_TRresNet_M_224_81.8.pth", 224, _ASL),
@@ -100,8 +100,9 @@ RELEASED = {
         sha256="15c729c793af28b9d107c69f85836a1356d76ea830d4714699fb62e55fcc08ed",
     ),
 }
-# The names and thresholds of the tags of RAM and RAM++, and their sha256.
-TAG_LIST, TAG_THRESHOLDS = "ram_tag_list.txt", "ram_tag_list_threshold.txt"
+# Files with the tag names and thresholds of RAM and RAM++, and their SHA-256 hashes.
+TAG_LIST = "ram_tag_list.txt"
+TAG_THRESHOLDS = "ram_tag_list_threshold.txt"
 TAG_LISTS = {
     TAG_LIST: "5d96d2f7225527480ad773aaac76b6e5c08a18adf6eae9ca7d2ab923d5e7bd8b",
     TAG_THRESHOLDS: "b6f81d0de1bc7f9c251af512c413eae976c77dbfbadf700d4e3d90510f4c6447",
@@ -109,11 +110,15 @@ TAG_LISTS = {
 
 
 def local(path: str | Path) -> Path:
-    """Resolve what a user names to the path of a local file of weights.
+    """Resolve a source of weights to a local path. Downloads are cached.
 
-    It is a file; the folder of a run, which stands for its best checkpoint, else the last one; a
-    folder that `mldec publish` wrote; "zoo:NAME", a released file; or "hf:OWNER/NAME[@REVISION]", a
-    published checkpoint. The last two are downloaded once.
+    Args:
+        path: A file, the folder of a run (its best checkpoint, or else the last one), a folder of
+            `mldec publish`, "zoo:NAME" for a released file, or "hf:OWNER/NAME[@REVISION]" for a
+            published checkpoint.
+
+    Raises:
+        CheckpointError: If the source does not exist or cannot be downloaded.
     """
     text = str(path)
     if text.startswith(PREFIX):
@@ -129,16 +134,25 @@ def local(path: str | Path) -> Path:
     if not Path(path).is_dir():
         return Path(path)
     weights = Path(path) / published.WEIGHTS
-    return weights if weights.is_file() else find_checkpoint(Path(path))
+    if weights.is_file():
+        return weights
+    return find_checkpoint(Path(path))
 
 
 def is_exported(path: str | Path) -> bool:
-    """Tell whether a user names an ONNX file; names of the hub and of open_clip may end as one."""
+    """Return True for the path of an ONNX file. Names on the Hub may have the same suffix."""
     return Path(path).suffix == ".onnx" and not str(path).startswith((HUB, PREFIX))
 
 
 def released_file(name: str) -> Path:
-    """Return the local path of a released file, after downloading it if it is not in the cache."""
+    """Return the local path of a released file. It is downloaded if it is not in the cache.
+
+    Args:
+        name: Key of `RELEASED`.
+
+    Raises:
+        CheckpointError: If the name is unknown or the download fails.
+    """
     if name not in RELEASED:
         raise CheckpointError(f"no released file {name!r}{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
@@ -148,7 +162,7 @@ def released_file(name: str) -> Path:
         since = "since 2026-05-14 the authors' links are reported to answer 403"
         return _fetched(released.url, path, advice=f"{since} ({_REPORT}): {advice}")
 
-    # The classes and thresholds of RAM are not in its file. Other ones can be given.
+    # The classes and thresholds of RAM are not in its file. The user can pass other files.
     for name, sha256 in TAG_LISTS.items():
         try:
             _fetched(_RAM_LISTS + name, path.with_name(name), sha256=sha256)
@@ -158,13 +172,14 @@ def released_file(name: str) -> Path:
 
 
 def _fetched(url: str, path: Path, *, sha256: str | None = None, advice: str = "") -> Path:
-    """Return the path of a file, after downloading it if it is not there."""
+    """Download a file unless it exists, and return its path."""
     if path.is_file():
         return path
 
-    # A mirror is asked first: whoever names one knows why.
+    # The user's mirror has precedence.
     urls = [url]
-    if mirror := os.environ.get("MLDEC_ZOO_URL"):
+    mirror = os.environ.get("MLDEC_ZOO_URL")
+    if mirror:
         urls.insert(0, f"{mirror.rstrip('/')}/{path.name}")
 
     with writing(path):
@@ -177,11 +192,12 @@ def _fetched(url: str, path: Path, *, sha256: str | None = None, advice: str = "
 
 
 def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) -> None:
-    """Download a file from the first of the addresses that has it, and write its hash beside it.
+    """Download a file from the first available URL, and store its hash.
 
-    A file of a known hash that was interrupted goes on where it ended.
+    Interrupted downloads are resumed if the hash is known.
     """
-    part, faults = path.with_name(path.name + ".part"), []
+    part = path.with_name(path.name + ".part")
+    faults = []
     for url in urls:
         try:
             if not part.is_file() or sha256_of(part) != sha256:
@@ -195,7 +211,7 @@ def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) 
                 is_file = start.read(1) not in (b"", b"<")
             if not is_file:
                 raise CheckpointError("the answer is empty or an HTML page, not a file")
-            # The hash goes first: without one it would pass for a file put there by hand.
+            # Write the hash first. A file without a hash is treated as copied by the user.
             write_hashes(path, [actual])
             part.replace(path)
             return
@@ -203,7 +219,7 @@ def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) 
             part.unlink()
             faults.append(f"{url} ({error})")
         except Exception as error:
-            # The client raises its own classes, those of its HTTP library, and OSError.
+            # The client raises its own errors, errors of its HTTP library, and OSError.
             if sha256 is None:
                 part.unlink(missing_ok=True)
             faults.append(f"{url} ({brief(error)})")
@@ -214,9 +230,16 @@ def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) 
 
 
 def published_file(address: str) -> Path:
-    """Return the local path of the weights at `owner/name[@revision]`; config.json is beside it.
+    """Download a published checkpoint from the Hub. Cached files are used without a network.
 
-    Without a network the Hub's client takes what is in its cache.
+    Args:
+        address: "owner/name[@revision]".
+
+    Returns:
+        The local path of the weights. config.json is in the same folder.
+
+    Raises:
+        CheckpointError: If the address is invalid or the download fails.
     """
     repository, _, revision = address.partition("@")
     check_repository(repository)
@@ -226,7 +249,7 @@ def published_file(address: str) -> Path:
         config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision or None))
         published.read_config(config)
 
-        # The folder in the cache has the name of the commit. The branch may have moved meanwhile.
+        # Use the commit of config.json, because the branch may have changed since.
         commit = config.parent.name
         path = Path(api.hf_hub_download(repository, published.WEIGHTS, revision=commit))
     log.info(f"{HUB}{address} is commit {commit}")
@@ -234,13 +257,13 @@ def published_file(address: str) -> Path:
 
 
 def check_repository(repository: str) -> None:
-    """Raise a `CheckpointError` unless a name is one of a repository, owner/name."""
+    """Raise CheckpointError unless a repository has the form "owner/name"."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
         raise CheckpointError(f"{repository}: {repository!r} is no repository; write owner/name")
 
 
 def require_token() -> None:
-    """Raise a `ConfigError` if there is no token for uploads."""
+    """Raise ConfigError if there is no token for uploads."""
     if huggingface_hub.get_token() is None:
         raise ConfigError(
             "there is no token for the hub: run hf auth login, set HF_TOKEN, or pass --dry-run"
@@ -248,20 +271,29 @@ def require_token() -> None:
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload the card and the files of a checkpoint in one commit, and return the commit.
+    """Upload the model card and the files of a checkpoint in one commit.
 
-    A repository that does not exist is created; with `private`, an existing one must be private.
+    Args:
+        folder: Folder with the files.
+        repository: "owner/name". It is created if it does not exist.
+        private: Whether to create a private repository. An existing one must be private.
+
+    Returns:
+        The hash of the commit.
+
+    Raises:
+        CheckpointError: If the upload fails, or an existing repository is public.
     """
     api = HfApi()
     with _asking(repository):
         api.create_repo(repository, private=private or None, exist_ok=True)
-        # What was uploaded to a public repository cannot be called back.
+        # Uploads to a public repository cannot be undone.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:
             raise CheckpointError(
                 f"--private: {repository} exists and is public; choose another name"
             )
 
-        # The bars of uploads would fill a log; those of downloads do not.
+        # Progress bars of uploads would fill a log file.
         if not on_terminal():
             disable_progress_bars()
         commit = api.upload_folder(
@@ -275,12 +307,12 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
 
 @contextmanager
 def _asking(address: str) -> Iterator[None]:
-    """Turn the errors of the Hub's client into one line that names a checkpoint."""
+    """Convert errors of the Hub client to CheckpointError with the address."""
     with refusing(f"{HUB}{address}", remedy="check the network and the disk"):
         try:
             yield
         except UserError:
             raise
         except (HfHubHTTPError, ValueError) as error:
-            # What the Hub says is not in the first line: which name it lacks, and how to log in.
+            # The missing name and the login hint are not in the first line of the message.
             raise CheckpointError(f"{HUB}{address}: {printable(str(error))[:600]}") from error

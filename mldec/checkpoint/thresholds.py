@@ -1,4 +1,4 @@
-"""Thresholds that a user gives in a file, in the place of calibrated ones."""
+"""Read thresholds from a file that replaces the calibrated thresholds."""
 
 import csv
 import io
@@ -16,25 +16,36 @@ from mldec.files.text import read_lines, read_text
 from mldec.names import unknown_class
 
 _SEE = "see docs/running.md, section Thresholds of a file"
-COLUMNS = ("class", "threshold")  # of a CSV file, as mldec calibrate --csv calls them
+COLUMNS = ("class", "threshold")  # columns of a CSV file, as in mldec calibrate --csv
 
 
 def with_thresholds(
     path: Path, classes: Classes, weights: str, calibration: Calibration | None = None
 ) -> Calibration:
-    """Return a calibration of K classes with the thresholds of a file, and the scores of another.
+    """Replace the thresholds of a calibration with the thresholds of a file.
 
-    The file has a number per line, in the order of the classes, or is a .csv file by their names;
-    classes that this does not name keep the threshold of the calibration. A class is present if its
-    score is above its threshold, as in the code of RAM for an image; 1 is never reached. It is a
-    `UserError` if the file is not for these classes, or a threshold is no number from 0 to 1.
+    A class is present if its score is above its threshold, as in the code of RAM. A threshold of 1
+    is never reached.
+
+    Args:
+        path: Text file with one threshold in [0, 1] per line, in the order of the classes, or .csv
+            file with the columns class and threshold. Other classes keep their thresholds.
+        classes: The K classes.
+        weights: "ema" or "raw", for a new calibration.
+        calibration: Calibration to update; None creates one with uncalibrated scores.
+
+    Raises:
+        UserError: If the file does not fit the classes, or a threshold is not in [0, 1].
     """
     if classes.exclusive or classes.queries is not None:
         kind = "an image has one label" if classes.exclusive else "it scores any classes by vectors"
         raise ConfigError(f"--thresholds {path} has no effect: {kind} here; leave it out")
 
-    known = calibration.thresholds_of(classes.names, classes.names) if calibration else []
-    known = known * len(classes) if len(known) == 1 else known
+    known: list[float] = []
+    if calibration:
+        known = calibration.thresholds_of(classes.names, classes.names)
+    if len(known) == 1:
+        known = known * len(classes)
     given = _by_name(path, classes) if path.suffix == ".csv" else _by_line(path, classes)
     missing = [name for name in classes.names if name not in given]
     if missing and not known:
@@ -43,8 +54,8 @@ def with_thresholds(
             f"the first is {missing[0]!r}; {_SEE}"
         )
 
-    # Scores are float32, and compared by "at least": the next number makes that "above".
-    above = np.nextafter(np.array([*given.values()], np.float32), np.float32(2)).tolist()
+    # Scores are float32 and compared with >=, so the next larger float32 is used for >.
+    above = np.nextafter(np.array(list(given.values()), np.float32), np.float32(2)).tolist()
     values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
     base = calibration or Calibration(
         weights=weights,
@@ -63,7 +74,7 @@ def with_thresholds(
 
 
 def _by_line(path: Path, classes: Classes) -> dict[str, float]:
-    """Return the thresholds of all classes, from a line each."""
+    """Read the thresholds of all classes, one per line."""
     lines = read_lines(path, _SEE)
     if len(lines) != len(classes):
         raise ConfigError(
@@ -74,7 +85,7 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
 
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
-    """Return the thresholds of some classes, from a CSV file with the columns of `COLUMNS`."""
+    """Read the thresholds of some classes from a CSV file with the columns `COLUMNS`."""
     rows = csv.DictReader(io.StringIO(read_text(path, _SEE, newline=""), newline=""), restval="")
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):
@@ -86,7 +97,8 @@ def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     given: dict[str, float] = {}
     known = set(classes.names)
     for cells in rows:
-        row, name = rows.line_num, cells["class"]
+        row = rows.line_num
+        name = cells["class"]
         if name not in known:
             raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}", _SEE)
         given[name] = _number(cells["threshold"], path, row)

@@ -1,4 +1,4 @@
-"""Turn YAML, the command line or the config in a checkpoint into a `Config`."""
+"""Create a `Config` from YAML files, a command line or a checkpoint."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from yaml import YAMLError
 from mldec.config.schema import HARMLESS, PARTS, Config, Init
 from mldec.errors import ConfigError, suggest
 
-# Settings that the schema does not list: arguments of the parts and of the optimizer.
+# Settings outside the schema: arguments of the parts and of the optimizer.
 OPEN_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init|optim\.options)\.|optim\.options$")
 
-# Hydra's. What else begins with two dashes is a setting that should have none.
+# Flags of Hydra. Any other word with two dashes is probably a misspelled setting.
 FLAG = "help|hydra-help|version|cfg|resolve|package|run|multirun|info"
 FLAG = rf"--({FLAG}|config-\w+|experimental-rerun)"
 
@@ -28,25 +28,35 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 
 def config_dir() -> str:
-    """Return the folder of the YAML files, in an installed wheel or beside the package."""
+    """Return the folder of the YAML files, in an installed wheel or a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return str(installed if installed.is_dir() else package.parent / "configs")
 
 
 def options(part: str) -> list[str]:
-    """Return the sorted names of the option files of a part, such as those that `head=` takes."""
+    """Return the sorted names of the option files of a part, such as "head"."""
     return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
 
 
 def prepare(words: list[str]) -> list[str]:
-    """Check the words of a command line for misspellings and return them as Hydra takes them.
+    """Check the words of a command line for misspellings, and convert them to Hydra's syntax.
 
-    `head.num_groups=20` becomes `++head.num_groups=20`, whether the YAML lists it or not. Flags
-    come first, because Hydra's parser loses settings behind them.
+    `head.num_groups=20` becomes `++head.num_groups=20`, so that the YAML need not contain the key.
+    Flags come first, because Hydra's parser drops settings after them.
+
+    Args:
+        words: Command line without the program name.
+
+    Returns:
+        Flags of Hydra, followed by the settings.
+
+    Raises:
+        ConfigError: If a word is not understood, or a key or option does not exist.
     """
-    flags, settings = [], []
-    words = [_at_home(word) for word in words]
+    flags = []
+    settings = []
+    words = [_expand_home(word) for word in words]
     if any(word.startswith("init.") for word in words):
         words = [re.sub("^init=", "init.path=", word) for word in words]
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
@@ -59,16 +69,15 @@ def prepare(words: list[str]) -> list[str]:
             check_key("name" if name == "+experiment" else name)
             raise ConfigError(f"{word}: write {name}=VALUE, without dashes")
 
-        # A word without '=' is a flag, the value of the flag before it, or a deletion such as
-        # ~data.
+        # A word without '=' is a flag, the value of the preceding flag, or a deletion (~data).
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
             raise _not_understood(word)
         if not equals or word.startswith("-"):
             flags.append(word)
             continue
 
-        # Only a single name can be looked up: a sweep names several, and a folder of the user's own
-        # may hold more.
+        # Only a single name can be checked. A sweep has several names, and --config-dir may add
+        # option files.
         single_name = not own_folder and re.fullmatch(r"[\w.-]+", value) is not None
         if key == "experiment":
             raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
@@ -78,18 +87,22 @@ def prepare(words: list[str]) -> list[str]:
         elif not bare.startswith("hydra") and not OPEN_KEY.match(bare):
             check_key(bare.partition("@")[0])
 
-        # The batch of the experiment stays: auto is about its parts.
+        # auto keeps the batch size of the experiment, and chooses the micro-batches.
         if bare == "train.batch_size" and value == "auto":
             word = "train.fit_memory=true"
 
-        settings.append(f"++{word}" if key == bare and OPEN_KEY.match(bare) else word)
+        if key == bare and OPEN_KEY.match(bare):
+            word = f"++{word}"
+        settings.append(word)
     return flags + settings
 
 
-def _at_home(word: str) -> str:
-    """Expand `~/` at the start of a value, which shells leave alone and Hydra does not parse."""
+def _expand_home(word: str) -> str:
+    """Expand `~/` at the start of a value. Shells do not expand it, and Hydra cannot parse it."""
     key, _, value = word.partition("=")
-    return f"{key}={Path(value).expanduser()}" if value.startswith("~/") else word
+    if value.startswith("~/"):
+        return f"{key}={Path(value).expanduser()}"
+    return word
 
 
 def compose(words: list[str]) -> Config:
@@ -98,7 +111,17 @@ def compose(words: list[str]) -> Config:
 
 
 def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
-    """Return the config of a command line, and the name of the chosen option of each part."""
+    """Return the config of a command line, and the selected option of each part.
+
+    Args:
+        words: Command line such as ["+experiment=digits", "train.epochs=1"].
+
+    Returns:
+        The config, and the name of the option file by part.
+
+    Raises:
+        ConfigError: If a setting is unknown or invalid.
+    """
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
             node = hydra.compose("config", prepare(words), return_hydra_config=True)
@@ -111,13 +134,21 @@ def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
 
 
 def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
-    """Turn Hydra's composition, or the dictionary in a checkpoint, into a `Config`.
+    """Validate Hydra's composition or the dictionary in a checkpoint.
 
-    The changes are nodes of OmegaConf, which replace settings.
+    Args:
+        values: Node of OmegaConf or nested dictionaries.
+        changes: Nodes of OmegaConf that override settings, later ones last.
+
+    Returns:
+        The validated config.
+
+    Raises:
+        ConfigError: If a setting is unknown, missing or invalid.
     """
     try:
-        # The composed node accepts a key that was added with '+'. As plain values, it is merged
-        # into a fresh schema, which refuses unknown keys.
+        # The composed node may contain unknown keys that were added with '+'. Merging its plain
+        # values into a new schema raises an error for them.
         changed = OmegaConf.merge(values, *changes)
         plain = OmegaConf.to_container(changed, resolve=True)
         schema = OmegaConf.structured(Config)
@@ -140,7 +171,7 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as plain dictionaries, lists and scalars, for YAML and checkpoints."""
+    """Convert the config to dictionaries, lists and scalars, for YAML and checkpoints."""
     return cast(Any, OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
 
 
@@ -150,17 +181,25 @@ def to_yaml(config: Config) -> str:
 
 
 def override(config: Config, words: list[str]) -> Config:
-    """Return a config with changed settings, such as data=coco and data.root=/data/coco."""
+    """Return the config with overridden settings.
+
+    Args:
+        config: Config to start from. It is not changed.
+        words: Overrides such as ["data=coco", "data.root=/data/coco"].
+
+    Raises:
+        ConfigError: If an override is not understood, or the result is invalid.
+    """
     base: dict[str, Any] = to_dict(config)
     changes = []
 
-    for word in map(_at_home, words):
+    for word in map(_expand_home, words):
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
             raise _not_understood(word)
         check_key(key)
 
-        # A part is replaced as a whole: the arguments of the old choice would not fit the new one.
+        # Replace the whole part: the arguments of the old option do not fit the new one.
         if key in PARTS:
             base[key] = option(key, value)
             continue
@@ -180,30 +219,33 @@ def _not_understood(word: str) -> ConfigError:
 
 
 def option(part: str, name: str) -> dict[str, Any]:
-    """Return the config node in an option file, such as data=coco; interpolations are kept."""
+    """Return the config node of an option file, such as data=coco, with its interpolations."""
     check_option(part, name)
     file = Path(config_dir(), part, f"{name}.yaml")
     return cast(Any, OmegaConf.to_container(OmegaConf.load(file)))
 
 
 def check_option(part: str, name: str) -> None:
-    """Check that a part has an option file of this name."""
+    """Raise ConfigError if a part has no option file of this name."""
     known = options(part)
     if name in known:
         return
 
     fault = f"{part}={name}: there is no such option{suggest(name, known)}"
     if part == "backbone":
-        import timm  # slow, and needed for a message only
+        import timm  # slow import, only needed for the message
 
-        # A likely mistake: any model of timm is chosen by backbone.name.
+        # A timm model is selected by backbone.name, not by an option file.
         if timm.is_model(name):
             fault = f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
     raise ConfigError(fault)
 
 
 def check_key(key: str) -> None:
-    """Check that there is a setting of this full key, such as "optim.lr"; keys of parts pass."""
+    """Raise ConfigError if there is no setting of this full key, such as "optim.lr".
+
+    The arguments of parts are not checked.
+    """
     kind: Any = Config
     names = key.split(".")
 
@@ -213,15 +255,14 @@ def check_key(key: str) -> None:
 
         known = [item.name for item in fields(kind)]
         if name not in known:
-            # A setting of the same name in another section is a better guess than a similar
-            # spelling.
             section = ".".join(names[:depth]) or "the config"
-            elsewhere = [
-                f"'{group}.{names[-1]}'"
-                for group, inner in get_type_hints(Config).items()
-                if is_dataclass(inner) and names[-1] in get_type_hints(inner)
-            ]
             hint = suggest(name, known)
+
+            # The same name in another section is a better suggestion than a similar spelling.
+            elsewhere = []
+            for group, inner in get_type_hints(Config).items():
+                if is_dataclass(inner) and names[-1] in get_type_hints(inner):
+                    elsewhere.append(f"'{group}.{names[-1]}'")
             if elsewhere:
                 hint = f"; did you mean {' or '.join(elsewhere)}?"
             raise ConfigError(f"{key}: {section} has no setting '{name}'{hint}")
@@ -230,19 +271,19 @@ def check_key(key: str) -> None:
 
 
 def diff(old: Config, new: Config) -> list[str]:
-    """Return `key: old -> new` for each setting that differs, except those in `HARMLESS`."""
-    before, after = flat(to_dict(old)), flat(to_dict(new))
-    keys = [
-        key
-        for key in {**before, **after}
-        if key not in HARMLESS and before.get(key) != after.get(key)
-    ]
-    return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys]
+    """Return `key: old -> new` for each changed setting, except the settings in `HARMLESS`."""
+    before = flat(to_dict(old))
+    after = flat(to_dict(new))
+    changes = []
+    for key in {**before, **after}:
+        if key not in HARMLESS and before.get(key) != after.get(key):
+            changes.append(f"{key}: {before.get(key)} -> {after.get(key)}")
+    return changes
 
 
 def explain(error: BaseException) -> str:
-    """Return an error of OmegaConf or Hydra as one line in the terms of the command line."""
-    # The folder of the run refers to ${name}, which every experiment sets.
+    """Convert an error of OmegaConf or Hydra to one line about a setting of the command line."""
+    # The output folder contains ${name}, which every experiment sets.
     if isinstance(error, InterpolationToMissingValueError):
         return (
             "no run is chosen: begin with +experiment=digits, or for photos of your own with "
@@ -251,13 +292,13 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         return str(_not_understood(str(error.override).removeprefix("++")))
 
-    # The cause of the error, if there is one, says what is wrong with which key.
+    # The cause of the error, if any, contains the key.
     text = str(error).partition("Config search path")[0]
     reason, _, after_key = str(error.__cause__ or text).partition("full_key: ")
     if not after_key.strip():
         return " ".join(text.split())
 
-    # For an unknown key, our own message has a suggestion.
+    # Prefer our own message for an unknown key, because it has a suggestion.
     key = after_key.split()[0]
     try:
         check_key(key)
@@ -273,7 +314,7 @@ def explain(error: BaseException) -> str:
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their full keys, such as optim.lr."""
+    """Flatten nested settings to full keys, such as "optim.lr"."""
     settings: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, Mapping):

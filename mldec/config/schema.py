@@ -1,7 +1,7 @@
 """The fixed settings of a run, with their defaults and ranges.
 
-The four parts (data, backbone, head, loss) are plain dictionaries here. Their schema is the
-signature of the class or function that `_target_` names, and `build.check` checks them against it.
+The four parts (data, backbone, head, loss) are plain dictionaries here. `build.check` validates
+them against the signature of the class or function in `_target_`.
 """
 
 import math
@@ -20,11 +20,16 @@ from mldec.runtime.devices import Precision, check_device, processors
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """Tell whether a value from YAML fits the annotation of an argument.
+    """Return True if a value from YAML fits the annotation of an argument.
 
-    A whole number fits `float`, NaN and infinity do not; true and false fit only `bool`.
+    An integer fits `float`; NaN and infinity do not. True and False fit only `bool`.
+
+    Args:
+        value: Value from YAML: a scalar, list or mapping.
+        hint: Annotation, such as `float | None` or `Literal["stop", "skip"]`.
     """
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if hint is Any:
         return True
     if origin in (Union, types.UnionType):
@@ -34,7 +39,7 @@ def matches(value: Any, hint: Any) -> bool:
     if hint in (None, type(None)):
         return value is None
 
-    # In Python a bool is an int, so booleans come before numbers.
+    # A Python bool is an int, so booleans are checked before numbers.
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is float:
@@ -48,8 +53,9 @@ def matches(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """Describe an annotation in terms of YAML, for messages."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    """Return a description of an annotation in terms of YAML, for messages."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(argument) for argument in arguments)
     if origin is Literal:
@@ -63,36 +69,60 @@ def describe(hint: Any) -> str:
     return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"
 
 
-MAX_WORKERS = 1024  # loader processes: more than any machine needs, and few enough to start
-MOST_WORKERS = 16  # if the user names no number: they feed a GPU, and each takes memory
+MAX_WORKERS = 1024  # upper limit of train.workers
+MOST_WORKERS = 16  # upper limit of the default: enough for a GPU, and each worker takes memory
 
 PARTS = ("data", "backbone", "head", "loss")
 
-# Settings that may differ between a run and its continuation without making it another run. What
-# batch_per_gpu comes to is in train.batch_size, which is compared.
+# Settings that may change when a run is resumed. `batch_per_gpu` is one of them, because the
+# resulting train.batch_size is compared.
 HARMLESS = {
-    *("name", "device", "resume", "init", "plugins"),
-    *("init.path", "init.classes", "init.synonyms"),
-    *("data.root", "data.cache_dir", "data.bad_images", "data.changed"),
+    "name",
+    "device",
+    "resume",
+    "init",
+    "plugins",
+    "init.path",
+    "init.classes",
+    "init.synonyms",
+    "data.root",
+    "data.cache_dir",
+    "data.bad_images",
+    "data.changed",
     "data.skip_empty",  # a resumed run keeps its metric
-    *("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience", "train.workers"),
-    *("train.compile", "train.batch_per_gpu", "train.eval_batch_size", "train.eval_every"),
-    *("train.log_every", "train.fit_memory"),
-    *("train.nonfinite", "train.save_every_steps", "train.save_every_minutes", "train.keep_last"),
-    *("log.images", "log.classes", "log.wandb", "log.trackio", "log.project"),
+    "train.epochs",
+    "train.min_steps",
+    "train.stop_epoch",
+    "train.patience",
+    "train.workers",
+    "train.compile",
+    "train.batch_per_gpu",
+    "train.eval_batch_size",
+    "train.eval_every",
+    "train.log_every",
+    "train.fit_memory",
+    "train.nonfinite",
+    "train.save_every_steps",
+    "train.save_every_minutes",
+    "train.keep_last",
+    "log.images",
+    "log.classes",
+    "log.wandb",
+    "log.trackio",
+    "log.project",
 }
 
-# Whether to compile, and with which mode of torch.compile; true means its default.
+# Whether to compile, or a mode of torch.compile. True selects the default mode.
 Compile = bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
-MAX_SHOWN = 100  # images, or classes with a curve of their own, that an evaluation shows
-MAX_SEED = 2**63 - 1  # torch and NumPy both accept seeds up to here
+MAX_SHOWN = 100  # upper limit of log.images and log.classes
+MAX_SEED = 2**63 - 1  # largest seed that both torch and NumPy accept
 
 
 def _require(
     settings: Any, names: str, rule: str, good: Callable[[Any], bool], *, within: str
 ) -> None:
-    """Refuse values of settings, but null; `within` is their section, with a dot."""
+    """Raise ConfigError for an invalid value that is not None; `within` is the key prefix."""
     for name in names.split():
         value = getattr(settings, name)
         if value is not None and not good(value):
@@ -104,99 +134,100 @@ class ScheduleName(Enum):
 
     onecycle = "onecycle"
     cosine = "cosine"
-    cosine_epochs = "cosine_epochs"  # as timm: one rate per epoch
+    cosine_epochs = "cosine_epochs"  # constant within an epoch, as in timm
 
 
 class MixMode(Enum):
-    """Unit for which mixup and cutmix draw their random numbers."""
+    """Granularity of the random numbers of mixup and cutmix."""
 
     batch = "batch"
-    pair = "pair"  # two images that are mixed with one another
-    elem = "elem"  # a single image
+    pair = "pair"  # one draw for two images that are mixed with each other
+    elem = "elem"  # one draw per image
 
 
 class MixLabels(Enum):
     """Labels of an image that is mixed from two; see `data.mixing.Mixing`."""
 
-    weighted = "weighted"  # the mean of both, by their shares of the image: from 0 to 1
-    union = "union"  # of all that is visible: 0 and 1; for several labels per image
+    weighted = "weighted"  # average weighted by the share of each image; from 0 to 1
+    union = "union"  # union of the labels of both images, 0 or 1; for multi-label data
 
 
 class NonFinite(Enum):
-    """What to do when a loss or its gradients are not finite."""
+    """Action after a non-finite loss or gradient."""
 
     stop = "stop"
-    skip = "skip"  # leave the step out, and count it
+    skip = "skip"  # skip the step, and count it
 
 
 class FreezeBatchNorm(Enum):
-    """Which batch norms keep their statistics, scale and shift in training."""
+    """Batch-norm layers whose statistics, scale and shift are frozen."""
 
-    frozen = "frozen"  # those inside the parts that train.freeze names
+    frozen = "frozen"  # layers inside the modules of train.freeze
     all = "all"
 
 
 class Decay(Enum):
-    """Which parameters weight decay applies to."""
+    """Parameters with weight decay."""
 
-    weights = "weights"  # those of two or more dimensions that are no bias
+    weights = "weights"  # parameters with at least two dimensions, except biases
     all = "all"
 
 
 @dataclass(kw_only=True)
 class Train:
-    """The training loop. The batch size is global: processes and micro-batches divide it."""
+    """The training loop. `batch_size` is global: processes and micro-batches divide it."""
 
-    epochs: int = 40  # that the schedule is planned for
-    min_steps: int | None = None  # `epochs` is raised to what so many optimiser steps take
-    stop_epoch: int | None = None  # after which the run ends, in the middle of its schedule
-    # Evaluations in succession without a better value of the first metric, after which it ends.
+    epochs: int = 40  # length of the schedule
+    min_steps: int | None = None  # minimum number of optimizer steps; raises `epochs` if necessary
+    stop_epoch: int | None = None  # last epoch of the run; the schedule is not shortened
+    # Early stopping: number of successive evaluations without an improvement of the first metric.
     patience: int | None = None
     batch_size: int = 56
-    # Images of a micro-batch on each process: batch_size is then this x processes x accumulate.
+    # Images per process and micro-batch. batch_size becomes batch_per_gpu x processes x accumulate.
     batch_per_gpu: int | None = None
-    accumulate: int = 1  # micro-batches per optimiser step
-    # train.batch_size=auto: choose `accumulate` and backbone.checkpointing by a GPU's memory.
+    accumulate: int = 1  # micro-batches per optimizer step
+    # Set by train.batch_size=auto: fit `accumulate` and backbone.checkpointing to the GPU memory.
     fit_memory: bool = False
-    # Repeated augmentation: versions of an image per batch; an epoch covers 1/repeats of them.
+    # Repeated augmentation: versions of an image per batch; an epoch has 1/repeats of the images.
     repeats: int = 1
     eval_batch_size: int = 64  # images per batch on each process
-    # Loader processes per rank; null: one per processor that the rank may use, at most 16.
+    # Loader processes per rank; null: one per processor available to the rank, at most 16.
     workers: int | None = None
-    # auto: bf16 on CUDA devices that compute with it (capability 8.0 and above), fp16 on older
-    # ones, fp32 on a CPU. fp16 is for CUDA: on a CPU it means fp32. A run records what it used.
+    # auto: bf16 on CUDA devices of capability 8.0 or higher, fp16 on older ones, fp32 on a CPU.
+    # fp16 falls back to fp32 on a CPU. The config of the run records the precision in use.
     precision: Precision = Precision.auto
-    # Round the factors of float32 products on CUDA to TF32, in matrix products and convolutions.
+    # Use TF32 in float32 matrix products and convolutions on CUDA.
     tf32: bool = False
-    # Names of parameters, or their beginnings up to a dot, that neither train nor decay.
+    # Full names of parameters, or prefixes up to a dot. They are neither trained nor decayed.
     freeze: list[str] = field(default_factory=list)
-    # Batch norms that stay in evaluation mode, and do not train, as Query2Label's; null: none.
+    # Batch norms kept in evaluation mode and not trained, as in Query2Label; null: none.
     freeze_batchnorm: FreezeBatchNorm | None = None
-    # The bias of each class starts where its score is its frequency among the training labels.
+    # Initialize the bias of each class from its frequency among the training labels.
     start_at_frequency: bool = False
-    # Compute the tokens of a frozen backbone once, and train the head on them, without augmenting.
-    # They are files in data.cache_dir, which later runs use too, whatever their head.
+    # Compute the tokens of a frozen backbone once, and train the head on them, unaugmented.
+    # The files in data.cache_dir are reused by later runs with any head.
     cache_features: bool = False
-    clip_grad: float | None = None  # maximal norm of all gradients together; null: no clipping
+    clip_grad: float | None = None  # maximum total gradient norm; null: no clipping
     ema_decay: float | None = 0.9997  # null: no moving average of the weights
-    # The moving average starts as a copy of the weights at the beginning of this epoch, from 1 on.
+    # First epoch with a moving average, from 1. The average starts as a copy of the weights.
     ema_start_epoch: int = 1
     channels_last: bool = False
-    # The mode of torch.compile, see `Compile`; true: its default, false: not compiled.
+    # Mode of torch.compile, see `Compile`; true: the default mode, false: not compiled.
     compile: Any = False
-    deterministic: bool = False  # bitwise reproducible on CUDA, at some cost in speed
+    deterministic: bool = False  # bitwise reproducible on CUDA, but slower
     # Noise on the word queries in training, as a fraction of their spread; see step.augment.
     query_noise: float = 0.0
-    random_queries: int = 0  # added to the word queries in training, each with a positive target
-    # Batch-norm statistics over the images of all processes, which need CUDA for it.
+    random_queries: int = 0  # extra word queries in training, each with a positive target
+    # Synchronize batch-norm statistics across all processes (CUDA only).
     sync_batchnorm: bool = False
-    # Average running statistics over the processes at the end of each epoch, as timm's --dist-bn
-    # reduce. Otherwise those of the main process are evaluated, as always of the moving average.
+    # Average running statistics over the processes after each epoch, as timm's --dist-bn reduce.
+    # Otherwise the main process's statistics are evaluated. The moving average always has these.
     average_batchnorm: bool = False
     nonfinite: NonFinite = NonFinite.stop
-    save_every_steps: int | None = None  # besides the end of each epoch; null: never
-    save_every_minutes: float | None = 10.0  # likewise
-    # Versions of the last checkpoint: last.pt, last.1.pt, ... resume=auto falls back on older ones.
+    save_every_steps: int | None = None  # in addition to the end of each epoch; null: never
+    save_every_minutes: float | None = 10.0  # in addition to the end of each epoch; null: never
+    # Number of versions of the last checkpoint: last.pt, last.1.pt, ... resume=auto falls back to
+    # older versions.
     keep_last: int = 2
     eval_every: int = 1  # epochs; the last epoch is always evaluated
     log_every: int = 50  # steps
@@ -232,21 +263,33 @@ class Train:
 
     @property
     def loader_workers(self) -> int:
-        """The number of loader processes of this process."""
-        return min(processors(), MOST_WORKERS) if self.workers is None else self.workers
+        """Number of loader processes of this rank."""
+        if self.workers is None:
+            return min(processors(), MOST_WORKERS)
+        return self.workers
 
     @property
     def compile_mode(self) -> str | None:
-        """The mode of torch.compile, or None for its default and without compiling."""
+        """Mode of torch.compile, or None for the default mode and without compilation."""
         return self.compile if isinstance(self.compile, str) else None
 
     @property
     def last_epoch(self) -> int:
-        """The epoch after which the run ends, if patience does not end it before."""
+        """Last epoch of the run without early stopping."""
         return self.epochs if self.stop_epoch is None else self.stop_epoch
 
     def on(self, processes: int) -> "Train":
-        """Return the settings for a number of processes, with the batch size that they share."""
+        """Return the settings for a number of processes.
+
+        Args:
+            processes: Number of processes, at least 1.
+
+        Returns:
+            Settings with the global batch size if `batch_per_gpu` is set, otherwise unchanged.
+
+        Raises:
+            ConfigError: If the batch size is not divisible by processes x accumulate.
+        """
         parts = processes * self.accumulate
         if self.batch_per_gpu is not None:
             return replace(self, batch_size=self.batch_per_gpu * parts)
@@ -254,7 +297,8 @@ class Train:
         remainder = self.batch_size % parts
         if remainder:
             below = self.batch_size - remainder
-            nearest = [str(size) for size in (below, below + parts) if size]
+            above = below + parts
+            nearest = [str(size) for size in (below, above) if size > 0]
             raise ConfigError(
                 f"train.batch_size {self.batch_size} is not divisible by "
                 f"{processes} processes x train.accumulate {self.accumulate}; "
@@ -263,12 +307,12 @@ class Train:
         return self
 
     def lasting(self, steps_per_epoch: int) -> "Train":
-        """Return the settings for data with so many steps per epoch, with enough epochs."""
+        """Return the settings with `epochs` raised to cover `min_steps` optimizer steps."""
         needed = -(-(self.min_steps or 0) // steps_per_epoch)  # rounded up
         return replace(self, epochs=max(self.epochs, needed))
 
     def micro_batch(self, processes: int) -> int:
-        """Return the number of images that each process has at a time."""
+        """Return the number of images per process and micro-batch."""
         return self.batch_size // (processes * self.accumulate)
 
 
@@ -276,29 +320,29 @@ class Train:
 class Mix:
     """Mixup, cutmix and label smoothing; off by default.
 
-    The images of a micro-batch are mixed with one another.
+    The images of a micro-batch are mixed with each other.
     """
 
-    # Alpha of the beta distribution of an image's weight (mixup) or area (cutmix); 0: off.
+    # Alpha of the beta distribution for the weight (mixup) or area (cutmix) of an image; 0: off.
     mixup: float = 0.0
     cutmix: float = 0.0
-    prob: float = 1.0  # probability of mixing at all
+    prob: float = 1.0  # probability of mixing
     switch_prob: float = 0.5  # probability of cutmix instead of mixup, if both are on
     mode: MixMode = MixMode.batch  # one draw per batch, per pair of images, or per image
-    # weighted fits one label per image and several, and is what timm does. union keeps labels of 0
+    # weighted: soft labels as in timm, for single-label and multi-label data. union: labels of 0
     # and 1, for losses that need them.
     labels: MixLabels = MixLabels.weighted
-    # Fraction by which labels move towards 1/K (one label per image) or 1/2 (several).
+    # Fraction by which labels move toward 1/K (single-label data) or 1/2 (multi-label data).
     smoothing: float = 0.0
 
     @property
     def on(self) -> bool:
-        """Whether images are mixed."""
+        """Whether mixup or cutmix is enabled."""
         return self.prob > 0 and (self.mixup > 0 or self.cutmix > 0)
 
     @property
     def soft(self) -> bool:
-        """Whether labels have values between 0 and 1."""
+        """Whether labels can have values between 0 and 1."""
         return (self.on and self.labels is MixLabels.weighted) or self.smoothing > 0
 
     def __post_init__(self) -> None:
@@ -313,19 +357,19 @@ class Mix:
 class Optim:
     """The optimizer, by its name in timm (adam, adamw, lamb, sgd, ...).
 
-    As in timm, `sgd` has Nesterov momentum; `momentum` is SGD with classical momentum. Both have a
-    momentum of 0.9, and onecycle changes it between 0.95 and 0.85.
+    `sgd` has Nesterov momentum and `momentum` is SGD with classical momentum, as in timm. Both
+    have a momentum of 0.9, which onecycle varies between 0.95 and 0.85.
     """
 
     name: str = "adam"
-    lr: float = 1e-4  # the highest rate of the schedule
-    weight_decay: float = 1e-4  # with adam it is L2 regularisation, with adamw decoupled
-    decay: Decay = Decay.weights  # what decays; all: biases and norms too, as in Query2Label
-    backbone_lr: float | None = None  # the highest rate of the backbone's parameters; null: lr
-    # From the head towards the image, the rate of each layer of the backbone is that of the layer
-    # before times this factor, as timm's layer decay; it starts from backbone_lr. null: off.
+    lr: float = 1e-4  # maximum learning rate of the schedule
+    weight_decay: float = 1e-4  # L2 regularization with adam, decoupled with adamw
+    decay: Decay = Decay.weights  # all: biases and norms decay too, as in Query2Label
+    backbone_lr: float | None = None  # maximum learning rate of the backbone; null: lr
+    # Factor between the learning rates of successive backbone layers, from the head to the input,
+    # as timm's layer decay. The last layer has the rate backbone_lr. null: off.
     layer_decay: float | None = None
-    # Further arguments of the optimizer: optim.options.momentum=0.8 or 'optim.options={eps: 1e-6}'.
+    # Other arguments of the optimizer: optim.options.momentum=0.8 or 'optim.options={eps: 1e-6}'.
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -342,11 +386,11 @@ class Schedule:
     """OneCycle as in the official code (Adam's beta1 cycles too), or warm-up and cosine."""
 
     name: ScheduleName = ScheduleName.onecycle
-    pct_start: float | None = None  # onecycle: fraction of the steps of the rise; null: 0.2
+    pct_start: float | None = None  # onecycle: fraction of the steps with a rising rate; null: 0.2
     warmup_epochs: float | None = None  # cosine, cosine_epochs: linear warm-up; null: 0
-    min_lr: float | None = None  # cosine, cosine_epochs: the rate at the end; null: 0
-    warmup_lr: float | None = None  # cosine_epochs: the first rate; null: 1e-5, as in timm
-    # cosine_epochs: number of the last epochs, at min_lr, at most half of train.epochs; null: 0
+    min_lr: float | None = None  # cosine, cosine_epochs: final rate; null: 0
+    warmup_lr: float | None = None  # cosine_epochs: initial rate; null: 1e-5, as in timm
+    # cosine_epochs: number of final epochs at min_lr, at most half of train.epochs; null: 0
     cooldown_epochs: int | None = None
 
     def __post_init__(self) -> None:
@@ -358,26 +402,26 @@ class Schedule:
 
 @dataclass(kw_only=True)
 class Log:
-    """What an evaluation shows in TensorBoard beside its metrics, and who else gets the numbers."""
+    """Evaluation details in TensorBoard, and other experiment trackers."""
 
-    # Validation images that are shown with labels and predictions, always the same ones; 0: none.
+    # Number of fixed validation images shown with labels and predictions; 0: none.
     images: int = 8
-    # Classes with a precision-recall curve and an AP of their own: those with the most positives
-    # among the validation images. The curves over all classes are drawn in any case.
+    # Number of classes with an individual precision-recall curve and AP. The classes with the most
+    # validation positives are selected. The curves over all classes are always drawn.
     classes: int = 10
-    wandb: bool = False  # send numbers and images to Weights & Biases too
-    trackio: bool = False  # likewise to trackio
-    project: str | None = None  # of both; null: mldec
+    wandb: bool = False  # also log scalars and images to Weights & Biases
+    trackio: bool = False  # also log scalars and images to trackio
+    project: str | None = None  # project in wandb and trackio; null: mldec
 
     @property
     def trackers(self) -> list[str]:
-        """The packages that get the numbers too."""
+        """Packages of the enabled trackers."""
         return [name for name in ("wandb", "trackio") if getattr(self, name)]
 
     def __post_init__(self) -> None:
         require = partial(_require, self, within="log.")
         require("images classes", f"from 0 to {MAX_SHOWN}", lambda number: 0 <= number <= MAX_SHOWN)
-        # It becomes the name of a file and a part of an address.
+        # The project becomes a file name and a part of a URL.
         require(
             "project",
             "a name of at most 100 letters, digits and _ . -",
@@ -386,20 +430,20 @@ class Log:
 
 
 class ByName(Enum):
-    """How the classes of `init` find their own; null instead: they do not, see `Init`."""
+    """How the classes of a checkpoint are matched with the classes of the data; see `Init`."""
 
     by_name = "by_name"
 
 
 @dataclass(kw_only=True)
 class Init:
-    """What a new run starts from; `init=FILE` alone stands for `init.path=FILE`."""
+    """Initial weights of a new run. `init=FILE` is short for `init.path=FILE`."""
 
-    path: str | None = MISSING  # a checkpoint, whose fitting weights are copied
-    # by_name: the queries and rows of the head that belong to a class are taken from the class of
-    # the same name. Case, spaces, hyphens and underscores make no other name.
+    path: str | None = MISSING  # a checkpoint; tensors that fit the model are copied
+    # by_name: copy the queries and rows of the head from the class with the same name. Names are
+    # compared ignoring case, spaces, hyphens and underscores. null: no matching.
     classes: ByName | None = None
-    # A class list (docs/zero_shot.md): the names in a line are of the same class.
+    # A class list (docs/zero_shot.md) with the names of a class in each line.
     synonyms: str | None = None
 
 
@@ -407,17 +451,17 @@ class Init:
 class Config:
     """All settings of a run, except the folder that it writes to."""
 
-    name: str = MISSING  # of the run; its folder is outputs/<name>
-    seed: int = 0  # for the initial weights, the order of images and the augmentation
-    device: str = "auto"  # auto: cuda, else an Apple GPU, else cpu
-    # A checkpoint to continue from; "auto": outputs/<name>/checkpoints/last.pt.
+    name: str = MISSING  # name of the run; its folder is outputs/<name>
+    seed: int = 0  # seed of the initial weights, the image order and the augmentation
+    device: str = "auto"  # auto: cuda, then an Apple GPU, then cpu
+    # Checkpoint to resume from; "auto": outputs/<name>/checkpoints/last.pt.
     resume: str | None = None
-    init: Any = None  # a checkpoint whose fitting weights a new run starts from, or an `Init`
-    plugins: list[str] = field(default_factory=list)  # packages of your own that may hold parts
+    init: Any = None  # checkpoint with initial weights, or an `Init`
+    plugins: list[str] = field(default_factory=list)  # third-party packages that may define parts
     data: dict[str, Any] = MISSING
     backbone: dict[str, Any] = MISSING
     head: dict[str, Any] = MISSING
-    # Without a choice: cross_entropy if data.exclusive is true (one label per image), else bce.
+    # Default: cross_entropy if data.exclusive is true (one label per image), else bce.
     loss: dict[str, Any] = field(default_factory=dict)
     train: Train = field(default_factory=Train)
     mix: Mix = field(default_factory=Mix)
@@ -431,7 +475,7 @@ class Config:
 
     @property
     def start(self) -> Init:
-        """What a new run starts from; its path is None if that is nothing."""
+        """Initial weights of a new run; its path is None without `init`."""
         return self.init if isinstance(self.init, Init) else Init(path=self.init)
 
     def __post_init__(self) -> None:

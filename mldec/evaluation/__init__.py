@@ -1,1 +1,1 @@
-"""Evaluation: open a checkpoint with its data, score images, compute and write metrics."""
+"""Evaluation of a checkpoint: load it with its data, score images and compute metrics."""

@@ -1,4 +1,4 @@
-"""Zero-shot models and any classes: word vectors for names, and evaluation of a class list."""
+"""Evaluation of zero-shot models on arbitrary classes."""
 
 import logging
 from collections.abc import Sequence
@@ -41,20 +41,28 @@ def queries_for(
     option: str,
     keep: bool = True,
 ) -> Classes:
-    """Return classes with word vectors that a zero-shot model takes.
+    """Return classes with word vectors for a zero-shot model.
 
-    The vectors are from a file or a text encoder, see `word_vectors`, or made as those of the
-    training were. `trained` are the classes of the training, None if these are not known; `option`
-    asked for the classes, each named once.
+    Args:
+        names: Unique class names.
+        vectors: File or text encoder, see `word_vectors`. None: the text encoder of the training.
+        trained: Classes of the training, or None if they are unknown.
+        option: Command-line option of the names, for messages.
+        keep: Whether to cache the word vectors on the disk.
+
+    Raises:
+        UserError: If the word vectors cannot be read, computed or used by the model.
     """
     origin = None if trained is None else trained.origin
     if vectors is None:
-        made = _as_before(names, origin, option, keep=keep)
+        made = _encode_as_in_training(names, origin, option, keep=keep)
     else:
-        # A few classes of the training, whose vectors are known, are made too.
+        # Include a few training classes, to compare their vectors with the known ones.
         known = () if trained is None else trained.names
         others = [name for name in known if name not in names][:COMPARED]
-        templates = origin.templates if origin is not None and origin.is_encoder else (PROMPT,)
+        templates: tuple[str, ...] = (PROMPT,)
+        if origin is not None and origin.is_encoder:
+            templates = origin.templates
         made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
 
     if trained is not None:
@@ -68,10 +76,10 @@ def queries_for(
     )
 
 
-def _as_before(
+def _encode_as_in_training(
     names: Sequence[str], origin: VectorOrigin | None, option: str, *, keep: bool
 ) -> WordVectors:
-    """Make word vectors as those of the training were made."""
+    """Compute word vectors with the text encoder of the training."""
     if origin is None or not origin.makes_others:
         source = "the checkpoint does not say how its word vectors were made"
         if origin is not None:
@@ -86,7 +94,7 @@ def _as_before(
 
 
 def check_class_options(classes: str | None, class_names_file: str | None) -> None:
-    """Raise a `ConfigError` if --classes and --class-names are wrong or given together."""
+    """Raise ConfigError if --classes is invalid, or combined with --class-names."""
     if classes is None:
         return
     class_names(classes)
@@ -98,7 +106,11 @@ def check_class_options(classes: str | None, class_names_file: str | None) -> No
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """Return the names of classes in a text with commas between them."""
+    """Parse comma-separated class names.
+
+    Raises:
+        ConfigError: If the text contains no name or a duplicate.
+    """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
@@ -112,7 +124,7 @@ def class_names(text: str) -> tuple[str, ...]:
 def read_classes(
     text: str, vectors: str | None, trained: Classes | None, *, keep: bool = True
 ) -> Classes:
-    """Return classes by their names with commas between them; see `queries_for`."""
+    """Return the classes of comma-separated names; see `queries_for`."""
     names = class_names(text)
     if trained is not None and trained.exclusive and len(names) < 2:
         raise ConfigError(
@@ -123,7 +135,7 @@ def read_classes(
 
 
 def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
-    """Return a zero-shot model that scores other classes; see `read_classes`."""
+    """Return a zero-shot model with other classes; see `read_classes`."""
     if loaded.classes.queries is None:
         raise CheckpointError(
             "--classes: the checkpoint knows its own classes only, "
@@ -133,7 +145,7 @@ def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
 
 
 class SelectedClasses:
-    """A dataset with the targets of some columns of its classes, in their order."""
+    """A dataset with a selection of the target columns."""
 
     def __init__(self, dataset: ImageDataset, columns: Sequence[int]) -> None:
         self.dataset = dataset
@@ -148,19 +160,28 @@ class SelectedClasses:
         return image, target[self.columns]
 
     def name(self, index: int) -> str:
-        """Describe the image in messages: its path, if it has one."""
+        """Return the path of the image, or another name for messages."""
         return self.dataset.name(index)
 
 
 def with_class_list(
     loaded: Loaded, data: DataModule, options: EvalOptions
 ) -> tuple[nn.Module, DataModule]:
-    """Return a model that scores the K classes of --class-list, and the data with these classes.
+    """Return a model for the K classes of --class-list, and the data with these classes.
 
-    A model without word vectors scores those that it knows by one of their names. Otherwise a class
-    counts as seen if the checkpoint was trained on it, under any of its names.
+    A model without word vectors must know one name of each class. For a zero-shot model, a class is
+    seen if the checkpoint was trained with any of its names.
+
+    Args:
+        loaded: Model and metadata of the checkpoint.
+        data: Multi-label data.
+        options: Options with a `class_list`.
+
+    Raises:
+        UserError: If the class list does not fit the model or the data.
     """
-    path, classes = options.checkpoint, data.val.classes
+    path = options.checkpoint
+    classes = data.val.classes
     if classes.exclusive:
         raise ConfigError(
             "--class-list: an image of this data has one label, and the metrics of seen and unseen "
@@ -171,7 +192,8 @@ def with_class_list(
     class_list = read_class_list(Path(options.class_list))
     columns = class_list.columns(classes.names)
     own_names = tuple(names[0] for names in class_list.classes)
-    if left_out := [name for name in classes.names if name not in own_names]:
+    left_out = [name for name in classes.names if name not in own_names]
+    if left_out:
         log.info(
             f"{class_list.path} leaves out {len(left_out):,} of {len(classes):,} classes of the "
             f"data: {listed(left_out)}"
@@ -182,11 +204,10 @@ def with_class_list(
 
     queries = _queries(class_list, options.vectors, loaded.classes, classes, path)
     trained_names = _trained_names(loaded, options)
-    unseen = [
-        index
-        for index, names in enumerate(class_list.classes)
-        if not any(name.casefold() in trained_names for name in names)
-    ]
+    unseen = []
+    for index, names in enumerate(class_list.classes):
+        if trained_names.isdisjoint(name.casefold() for name in names):
+            unseen.append(index)
 
     seen = len(class_list) - len(unseen)
     log.info(
@@ -210,7 +231,7 @@ def with_class_list(
 
 
 def _by_known_names(loaded: Loaded, class_list: ClassList, options: EvalOptions) -> nn.Module:
-    """Return a model that scores the classes of a list by the names that it was trained with."""
+    """Return a model without word vectors for the classes of a list, by known names."""
     for option, value in (("--vectors", options.vectors), ("--seen", options.seen)):
         if value is not None:
             raise ConfigError(
@@ -219,29 +240,29 @@ def _by_known_names(loaded: Loaded, class_list: ClassList, options: EvalOptions)
             )
 
     found = same_names(class_list.names, loaded.classes.names)
-    pairs = [
-        (column, number)
-        for column, number in zip(found, class_list.class_of_name, strict=True)
-        if column is not None
-    ]
-    own_columns, class_of_name = [list(numbers) for numbers in zip(*pairs, strict=True)] or ([], [])
+    own_columns = []
+    class_of_name = []
+    for column, number in zip(found, class_list.class_of_name, strict=True):
+        if column is not None:
+            own_columns.append(column)
+            class_of_name.append(number)
     missing = [names[0] for n, names in enumerate(class_list.classes) if n not in class_of_name]
     if missing:
         raise DataError(
             f"{class_list.path}: {options.checkpoint} knows no name of {len(missing):,} of "
             f"{len(class_list):,} classes: {listed(missing)}; add a synonym, or leave them out"
         )
-    log.info(f"{class_list.path}: {len(class_list):,} classes by {len(pairs):,} known names")
+    log.info(f"{class_list.path}: {len(class_list):,} classes by {len(own_columns):,} known names")
     return ScoredClassifier(loaded.model, columns=own_columns, class_of_name=class_of_name)
 
 
 def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
-    """Return the names of the classes of a training, without differences of case."""
+    """Return the case-folded names of the training classes."""
     if options.seen is not None:
         names = check_names(read_lines(Path(options.seen), _SEE), options.seen, _SEE)
         return {name.casefold() for name in names}
 
-    # Neither the authors' files nor a tagger without a training name any class.
+    # The authors' zero-shot files and open_clip models have no class names.
     if not loaded.classes.names:
         return set()
     if loaded.unseen is None:
@@ -255,7 +276,7 @@ def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
 def _queries(
     class_list: ClassList, vectors: str | None, trained: Classes, data: Classes, path: str
 ) -> Tensor:
-    """Return the word vectors of all names, [N, D_w], of the kind of the training."""
+    """Return the word vectors [N, D_w] of all names."""
     vector_of: dict[str, Tensor] = {}
     for classes in (data, trained):
         if classes.queries is not None:

@@ -27,32 +27,33 @@ from mldec.runtime.devices import Precision
 log = logging.getLogger("mldec")
 
 
-DEFAULT_THRESHOLD = 0.5  # of a model without thresholds
+DEFAULT_THRESHOLD = 0.5  # for models without thresholds
 
 
 @dataclass(frozen=True)
 class EvaluationSetup:
-    """A checkpoint, and the data that it is evaluated on."""
+    """A checkpoint and the data for its evaluation."""
 
-    path: str  # of the checkpoint, as the user names it
-    loaded: Loaded  # with the classes of the data if it has none of its own
-    config: Config  # its settings, with those of the command line
-    data: DataModule  # its validation images are those to score
+    path: str  # path of the checkpoint on the command line
+    loaded: Loaded  # with the classes of the data if the checkpoint has no classes
+    config: Config  # settings of the checkpoint, with the overrides of the command line
+    data: DataModule  # its validation images are scored
     network: nn.Module  # images [B, 3, H, W], queries -> logits [B, K] of the data's classes
     device: torch.device
-    thresholds: list[float] | None  # of all classes or each; None: as the data's settings say
-    ranks_only: bool  # scores have a meaning beside those of other classes only
+    thresholds: list[float] | None  # one or K in [0, 1]; None: the threshold of the data's settings
+    ranks_only: bool  # scores are only comparable between classes, not with a threshold
 
     def logit_threshold(self) -> Tensor | None:
-        """Return the thresholds as logits, float64 [1] or [K]; None for that of the data."""
-        from scipy.special import logit  # slow to import, and training has no use for it
+        """Return the thresholds as logits float64 [1] or [K]; None: the data's threshold."""
+        from scipy.special import logit  # slow import, not needed for training
 
-        # One above 1, which no score reaches, is that of an infinite logit.
-        thresholds = np.minimum(1, self.thresholds or [])
-        return None if self.thresholds is None else torch.from_numpy(logit(thresholds))
+        if self.thresholds is None:
+            return None
+        # A threshold above 1 is never reached, like an infinite logit.
+        return torch.from_numpy(logit(np.minimum(1, self.thresholds)))
 
     def evaluator(self) -> Evaluator:
-        """Return a new evaluator of the data, with the thresholds of choice."""
+        """Create an evaluator of the data with the selected thresholds."""
         return evaluator_of(self.data, self.logit_threshold())
 
     def scores(self) -> "Scores":
@@ -60,12 +61,13 @@ class EvaluationSetup:
         return all_scores(self.network, self.data, self.config, device=self.device, path=self.path)
 
     def constant_classes(self, scores: "Scores") -> tuple[str, ...]:
-        """Name the classes whose scores are the same for nearly all of these images."""
+        """Return the names of the classes with the same score for nearly all images."""
         classes = self.data.val.classes
         constant = ConstantScores(len(classes))
-        # Scores of CLIP are compared with those of other classes, and may all be near 1.
+        # CLIP scores are only comparable between classes. They may all be near 1.
         if not classes.exclusive and not self.ranks_only:
-            logits, labels = torch.from_numpy(scores.logits), torch.from_numpy(scores.labels)
+            logits = torch.from_numpy(scores.logits)
+            labels = torch.from_numpy(scores.labels)
             for block in zip(logits.split(1024), labels.split(1024), strict=True):
                 constant.update(*block)
         return tuple(classes.names[index] for index in constant.classes())
@@ -74,10 +76,15 @@ class EvaluationSetup:
 def open_for_evaluation(
     loaded: Loaded, options: EvalOptions, *, calibrated: bool = True
 ) -> EvaluationSetup:
-    """Choose the data that a checkpoint is asked about, its device and its thresholds.
+    """Prepare the evaluation of a checkpoint: build the data, and select device and thresholds.
 
-    The command line has the options of a model and `settings`, perhaps `threshold` and
-    `class_list`. With `calibrated` the calibration of the checkpoint is used.
+    Args:
+        loaded: Model and metadata of the checkpoint.
+        options: Options of the command line.
+        calibrated: Whether to use the calibration of the checkpoint.
+
+    Raises:
+        UserError: If the data does not fit the model, or an option is invalid.
     """
     path = options.checkpoint
     config, parts = chosen_settings(loaded, options)
@@ -86,9 +93,9 @@ def open_for_evaluation(
     data = build.data(parts)
     check_size(data, loaded, options)
 
-    # Of a softmax over classes that are not known, as of CLIP.
-    ranks_only = not loaded.classes.names and loaded.classes.exclusive
-    ranks_only = ranks_only and not data.val.classes.exclusive
+    # CLIP is a softmax over any classes, but this data is multi-label.
+    is_open_softmax = not loaded.classes.names and loaded.classes.exclusive
+    ranks_only = is_open_softmax and not data.val.classes.exclusive
     if ranks_only and calibrated:
         log.warning(
             f"{path} ranks images, and its scores have no threshold of their own: mAP holds, "
@@ -98,50 +105,54 @@ def open_for_evaluation(
     if options.class_list is not None:
         from mldec.evaluation.class_list import with_class_list
 
-        # Calibration is of the checkpoint's own classes, each by one name.
+        # The calibration is for the checkpoint's classes, not for the class list.
         thresholds = None if options.threshold is None else [options.threshold]
         network, data = with_class_list(loaded, data, options)
     else:
         loaded, data = with_same_classes(loaded, data, path)
-        # This checks the classes, whose thresholds are looked up next.
+        # This validates the classes before their thresholds are looked up.
         network = scorer(loaded, data, path, calibrated=calibrated)
         thresholds = chosen_thresholds(data, loaded, options) if calibrated else None
 
     setup = EvaluationSetup(path, loaded, config, data, network, device, thresholds, ranks_only)
     if thresholds is not None:
-        # Those that the evaluator does not take are refused before the first image is scored.
+        # Raise an error for unsupported thresholds before the first image is scored.
         setup.evaluator()
     return setup
 
 
 def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build.Parts]:
-    """Return the settings of a checkpoint with those of the command line, and the checked data."""
-    # data=NAME brings an image size of its own.
-    has_own_size = options.image_size is not None or loaded.model.views == "scales"
-    size = [f"data.image_size={loaded.transform.image_size}"] if has_own_size else []
-    config = override(loaded.config, [*size, *options.settings])
+    """Apply the settings of the command line to the config of a checkpoint.
+
+    Returns:
+        The config, and its validated data part.
+    """
+    # Keep the image size of the options, because data=NAME replaces it.
+    settings = list(options.settings)
+    if options.image_size is not None or loaded.model.views == "scales":
+        settings.insert(0, f"data.image_size={loaded.transform.image_size}")
+    config = override(loaded.config, settings)
     data = build.check(config, ["data"])["data"]
 
-    # A file that names no data set, such as a model of open_clip, has image settings nevertheless:
-    # they take the place of those that data=NAME brings.
+    # A checkpoint without a dataset, such as an open_clip model, still has image settings. They
+    # override the defaults of data=NAME.
     if "_target_" not in loaded.config.data:
         chosen = {setting.partition("=")[0] for setting in options.settings}
-        own = {
-            name: value
-            for name, value in loaded.config.data.items()
-            if name in data.arguments and f"data.{name}" not in chosen
-        }
-        data = replace(data, arguments=data.arguments | own)
+        arguments = dict(data.arguments)
+        for name, value in loaded.config.data.items():
+            if name in arguments and f"data.{name}" not in chosen:
+                arguments[name] = value
+        data = replace(data, arguments=arguments)
 
     parts = {"data": data}
     return build.recorded(config, parts), parts
 
 
 def fit_to_device(config: Config, settings: list[str], device: torch.device) -> None:
-    """Prepare the device, and choose memory format and precision for it in the config."""
+    """Prepare the device, and set its memory format and precision in the config in place."""
     train = config.train
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
-    # What tensor cores want, whatever the training had.
+    # Tensor cores are faster with channels_last, regardless of the training setting.
     train.channels_last = device.type == "cuda"
 
     recorded = train.precision
@@ -158,8 +169,13 @@ def fit_to_device(config: Config, settings: list[str], device: torch.device) -> 
 
 
 def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:
-    """Warn of an image size that data=NAME brings, or refuse it if the backbone has one size."""
-    trained, evaluated = loaded.transform.image_size, data.transform.image_size
+    """Log a warning if the image size of the data differs from the training.
+
+    Raises:
+        ConfigError: If the backbone has a fixed input size.
+    """
+    trained = loaded.transform.image_size
+    evaluated = data.transform.image_size
     if evaluated == trained:
         return
 
@@ -178,8 +194,12 @@ def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:
 def with_same_classes(
     loaded: Loaded, data: DataModule, path: str | Path
 ) -> tuple[Loaded, DataModule]:
-    """Give model and data the same classes; an encoder makes word vectors that the data lacks."""
-    trained, classes = loaded.classes, data.val.classes
+    """Return the model and the data with the same classes.
+
+    The text encoder of the training computes the word vectors if the data has none.
+    """
+    trained = loaded.classes
+    classes = data.val.classes
     if trained.origin is None or not trained.origin.makes_others:
         return loaded, data
 
@@ -193,26 +213,30 @@ def with_same_classes(
         data = replace(data, load_val=lambda: split)
 
     check_queries(trained, classes, path)
-    return (loaded if trained.names else replace(loaded, classes=classes)), data
+    if not trained.names:
+        loaded = replace(loaded, classes=classes)
+    return loaded, data
 
 
 def scorer(loaded: Loaded, data: DataModule, path: str, *, calibrated: bool = True) -> nn.Module:
-    """Return a checkpoint's model with its logits in the order of the data's classes."""
+    """Return the model of a checkpoint with its logits in the order of the data's classes."""
     calibration = loaded.calibration if calibrated else None
     return scoring(loaded.model, loaded.classes, data.val.classes, path, calibration)
 
 
 def stored_thresholds(loaded: Loaded) -> list[float] | None:
-    """Return the threshold of each class [K]; None if the checkpoint has none."""
+    """Return the K thresholds of the checkpoint in [0, 1], or None if it has none."""
     if loaded.calibration is None or not loaded.calibration.thresholds:
         return None
 
     thresholds = list(loaded.calibration.thresholds)
-    return thresholds * len(loaded.classes) if len(thresholds) == 1 else thresholds
+    if len(thresholds) == 1:
+        return thresholds * len(loaded.classes)
+    return thresholds
 
 
 def chosen_thresholds(data: DataModule, loaded: Loaded, options: EvalOptions) -> list[float] | None:
-    """Return the thresholds of --threshold or of the checkpoint; None for `data.threshold`."""
+    """Return the thresholds of --threshold or the checkpoint; None selects `data.threshold`."""
     if options.threshold is not None:
         return [options.threshold]
 
@@ -227,7 +251,7 @@ def chosen_thresholds(data: DataModule, loaded: Loaded, options: EvalOptions) ->
 
 
 def thresholds_origin(calibration: Calibration, data: DataModule) -> str:
-    """Say what chose the thresholds of a checkpoint, and on which images they were fitted."""
+    """Describe how the thresholds of a checkpoint were selected, and on which images."""
     if calibration.file is not None:
         return calibration.reason
     if calibration.fingerprint == fingerprint(data.val):

@@ -7,7 +7,7 @@ from typing import Any
 from mldec.files.atomic import csv_lines
 from mldec.names import listed
 
-# What each metric is called and means; the report and the model card say it too.
+# Descriptions of the metrics, also used by the report and the model card.
 MEANINGS = {
     "mAP": "Mean over the classes of the average precision (AP); a class without a positive "
     "counts as 0",
@@ -36,7 +36,7 @@ MEANINGS = {
 }
 
 
-# Longer prefixes first: one begins with another one.
+# Longer prefixes first, because "zsl_" is a prefix of "zsl_all_".
 AMONG = {
     "zsl_all_": "among the classes that training did not see, over all images",
     "zsl_": "among the classes that training did not see",
@@ -45,17 +45,21 @@ AMONG = {
 
 
 def is_count(name: str) -> bool:
-    """Tell whether a metric is a number of classes or images, not a percentage."""
+    """Return True if a metric is a number of classes or images, not a percentage."""
     return name.startswith(("classes", "images"))
 
 
 def meaning(name: str) -> str:
-    """Return what a metric means, as a sentence; empty if it is not known."""
+    """Return the description of a metric as a sentence, or "" for an unknown metric."""
     if is_count(name):
         return "A number, not a percentage."
 
     base, _, k = name.partition("@")
-    prefix = next((prefix for prefix in AMONG if base.startswith(prefix)), "")
+    prefix = ""
+    for candidate in AMONG:
+        if base.startswith(candidate):
+            prefix = candidate
+            break
     text = MEANINGS.get(base.removeprefix(prefix))
     if text is None:
         return ""
@@ -73,14 +77,22 @@ class Results:
 
     metrics: dict[str, float]  # percentages by name
     per_class: dict[str, list[float]]  # K values per column
-    images: int  # that count
-    bad: list[str]  # one message per image that was left out
-    # Label, prediction and number of images, most frequent first; None for multi-label data.
+    images: int  # number of evaluated images
+    bad: list[str]  # one message per skipped image
+    # (label, prediction, number of images), most frequent first; None for multi-label data.
     confusions: list[tuple[int, int, int]] | None
 
 
 def left_out(bad: Sequence[str], images: int) -> list[str]:
-    """Return at most one line, which names images that could not be read; the others count."""
+    """Return the warning about unreadable images, if any.
+
+    Args:
+        bad: One message per skipped image.
+        images: Number of evaluated images.
+
+    Returns:
+        A list with zero or one line.
+    """
     if not bad:
         return []
 
@@ -91,7 +103,7 @@ def left_out(bad: Sequence[str], images: int) -> list[str]:
 
 
 def same_scores(names: Sequence[str]) -> list[str]:
-    """Return at most one line, on the classes whose scores are the same for nearly all images."""
+    """Return the warning about classes with constant scores: a list with zero or one line."""
     if not names:
         return []
 
@@ -103,7 +115,14 @@ def same_scores(names: Sequence[str]) -> list[str]:
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the content of `--json`, before `to_json`; a value that is undefined is NaN."""
+    """Return the content of `--json`, before `to_json`.
+
+    Args:
+        results: Results for K classes. Undefined values are NaN.
+        weights: "ema" or "raw".
+        path: Path of the checkpoint.
+        names: The K class names.
+    """
     content: dict[str, Any] = {
         "metrics": results.metrics,
         "images": results.images,
@@ -112,27 +131,29 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
         "checkpoint": path,
     }
     if results.confusions is not None:
-        content["confusions"] = [
-            {"label": names[label], "prediction": names[prediction], "images": images}
-            for label, prediction, images in results.confusions
-        ]
+        content["confusions"] = []
+        for label, prediction, images in results.confusions:
+            entry = {"label": names[label], "prediction": names[prediction], "images": images}
+            content["confusions"].append(entry)
 
-    # From columns to one entry per class.
+    # Transpose the columns to one entry per class.
     columns = results.per_class.items()
-    content["per_class"] = {
-        name: {key: column[index] for key, column in columns} for index, name in enumerate(names)
-    }
+    content["per_class"] = {}
+    for index, name in enumerate(names):
+        content["per_class"][name] = {key: column[index] for key, column in columns}
     return content
 
 
 def to_csv(results: Results, names: tuple[str, ...]) -> str:
-    """Return the content of `--csv`: a heading, and one row per class."""
+    """Return the content of `--csv`: a header, and one row per class."""
+    header = ["class", *results.per_class]
     columns = [as_text(values, ".6g") for values in results.per_class.values()]
     rows = zip(names, *columns, strict=True)
-    return "".join(csv_lines([["class", *results.per_class], *rows]))
+    return "".join(csv_lines([header, *rows]))
 
 
 def as_text(values: Sequence[float], form: str) -> list[str]:
-    """Return the values of a column as text: counts as whole numbers, others in a format."""
-    is_whole = all(float(value).is_integer() for value in values)
-    return [format(value, ".0f" if is_whole else form) for value in values]
+    """Format a column of numbers: integers without decimals, others with the format `form`."""
+    if all(float(value).is_integer() for value in values):
+        form = ".0f"
+    return [format(value, form) for value in values]

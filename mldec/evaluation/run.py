@@ -1,4 +1,4 @@
-"""The one path to a number: a checkpoint, the data that it is asked about, and the metrics."""
+"""Scoring and evaluation: images to logits, logits to scores and metrics."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,19 +26,27 @@ log = logging.getLogger("mldec")
 
 @torch.no_grad()
 def scores(loaded: Loaded, images: Tensor) -> Tensor:
-    """Return the scores float32 [B, K] of images [B, 3, S, S], uint8 or float in [0, 1].
+    """Score a batch of images.
 
-    They are softmax if an image has one label, else sigmoid; calibrated if the checkpoint is.
-    Otherwise, after training with the asymmetric loss, they are not probabilities: those of absent
-    classes are often above 0.5.
+    Uncalibrated scores after training with the asymmetric loss are not probabilities. The scores
+    of absent classes are often above 0.5.
+
+    Args:
+        loaded: Model on the device of the images.
+        images: [B, 3, S, S], uint8 or float in [0, 1].
+
+    Returns:
+        Scores float32 [B, K] in [0, 1]: softmax for single-label classes, otherwise sigmoid. They
+        are calibrated if the checkpoint is calibrated.
     """
     queries = loaded.classes.queries
-    queries = None if queries is None else queries.to(images.device)
+    if queries is not None:
+        queries = queries.to(images.device)
     return probabilities(loaded, loaded.model(images, queries))
 
 
 def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
-    """Return the scores [B, K], float32, of the logits [B, K] of a model; see `scores`."""
+    """Convert the logits [B, K] of a model to scores float32 [B, K]; see `scores`."""
     logits = logits.float()
     if loaded.calibration is not None:
         logits = loaded.calibration.scaled(logits)
@@ -46,9 +54,14 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
 
 
 def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Return which classes are present, bool [B, K], by the thresholds [K] or [1] of their scores.
+    """Decide which classes are present.
 
-    Without thresholds an image has one label: the most probable class, the first one of several.
+    Args:
+        scores: [B, K] in [0, 1].
+        thresholds: [K] or [1], or None for single-label classes.
+
+    Returns:
+        bool [B, K]. Each row has exactly one True without thresholds: the first maximum.
     """
     if thresholds is not None:
         return scores >= thresholds
@@ -58,12 +71,12 @@ def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
 
 
 class Scores(NamedTuple):
-    """What a model says of the n validation images that can be read, and their labels."""
+    """Logits and labels of the n readable validation images."""
 
-    indices: np.ndarray  # in the dataset, int64 [n]
-    labels: np.ndarray  # 1 (present), 0 (absent) or -1 (not annotated), int8 [n, K]
+    indices: np.ndarray  # int64 [n], in the dataset
+    labels: np.ndarray  # int8 [n, K]: 1 (present), 0 (absent) or -1 (not annotated)
     logits: np.ndarray  # float32 [n, K]
-    bad: list[str]  # one message per image that cannot be read
+    bad: list[str]  # one message per unreadable image
 
 
 @torch.no_grad()
@@ -77,10 +90,18 @@ def score(
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield each batch of validation images of this process with the logits of each model.
 
-    The models map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K]. The logits
-    are float32 [b, K] on the device, or [0] if no image of the batch can be read.
+    Args:
+        models: Map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K].
+        data: Its validation images are scored.
+        config: Settings of the loader and the precision.
+        device: Device of the models.
+        progress: Wraps the batches, as `tqdm` does.
+
+    Yields:
+        A batch, and the logits of each model: float32 [b, K] on the device, or [0] without a
+        readable image.
     """
-    train, queries = config.train, data.val.classes.queries
+    train = config.train
     order = memory_format(channels_last=train.channels_last)
     loader = eval_loader(
         data,
@@ -90,7 +111,9 @@ def score(
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
-    queries = None if queries is None else queries.to(device)
+    queries = data.val.classes.queries
+    if queries is not None:
+        queries = queries.to(device)
 
     batches: Iterable[Batch] = loader
     if progress:
@@ -109,11 +132,24 @@ def score(
 def all_scores(
     model: nn.Module, data: DataModule, config: Config, *, device: torch.device, path: str
 ) -> Scores:
-    """Score all validation images; the model is moved to the device, and back to the CPU."""
-    # Filled batch by batch: two copies of all scores may not fit in memory.
-    shape = len(data.val.dataset), len(data.val.classes)
+    """Score all validation images in a single process.
+
+    Args:
+        model: Maps images uint8 [B, 3, H, W] and queries to logits [B, K]. It is moved to the
+            device, and afterward to the CPU.
+        data: Its validation images are scored.
+        config: Settings of the loader and the precision.
+        device: Device to use.
+        path: Path of the checkpoint, for messages.
+
+    Raises:
+        DataError: If no image can be scored, or a logit is not finite.
+    """
+    # Preallocate the arrays, because two copies of all scores may not fit in memory.
+    shape = (len(data.val.dataset), len(data.val.classes))
     indices = np.zeros(shape[0], np.int64)
-    labels, logits = np.zeros(shape, np.int8), np.zeros(shape, np.float32)
+    labels = np.zeros(shape, np.int8)
+    logits = np.zeros(shape, np.float32)
     count = 0
     bad: list[str] = []
 
@@ -122,17 +158,19 @@ def all_scores(
         order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()
         scored = score([model], data, config, device=device, progress=bar)
-        # The device works on the next batch while the logits of this one are kept.
-        arriving = one_late((batch, Copies(*own_logits)) for batch, own_logits in scored)
-        for batch, copies in arriving:
+        # The device computes the next batch while the logits of this batch are copied.
+        prefetched = one_late((batch, Copies(*own_logits)) for batch, own_logits in scored)
+        for batch, copies in prefetched:
             bad += batch.bad
-            if len(batch.images):
-                rows = slice(count, count + len(batch.images))
-                indices[rows] = batch.indices.numpy()
-                labels[rows] = batch.targets.numpy()
-                [batch_logits] = copies.wait()
-                logits[rows] = batch_logits.numpy()
-                count = rows.stop
+            if not len(batch.images):
+                continue
+
+            rows = slice(count, count + len(batch.images))
+            indices[rows] = batch.indices.numpy()
+            labels[rows] = batch.targets.numpy()
+            [batch_logits] = copies.wait()
+            logits[rows] = batch_logits.numpy()
+            count = rows.stop
     model.cpu()
 
     if not count:
@@ -144,7 +182,7 @@ def all_scores(
 
 
 def evaluate(model: nn.Module, data: DataModule, config: Config, **options: Any) -> Results:
-    """Run each validation image through one model; the options are those of `evaluate_all`."""
+    """Evaluate one model; see `evaluate_all` for the options."""
     [results] = evaluate_all([model], data, config, **options)
     return results
 
@@ -159,19 +197,29 @@ def evaluate_all(
     logit_threshold: float | Tensor | None = None,
     observe: Callable[[Batch, Tensor], None] | None = None,
 ) -> list[Results]:
-    """Load each validation image once for all models; return their results, alike on all processes.
+    """Evaluate several models on the validation images. Each image is loaded once.
 
-    The models, as of `score`, are in evaluation mode meanwhile; `progress` wraps the batches, as
-    `tqdm` does. The `logit_threshold` is one for all classes or float64 [K], instead of that of the
-    data's settings. `observe` is also called with each batch of this process and the logits of the
-    first model, float32 [b, K].
+    Args:
+        models: Models as for `score`. They are evaluated in evaluation mode, and their modes are
+            restored.
+        data: Its validation images are evaluated.
+        config: Settings of the loader and the precision.
+        device: Device of the models.
+        progress: Wraps the batches, as `tqdm` does.
+        logit_threshold: One threshold or float64 [K]; None for the threshold of the data's
+            settings.
+        observe: Called with each batch of this process and the logits float32 [b, K] of the first
+            model.
+
+    Returns:
+        The results of each model, identical on all processes.
     """
     evaluators = [evaluator_of(data, logit_threshold) for _ in models]
 
-    # An empty batch first: with few images a process may get no other.
-    nothing = torch.zeros(0, len(data.val.classes))
+    # Start with an empty batch, because a process may have no images.
+    empty = torch.zeros(0, len(data.val.classes))
     for evaluator in evaluators:
-        evaluator.update(nothing, nothing)
+        evaluator.update(empty, empty)
 
     bad: list[str] = []
     modes = [model.training for model in models]
@@ -188,19 +236,31 @@ def evaluate_all(
     for model, mode in zip(models, modes, strict=True):
         model.train(mode)
 
-    # The evaluators gather the scores of all processes by themselves.
-    bad = [message for messages in distributed.gather(bad) for message in messages]
-    images = len(data.val.dataset) - len(bad)
+    # Gather the messages of all processes. `compute` gathers the scores.
+    all_bad: list[str] = []
+    for messages in distributed.gather(bad):
+        all_bad += messages
+    images = len(data.val.dataset) - len(all_bad)
+
     results = []
     for evaluator in evaluators:
         metrics = evaluator.compute()
         confusions = evaluator.pairs() if hasattr(evaluator, "pairs") else None
-        results.append(Results(metrics, evaluator.per_class(), images, bad, confusions))
+        results.append(Results(metrics, evaluator.per_class(), images, all_bad, confusions))
     return results
 
 
 def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Evaluator:
-    """Return a new evaluator of the data; None leaves the threshold of the data's settings."""
+    """Create the evaluator of the data.
+
+    Args:
+        data: Data module with a `make_evaluator`.
+        logit_threshold: One threshold or float64 [K]; None for the threshold of the data's
+            settings.
+
+    Raises:
+        ConfigError: If the evaluator does not support thresholds.
+    """
     evaluator = data.evaluator()
     if logit_threshold is not None:
         if not isinstance(evaluator, Thresholded):
@@ -210,12 +270,12 @@ def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Ev
 
 
 def memory_advice(config: Config, device: torch.device) -> str:
-    """Return the message for a run or an evaluation that does not fit in memory."""
+    """Return the message after an out-of-memory error in training or evaluation."""
     train = config.train
     micro_batch = train.micro_batch(distributed.world_size())
     image_size = config.data.get("image_size", "the default")
 
-    # More micro-batches of the same size would be a larger batch.
+    # `accumulate` alone would enlarge the batch if batch_per_gpu is set.
     smaller = f"train.accumulate={2 * train.accumulate}"
     if train.batch_per_gpu is not None:
         smaller += f" train.batch_per_gpu={max(1, train.batch_per_gpu // 2)}"
