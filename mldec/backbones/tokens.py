@@ -102,7 +102,7 @@ def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, se
         for part, training in modes.items():
             part.training = training
 
-    unused = set()
+    unused: set[str] = set()
     for name, gradient in zip(names, gradients, strict=True):
         if gradient is None:
             unused.add(name)
