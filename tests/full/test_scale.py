@@ -91,8 +91,8 @@ def test_the_command_of_a_scheduler_finds_its_shard(work, heading):
     shards = int(words[words.index("--shard") + 1].removeprefix("auto/"))
     write_list("photos.parquet", 2 * shards)
     variable = NUMBERS[heading == "Kubernetes"]
-    run(sys.executable, *words[1:], *OPTIONS, status=1, **{variable: "19"})
+    run(sys.executable, "-m", *words, *OPTIONS, status=1, **{variable: "19"})
     table = parquet.read_table(f"answers/part-00019-of-{shards:05}.parquet")
     assert [Path(path).name for path in table["image"].to_pylist()] == ["6.png", "7.png"]
-    again = run(sys.executable, *words[1:], *OPTIONS, status=1, **{variable: "19"})
+    again = run(sys.executable, "-m", *words, *OPTIONS, status=1, **{variable: "19"})
     assert again.endswith("nothing to do\n")

@@ -45,7 +45,7 @@ def photos(tmp_path_factory):
 def command(run, photos, folder, *launcher):
     words = [run / "checkpoints" / "best.pt", photos, "--plugin", "patches", "--threshold", "0"]
     words += ["--top", "2", "--jsonl", folder / "r.jsonl", "--features", folder / "r.npy"]
-    return [sys.executable, *(launcher or ["-m"]), "mldec.tools.predict", *map(str, words)]
+    return [sys.executable, *(launcher or ["-m"]), "mldec", "predict", *map(str, words)]
 
 
 def start(words, folder):

@@ -115,7 +115,7 @@ def test_a_report_on_a_run_and_its_comparison(cli, best, digits_run, contents):
     assert "fitted on these images" in notes
     assert "on images outside the fit their calibration error is" in notes
     assert "Train anew: " not in Path("r.html").read_text()
-    assert not any("mldec.tools.calibrate" in str(step.command) for step in content.steps)
+    assert not any("mldec calibrate" in str(step.command) for step in content.steps)
 
     # Images by class, each with a place where the model looked.
     assert content.heat_method
