@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support import QUICK
 
+from mldec.__main__ import module_of
+
 TOP = Path(__file__).parents[2]
 TINY = [word for word in QUICK if not word.startswith(("+experiment", "data.", "train.log"))]
 TINY += ["head=ml_decoder", "loss=bce", "train.epochs=1", "data.image_size=32", "train.workers=2"]
@@ -45,7 +47,7 @@ def test_loader_processes_start_anew_in_a_path_with_blanks_and_files_of_windows(
     here = photos.parent
 
     def command(name, *words):
-        code = f"import elsewhere; from mldec.{name} import main; main()"
+        code = f"import elsewhere; from {module_of(name)} import main; main()"
         # An encoding that is not named would be that of Windows.
         named = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning:mldec"]
         return run(*named, "-c", code, *words, cwd=here)
