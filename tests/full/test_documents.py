@@ -412,9 +412,9 @@ def help_of(script: str) -> str:
     return out.getvalue()
 
 
-def named_modules() -> set[str]:
-    found = [line.module for name in DOCUMENTS for line in commands_of(text_of(name))]
-    return {module for module in found if module is not None}
+def named_commands() -> set[str]:
+    found = [line.command for name in DOCUMENTS for line in commands_of(text_of(name))]
+    return {command for command in found if command not in (None, "", "NAME")}
 
 
 def named_scripts() -> set[str]:
@@ -422,9 +422,9 @@ def named_scripts() -> set[str]:
     return {script for script in found if script is not None and script.endswith(".py")}
 
 
-@pytest.mark.parametrize("module", sorted(named_modules()))
-def test_named_commands_answer(module: str) -> None:
-    done = run("-m", module, "--help")
+@pytest.mark.parametrize("command", sorted(named_commands()))
+def test_named_commands_answer(command: str) -> None:
+    done = run("-m", "mldec", command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
@@ -436,9 +436,9 @@ def test_named_scripts_answer(script: str) -> None:
 
 def test_the_list_of_commands_is_that_of_the_documents() -> None:
     done = run("-m", "mldec")
-    listed = set(re.findall(r"python -m (mldec\.\w+)", done.stdout))
+    listed = set(re.findall(r"^  mldec ([\w-]+)", done.stdout, re.MULTILINE))
     assert done.returncode == 0
-    assert listed == named_modules() - {"mldec"}
+    assert listed == named_commands()
 
 
 @each_document
