@@ -275,7 +275,10 @@ def understood(line: str, answer: str = "") -> Line | None:
 def commands_of(text: str) -> list[Line]:
     """Return the commands in the code blocks of a document, and those between backticks."""
     lines = [line for code in blocks(text, "", "bash", "sh") for line in shell_lines(code)]
-    lines += [(" ".join(span.split()), "") for span in CODE_SPAN.findall(prose(text))]
+    for span in CODE_SPAN.findall(prose(text)):
+        # An option alone, such as `mldec predict --json`, stands for itself.
+        if not re.search(r" --[\w-]+$", span):
+            lines.append((" ".join(span.split()), ""))
     found = [understood(line, answer) for line, answer in lines]
     return [line for line in found if line is not None]
 
