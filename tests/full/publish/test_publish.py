@@ -32,7 +32,7 @@ def test_a_run_is_published_and_used_from_the_hub(
     out = cli.out(
         *("publish", digits_run, "me/digits", *WORDS, "--results", "r.json", "--license", "mit")
     )
-    address = re.fullmatch(r"published: (hf:me/digits@[0-9a-f]{40})\n", out)
+    address = re.search(r"^published: (hf:me/digits@[0-9a-f]{40})$", out, re.MULTILINE)
     assert address is not None, out
 
     # What lies there is the card, the settings and the weights, without paths of this machine.
