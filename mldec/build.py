@@ -210,7 +210,7 @@ def data(parts: Parts) -> DataModule:
     return assemble(part.call(), view, files, sampling, observed)
 
 
-def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
+def data_from_settings(settings: list[str]) -> tuple[Config, DataModule]:
     """Build the data of a command without a model.
 
     Args:
@@ -227,7 +227,7 @@ def chosen_data(settings: list[str]) -> tuple[Config, DataModule]:
 
 
 def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
-    """Build the data as `chosen_data`; also return the name of its option file."""
+    """Build the data as `data_from_settings`; also return the name of its option file."""
     if any(setting.startswith("+experiment=") for setting in settings):
         config, options = compose_with_options(settings)
         parts = check(config)
@@ -279,7 +279,7 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
 
 def mixing(mix: Mix, classes: Classes) -> Mixing | None:
     """Build mixup, cutmix and label smoothing. Returns None if all of them are off."""
-    if not mix.on and not mix.soft:
+    if not mix.enabled and not mix.soft:
         return None
 
     return Mixing(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import mldec
-from mldec.errors import ConfigError, complain, one_line, suggest
+from mldec.errors import ConfigError, one_line, print_error, suggest
 from mldec.runtime.console import to_console
 from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
 
@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             hint = suggest(unknown.partition("=")[0], list(self._option_string_actions))
             message = f"'{unknown}' is not understood{hint}"
-        complain(f"{message}; see {self.prog} --help")
+        print_error(f"{message}; see {self.prog} --help")
         sys.exit(2)
 
 

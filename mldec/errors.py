@@ -92,7 +92,7 @@ def brief(error: BaseException) -> str:
 
 
 @contextmanager
-def refusing(
+def naming_errors(
     path: str | Path, error: type[UserError] = CheckpointError, *, remedy: str = "use another copy"
 ) -> Iterator[None]:
     """Convert exceptions while a file is read, parsed and used into an error with its path.
@@ -146,7 +146,7 @@ def say(*lines: str) -> None:
             print(visible(line))
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print one line on standard error."""
     print(f"mldec: {printable(message)}", file=sys.stderr)
 
@@ -204,7 +204,7 @@ def _of_this_rank(message: str, *, shared: bool = False) -> str:
 def _end(status: int, message: str = "") -> NoReturn:
     """Print a message, if any, and exit. Output that cannot be written is dropped."""
     if message:
-        complain(message)
+        print_error(message)
     try:
         sys.stdout.flush()
     except OSError:

@@ -108,7 +108,7 @@ def evaluate(args: argparse.Namespace) -> None:
             per_class = len(names) // len(setup.thresholds)
             results.per_class["threshold"] = setup.thresholds * per_class
         if distributed.is_main():
-            tell(results, loaded.weights, args, names)
+            print_results(results, loaded.weights, args, names)
 
 
 def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
         say(f"{args.write_classes}: the names of the {len(names):,} classes of {args.checkpoint}")
 
 
-def tell(
+def print_results(
     results: "Results", weights: str, args: argparse.Namespace, names: tuple[str, ...]
 ) -> None:
     """Print the results of K classes, and write the files of --json and --csv."""

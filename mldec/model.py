@@ -34,13 +34,13 @@ class Classifier(nn.Module):
         self.gives_attention = "attention" in inspect.signature(head.forward).parameters
 
     def forward(
-        self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, images: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
         """Map images to logits.
 
         Args:
             images: RGB images [B, 3, H, W], uint8, or floating point in [0, 1].
-            queries: Word vectors [K, D_w] for a zero-shot head, else None.
+            word_vectors: Word vectors [K, D_w] for a zero-shot head, else None.
             attention: Also return the attention weights of the queries over the tokens. Only
                 decoder heads have them.
 
@@ -55,10 +55,10 @@ class Classifier(nn.Module):
             raise ValueError(
                 f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"
             )
-        return self.classify(self.backbone(images), queries, attention=attention)
+        return self.classify(self.backbone(images), word_vectors, attention=attention)
 
     def classify(
-        self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
         """Map tokens [B, N, C] to logits [B, K]. For the other arguments see `forward`."""
         # Other heads do not have the argument `attention`, so pass it only if it is set.
@@ -67,8 +67,8 @@ class Classifier(nn.Module):
                 raise ConfigError(
                     f"attention: {type(self.head).__name__} has no attention weights; leave it out"
                 )
-            return self.head(tokens, queries, attention=True)
-        return self.head(tokens, queries)
+            return self.head(tokens, word_vectors, attention=True)
+        return self.head(tokens, word_vectors)
 
 
 class Viewed(Classifier):
@@ -94,7 +94,7 @@ class Viewed(Classifier):
         return 32 * math.ceil(1.25 * side / 32)
 
     def forward(
-        self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, images: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
         """Map images to logits; see `Classifier`. `attention` raises ValueError."""
         if attention:
@@ -105,7 +105,7 @@ class Viewed(Classifier):
             pixels = images if images.is_floating_point() else images / 255
             size = (self.side, self.side)
             other = F.interpolate(pixels, size, mode="bilinear", antialias=True)
-        logits = [super(Viewed, self).forward(view, queries) for view in (images, other)]
+        logits = [super(Viewed, self).forward(view, word_vectors) for view in (images, other)]
         return torch.stack(logits).mean(0)
 
 
@@ -113,14 +113,14 @@ class TokenClassifier(Classifier):
     """A classifier with precomputed tokens of its backbone as input."""
 
     def forward(
-        self, images: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, images: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor:
         """Map tokens [B, N, C] to logits [B, K]; see `Classifier.classify`."""
-        return self.classify(images, queries, attention=attention)
+        return self.classify(images, word_vectors, attention=attention)
 
 
 def multiply_accumulates(
-    model: nn.Module, image_size: int, queries: tuple[int, ...] | None = None
+    model: nn.Module, image_size: int, word_vectors: tuple[int, ...] | None = None
 ) -> float:
     """Count the multiply-accumulates per image in evaluation mode, on fake tensors.
 
@@ -130,7 +130,7 @@ def multiply_accumulates(
     Args:
         model: The model, on any device, including meta.
         image_size: Pixels per side.
-        queries: Shape [K, D_w] of the word vectors of a zero-shot head, else None.
+        word_vectors: Shape [K, D_w] of the word vectors of a zero-shot head, else None.
 
     Returns:
         The number of multiply-accumulates.
@@ -147,8 +147,8 @@ def multiply_accumulates(
                 state[name] = torch.empty(value.shape, dtype=value.dtype, device="cpu")
 
             shapes: list[tuple[int, ...]] = [(1, 3, image_size, image_size)]
-            if queries:
-                shapes.append(queries)
+            if word_vectors:
+                shapes.append(word_vectors)
             inputs = tuple(torch.empty(shape, device="cpu") for shape in shapes)
             functional_call(model, state, inputs)
     finally:
@@ -160,18 +160,18 @@ def multiply_accumulates(
     return counter.get_total_flops() / 2
 
 
-def work_per_image(model: nn.Module, image_size: int, queries: Tensor | None) -> float | None:
+def work_per_image(model: nn.Module, image_size: int, word_vectors: Tensor | None) -> float | None:
     """Return the multiply-accumulates of one image, or None if they cannot be counted.
 
     Args:
         model: The model.
         image_size: Pixels per side.
-        queries: Word vectors [K, D_w] for a zero-shot head, else None.
+        word_vectors: Word vectors [K, D_w] for a zero-shot head, else None.
 
     Returns:
         The number of multiply-accumulates, or None.
     """
-    shape = None if queries is None else queries.shape
+    shape = None if word_vectors is None else word_vectors.shape
     try:
         return multiply_accumulates(model, image_size, shape)
     except Exception:

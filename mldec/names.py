@@ -30,9 +30,9 @@ def names_fault(names: Sequence[object]) -> str | None:
     numbers: dict[object, int] = {}
     for number, name in enumerate(names):
         if fault := name_fault(name):
-            return f"the name {shown(name)} of class {number} {fault}"
+            return f"the name {abbreviate(name)} of class {number} {fault}"
         if name in numbers:
-            return f"the classes {numbers[name]} and {number} are both called {shown(name)}"
+            return f"the classes {numbers[name]} and {number} are both called {abbreviate(name)}"
         numbers[name] = number
     return None
 
@@ -54,7 +54,7 @@ def as_name(value: object, where: str | Path, see: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if fault := name_fault(value):
-        raise DataError(f"{where}: the class name {shown(value)} {fault}: rename it; {see}")
+        raise DataError(f"{where}: the class name {abbreviate(value)} {fault}: rename it; {see}")
     return str(value)
 
 
@@ -64,7 +64,7 @@ def split_names(text: str, separator: str, where: str | Path, see: str) -> list[
     return [as_name(name, where, see) for name in names if name]
 
 
-def shown(value: object) -> str:
+def abbreviate(value: object) -> str:
     """Return the repr of a value for a message, truncated to 60 characters."""
     text = repr(value)
     if len(text) > 60:
@@ -72,7 +72,7 @@ def shown(value: object) -> str:
     return text
 
 
-def listed(names: Sequence[str], most: int = 10) -> str:
+def format_list(names: Sequence[str], most: int = 10) -> str:
     """Return up to `most` names and the number of the remaining names, for a message."""
     text = ", ".join(names[:most])
     num_others = len(names) - most
@@ -108,7 +108,7 @@ def without_quotes(name: str) -> str:
     return re.sub(r"\s+", " ", name.strip(" \t\r\n'\""))
 
 
-def told_apart(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
+def disambiguate(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
     """Make class names unique by appending a mark in brackets to repeated names.
 
     Args:

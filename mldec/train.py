@@ -88,7 +88,7 @@ def run(config: Config, directory: Path) -> None:
     # 3. Start the processes, check that they can share the batch, and lock the folder. Only the
     # main process uses the folder, because nodes may not share a disk.
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
-        config = config.on(distributed.world_size())
+        config = config.for_world_size(distributed.world_size())
         distributed.on_main(lock.take)
         _train(config, parts, directory, device, stop)
 
@@ -196,7 +196,7 @@ def show(node: DictConfig) -> None:
     from mldec.training.start import used_precision
 
     with one_line():
-        config = parse(node).on(processes=1)
+        config = parse(node).for_world_size(processes=1)
         config = build.recorded(config, build.check(config))
         device = distributed.pick_device(config.device)
         config.train.precision = used_precision(config.train.precision, None, device)

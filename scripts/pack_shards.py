@@ -247,7 +247,7 @@ def write_index(
     path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]
 ) -> None:
     """Write the index; `mldec.data.readers.shards.Index` describes its arrays."""
-    queries = classes.queries
+    word_vectors = classes.word_vectors
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -263,7 +263,9 @@ def write_index(
         rest=labels.default,
         classes=np.array(classes.names, np.str_),
         exclusive=classes.exclusive,
-        queries=np.zeros((0, 0), np.float32) if queries is None else queries.float().numpy(),
+        queries=np.zeros((0, 0), np.float32)
+        if word_vectors is None
+        else word_vectors.float().numpy(),
         format=FORMAT,
     )
     _replace(path, buffer.getvalue())
@@ -306,7 +308,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     with one_line():
         args = parser().parse_intermixed_args()
-        config, data = build.chosen_data(args.settings)
+        config, data = build.data_from_settings(args.settings)
 
         # Refuse what shards cannot hold.
         splits = {part: getattr(data, part) for part in args.split or ("train", "val")}

@@ -20,7 +20,7 @@ from mldec.backbones.timm_backbone import (
     read_weights,
 )
 from mldec.backbones.tokens import freeze
-from mldec.errors import ConfigError, refusing, suggest
+from mldec.errors import ConfigError, naming_errors, suggest
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -129,14 +129,14 @@ class HFBackbone(Backbone):
         if arguments.get("config") is None:
             where = f"backbone.name={name}: its config"
             remedy = "give a folder that save_pretrained wrote as backbone.name"
-            with quick_hub(), refusing(where, ConfigError, remedy=remedy):
+            with quick_hub(), naming_errors(where, ConfigError, remedy=remedy):
                 config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
             arguments["config"] = _recorded(config)
 
         if arguments.get("mean") is None or arguments.get("std") is None:
             where = f"backbone.name={name}: its normalisation"
             remedy = "give backbone.mean=[R,G,B] backbone.std=[R,G,B]"
-            with quick_hub(), refusing(where, ConfigError, remedy=remedy):
+            with quick_hub(), naming_errors(where, ConfigError, remedy=remedy):
                 processor, _ = transformers.BaseImageProcessor.get_image_processor_dict(source)
                 mean, std = _normalisation(processor)
             arguments["mean"] = arguments.get("mean") or mean
@@ -158,7 +158,9 @@ class HFBackbone(Backbone):
         if drop_path and "drop_path_rate" not in known:
             raise self._refusal(f"drop_path={drop_path}", "takes no such setting")
 
-        with refusing(f"backbone.config: {self._name}", ConfigError, remedy="use other settings"):
+        with naming_errors(
+            f"backbone.config: {self._name}", ConfigError, remedy="use other settings"
+        ):
             network_config = config_class(**settings)
             is_cvt = config_class.model_type == "cvt"
             if is_cvt:

@@ -7,7 +7,7 @@ import timm
 from torch import Tensor, nn
 
 from mldec.backbones.timm_backbone import Backbone
-from mldec.errors import ConfigError, refusing
+from mldec.errors import ConfigError, naming_errors
 
 # Settings that override the config of a tower: it returns only the embedding, and its weights
 # come from a checkpoint.
@@ -56,7 +56,7 @@ class OpenClipBackbone(Backbone):
 
         description = {**vision, **_ALWAYS, "image_size": image_size}
         remedy = "if open_clip is missing, run pip install -e '.[text]'"
-        with refusing(f"backbone.vision: {name}", ConfigError, remedy=remedy):
+        with naming_errors(f"backbone.vision: {name}", ConfigError, remedy=remedy):
             from open_clip.model import _build_vision_tower
 
             self.network = _build_vision_tower(embed_dim, description, quick_gelu)

@@ -16,7 +16,7 @@ from timm.models._manipulate import group_with_matcher  # in its __all__, and ex
 from torch import Tensor, nn
 
 from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
-from mldec.errors import ConfigError, refusing
+from mldec.errors import ConfigError, naming_errors
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -107,7 +107,7 @@ class Backbone(Normalize):
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network on the meta device; see `try_out`."""
         remedy = f"tried with {height} x {width} pixels; take another network or size"
-        with refusing(f"backbone.name={self._name}", ConfigError, remedy=remedy):
+        with naming_errors(f"backbone.name={self._name}", ConfigError, remedy=remedy):
             tokens, unused = try_out(self, (3, height, width))
             self._check_tokens(tokens)
         return tokens, unused
@@ -305,7 +305,7 @@ def _create(name: str, **arguments: Any) -> Any:
 
     settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
     what = f"backbone.name={name} with {settings}"
-    with refusing(what, ConfigError, remedy="use other settings"):
+    with naming_errors(what, ConfigError, remedy="use other settings"):
         return timm.create_model(name, **arguments)
 
 

@@ -15,7 +15,7 @@ from mldec.checkpoint.state import Calibration
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import read_text
-from mldec.names import listed, names_fault, told_apart
+from mldec.names import disambiguate, format_list, names_fault
 
 log = logging.getLogger("mldec")
 
@@ -36,10 +36,10 @@ def read_class_names(path: Path) -> tuple[str, ...]:
         DataError: If the file cannot be read, or a name is invalid.
     """
     lines = tuple(read_text(path, _ONE_PER_LINE).removesuffix("\n").split("\n"))
-    names = told_apart(lines)
+    names = disambiguate(lines)
     if names != lines:
         changed = [name for name, line in zip(names, lines, strict=True) if name != line]
-        log.warning(f"--class-names {path}: {len(changed)} share a name: {listed(changed)}")
+        log.warning(f"--class-names {path}: {len(changed)} share a name: {format_list(changed)}")
     fault = names_fault(names)
     if fault:
         raise DataError(f"--class-names {path}: {fault}; {_ONE_PER_LINE}")
@@ -130,11 +130,11 @@ class ScoredClassifier(nn.Module):
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer, persistent=False)
 
-    def forward(self, images: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, images: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Map images [B, 3, H, W] to logits [B, K]."""
         if self.word_vectors is not None:
-            queries = self.word_vectors
-        logits = self.model(images, queries)
+            word_vectors = self.word_vectors
+        logits = self.model(images, word_vectors)
 
         if self.calibration is not None:
             logits = self.calibration.scaled(logits.float())
@@ -170,7 +170,7 @@ def scoring(
     """
     check_queries(trained, current, path)
     columns = None
-    if trained.queries is None and trained.names != current.names:
+    if trained.word_vectors is None and trained.names != current.names:
         log.info(f"{path} has the classes of the data in another order: its logits are reordered")
         column_of = {name: column for column, name in enumerate(trained.names)}
         columns = [column_of[name] for name in current.names]
@@ -191,15 +191,15 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
         current: Classes of the data.
         path: Path of the checkpoint, for messages.
     """
-    if trained.queries is None:
+    if trained.word_vectors is None:
         if set(trained.names) != set(current.names):
             raise _other_classes(trained, current, path)
         return
 
-    width = trained.queries.shape[1]
+    width = trained.word_vectors.shape[1]
     vectors = "none"
-    if current.queries is not None:
-        vectors = f"vectors of {current.queries.shape[1]} numbers"
+    if current.word_vectors is not None:
+        vectors = f"vectors of {current.word_vectors.shape[1]} numbers"
     if vectors != f"vectors of {width} numbers":
         raise CheckpointError(
             f"{path} asks by word vectors of {width} numbers, the data has {vectors}: "
@@ -211,15 +211,15 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
 def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> None:
     """Compare the word vectors of common classes. Different prompts are allowed."""
     trained = _with_known(trained, current, path)
-    assert trained.queries is not None
-    assert current.queries is not None
+    assert trained.word_vectors is not None
+    assert current.word_vectors is not None
     row_of = {name: row for row, name in enumerate(current.names)}
     shared = [row for row, name in enumerate(trained.names) if name in row_of]
     if not shared:
         return
 
-    before = trained.queries[shared].float()
-    now = current.queries[[row_of[trained.names[row]] for row in shared]].float()
+    before = trained.word_vectors[shared].float()
+    now = current.word_vectors[[row_of[trained.names[row]] for row in shared]].float()
     cosine = cosine_similarity(before, now).mean().item()
     if cosine < _SAME_KIND:
         origin = "" if trained.origin is None else f", {trained.origin.described()}"
@@ -244,7 +244,7 @@ def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes
     names = current.names[:COMPARED]
     # The vectors are only compared, so class names are not written to the cache.
     made = made_alike(names, origin, where=str(path), remedy=remedy, keep=False)
-    return replace(trained, names=made.names, queries=made.queries)
+    return replace(trained, names=made.names, word_vectors=made.word_vectors)
 
 
 def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
@@ -258,8 +258,8 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
     if trained.names != current.names:
         raise _other_classes(trained, current, path)
 
-    before = trained.queries
-    now = current.queries
+    before = trained.word_vectors
+    now = current.word_vectors
     if before is None or now is None:
         return
     # Word vectors of a text encoder differ between machines by rounding errors.

@@ -78,7 +78,7 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
         classes=Classes(
             (),
             exclusive=not has_bias,
-            queries=torch.zeros(0, opened.width),
+            word_vectors=torch.zeros(0, opened.width),
             origin=VectorOrigin(opened.source.anywhere, opened.sha256, (PROMPT,)),
         ),
         transform=transform,

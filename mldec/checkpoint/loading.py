@@ -18,11 +18,11 @@ from mldec.config.schema import PARTS, Config, Init
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, DataError, refusing
+from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors
 from mldec.files.run_folder import CALIBRATED, CHECKPOINTS
 from mldec.files.torch_files import SUFFIX, read_torch, recorded_hash, versions
 from mldec.model import Classifier, Viewed
-from mldec.names import listed
+from mldec.names import format_list
 from mldec.runtime import distributed
 from mldec.runtime import environment as facts
 from mldec.words.types import PREFIX
@@ -98,7 +98,7 @@ def load_model(
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         calibrated = weights is None
         file, checkpoint, of_run = _read_any(str(path), image_size, names, calibrated=calibrated)
-        with refusing(file):
+        with naming_errors(file):
             if names is not None:
                 check_count(names, len(checkpoint.classes))
                 checkpoint = _renamed(checkpoint, names)
@@ -194,7 +194,7 @@ def _read_any(
         file, state = _read_run(path, file, calibrated=calibrated)
         return file, Checkpoint.from_state(state, file), True
 
-    with refusing(file):
+    with naming_errors(file):
         state = _read(file)
         if "format" in state:
             return file, Checkpoint.from_state(state, file), True
@@ -211,7 +211,7 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
     """
     path = best.with_name(CALIBRATED)
     if calibrated and path.is_file():
-        with refusing(path):
+        with naming_errors(path):
             state = _read(path)
             source = (state.get("calibration") or {}).get("source")
         if source == recorded_hash(best):
@@ -321,7 +321,7 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
     if isinstance(start, Init) and start.classes:
         return _initialise_by_name(model, start, names)
     path = local(str(start.path if isinstance(start, Init) else start))
-    with refusing(path):
+    with naming_errors(path):
         state = _read(path)
         if "format" in state:
             tensors, _ = Checkpoint.from_state(state, path).weights(None)
@@ -350,11 +350,11 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     sources = same_names(names, known, synonyms)
     if not any(source is not None for source in sources):
         raise CheckpointError(
-            f"init.classes=by_name: {path} has no class of the data, but {listed(known)}; name "
-            f"those that are the same in init.synonyms=FILE, or leave init.classes out"
+            f"init.classes=by_name: {path} shares no class name with the data. Its classes: "
+            f"{format_list(known)}; map names with init.synonyms=FILE, or drop init.classes"
         )
 
-    with refusing(path):
+    with naming_errors(path):
         tensors, _ = checkpoint.weights(None)
         prefix = "head."
         of_head = {}
@@ -381,9 +381,9 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     report = copy_fitting(model, tensors, path)
     carried = [name for number, name in enumerate(names) if number in taken]
     anew = [name for number, name in enumerate(names) if number not in taken]
-    report += f"; {len(carried)} classes carried by name ({listed(carried, 100)})"
+    report += f"; {len(carried)} classes carried by name ({format_list(carried, 100)})"
     if anew:
-        report += f"; {len(anew)} start anew ({listed(anew, 100)})"
+        report += f"; {len(anew)} start anew ({format_list(anew, 100)})"
     crowded = sum(source is not None for source in sources) - len(taken)
     if crowded:
         report += f", {crowded} of them known, in a group that has the query of others"
@@ -401,7 +401,7 @@ def saved_config(checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = ()
     Raises:
         CheckpointError: If the config is invalid.
     """
-    with refusing(path):
+    with naming_errors(path):
         return _parts_of(checkpoint, plugins, PARTS)[0]
 
 
@@ -415,7 +415,7 @@ def _parts_of(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read an untrusted file of weights. The caller uses its content within `refusing`."""
+    """Read an untrusted file of weights. The caller uses its content within `naming_errors`."""
     if path.suffix == SUFFIX:
         from mldec.checkpoint import published
 
@@ -495,7 +495,7 @@ def load_strict(
     Raises:
         CheckpointError: If a tensor does not fit; see `check_fit`.
     """
-    with refusing(path):
+    with naming_errors(path):
         check_fit(model, tensors, optional)
         model.load_state_dict(dict(tensors), strict=not optional)
 

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition, no_optimizer
-from mldec.errors import CheckpointError, refusing
+from mldec.errors import CheckpointError, naming_errors
 from mldec.files.atomic import to_json, write_file
 from mldec.files.torch_files import SUFFIX, sha256_of, write_safetensors
 
@@ -43,7 +43,7 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
     Raises:
         CheckpointError: If the checkpoint does not contain these weights.
     """
-    with refusing(path):
+    with naming_errors(path):
         tensors, _ = checkpoint.weights(weights)
     best = checkpoint.best
     calibration = checkpoint.calibration
@@ -69,9 +69,9 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the two files of a checkpoint from `with_weights`, and read them back to verify."""
     weights = checkpoint.best.weights
     tensors, _ = checkpoint.weights(weights)
-    queries = checkpoint.classes.queries
-    if queries is not None:
-        tensors = {**tensors, QUERIES: queries}
+    word_vectors = checkpoint.classes.word_vectors
+    if word_vectors is not None:
+        tensors = {**tensors, QUERIES: word_vectors}
     path = folder / WEIGHTS
     write_safetensors(path, tensors)
 
@@ -115,7 +115,7 @@ def read(path: Path) -> dict[str, Any]:
         )
     content = read_config(config)
 
-    with refusing(config):
+    with naming_errors(config):
         expected = content["sha256"][WEIGHTS]
         weights = content["weights"]
         saved = content["checkpoint"]
@@ -126,7 +126,7 @@ def read(path: Path) -> dict[str, Any]:
         for name, value in saved["metrics"].items():
             metrics[name] = math.nan if value is None else value
 
-    with refusing(path):
+    with naming_errors(path):
         actual = sha256_of(path)
         # safetensors validates that the tensors fill the file without gaps and overlaps.
         tensors = load_file(path) if actual == expected else {}
@@ -137,13 +137,13 @@ def read(path: Path) -> dict[str, Any]:
             f"{path.resolve()}, and fetch it anew"
         )
     # The clone is aligned in memory. The last bit of a product depends on the alignment.
-    queries = tensors.pop(QUERIES, None)
-    if queries is not None:
-        queries = queries.clone()
+    word_vectors = tensors.pop(QUERIES, None)
+    if word_vectors is not None:
+        word_vectors = word_vectors.clone()
 
     return {
         **saved,
-        "classes": {**classes, "queries": queries},
+        "classes": {**classes, "queries": word_vectors},
         "metrics": metrics,
         "best": best,
         "model": tensors if weights == "raw" else {},
@@ -157,7 +157,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: If the file is invalid, or `write` did not write it.
     """
-    with refusing(path):
+    with naming_errors(path):
         content = json.loads(path.read_bytes())
         library = content.get("library")
         layout = content.get("layout")

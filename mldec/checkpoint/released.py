@@ -1,7 +1,7 @@
 """Convert the `.pth` files of the paper's authors: rename the tensors and infer the architecture.
 
 Values that cannot be inferred from the tensors come from the table of known files or from the user.
-Callers wrap the functions in `refusing`, which adds the path of the file to errors.
+Callers wrap the functions in `naming_errors`, which adds the path of the file to errors.
 """
 
 import logging
@@ -31,7 +31,7 @@ from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.ram import OFFICIAL_NAMES as RAM
 from mldec.heads.ram import REWEIGHT_SCALE
-from mldec.names import COCO_NAMES, VOC, told_apart, without_quotes
+from mldec.names import COCO_NAMES, VOC, disambiguate, without_quotes
 
 log = logging.getLogger("mldec")
 
@@ -208,7 +208,7 @@ def convert(
     elif "word_dim" in head:
         # The official code saves no names and word vectors with a zero-shot head. Only the width of
         # the word vectors is known.
-        classes = Classes((), queries=torch.empty(0, head["word_dim"]))
+        classes = Classes((), word_vectors=torch.empty(0, head["word_dim"]))
     else:
         if names is None:
             names = _names(state, num_classes, file)
@@ -474,7 +474,7 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
     saved = state.get("idx_to_class")
     if isinstance(saved, Mapping):
         # The keys are indices, which are strings in some files.
-        names = told_apart([without_quotes(saved[index]) for index in sorted(saved, key=int)])
+        names = disambiguate([without_quotes(saved[index]) for index in sorted(saved, key=int)])
         check_count(names, num_classes)
         return names
 

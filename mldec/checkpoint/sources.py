@@ -26,8 +26,8 @@ from mldec.errors import (
     ConfigError,
     UserError,
     brief,
+    naming_errors,
     printable,
-    refusing,
     suggest,
     writing,
 )
@@ -308,7 +308,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
 @contextmanager
 def _asking(address: str) -> Iterator[None]:
     """Convert errors of the Hub client to CheckpointError with the address."""
-    with refusing(f"{HUB}{address}", remedy="check the network and the disk"):
+    with naming_errors(f"{HUB}{address}", remedy="check the network and the disk"):
         try:
             yield
         except UserError:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.words.types import VectorOrigin
 
 FORMAT = 2
@@ -157,7 +157,7 @@ class Checkpoint:
         state["classes"] = {
             "names": list(self.classes.names),
             "exclusive": self.classes.exclusive,
-            "queries": self.classes.queries,
+            "queries": self.classes.word_vectors,
             "origin": origin,
         }
         if self.unseen is not None:
@@ -176,7 +176,7 @@ class Checkpoint:
         Raises:
             CheckpointError: If the content is not a valid checkpoint of mldec.
         """
-        with refusing(path):
+        with naming_errors(path):
             _check_format(state)
             values = {name: value for name, value in state.items() if name != "format"}
             classes = _classes_of(state["classes"])
@@ -229,17 +229,17 @@ def _check_format(state: dict[str, Any]) -> None:
 
 def _classes_of(saved: dict[str, Any]) -> Classes:
     names = tuple(saved["names"])
-    queries = saved["queries"]
+    word_vectors = saved["queries"]
     origin = saved.get("origin")
-    if queries is not None and len(queries) != len(names):
-        raise DataError(f"it has {len(queries)} word vectors for {len(names)} classes")
+    if word_vectors is not None and len(word_vectors) != len(names):
+        raise DataError(f"it has {len(word_vectors)} word vectors for {len(names)} classes")
     if origin is not None:
         origin = VectorOrigin(**{**origin, "templates": tuple(origin["templates"])})
 
     # Word queries may be saved in half precision, but the model uses float32.
-    if queries is not None:
-        queries = queries.float()
-    return Classes(names, exclusive=saved["exclusive"], queries=queries, origin=origin)
+    if word_vectors is not None:
+        word_vectors = word_vectors.float()
+    return Classes(names, exclusive=saved["exclusive"], word_vectors=word_vectors, origin=origin)
 
 
 def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibration | None:

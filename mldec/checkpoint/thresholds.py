@@ -37,7 +37,7 @@ def with_thresholds(
     Raises:
         UserError: If the file does not fit the classes, or a threshold is not in [0, 1].
     """
-    if classes.exclusive or classes.queries is not None:
+    if classes.exclusive or classes.word_vectors is not None:
         kind = "an image has one label" if classes.exclusive else "it scores any classes by vectors"
         raise ConfigError(f"--thresholds {path} has no effect: {kind} here; leave it out")
 

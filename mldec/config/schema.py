@@ -278,7 +278,7 @@ class Train:
         """Last epoch of the run without early stopping."""
         return self.epochs if self.stop_epoch is None else self.stop_epoch
 
-    def on(self, processes: int) -> "Train":
+    def for_world_size(self, processes: int) -> "Train":
         """Return the settings for a number of processes.
 
         Args:
@@ -306,7 +306,7 @@ class Train:
             )
         return self
 
-    def lasting(self, steps_per_epoch: int) -> "Train":
+    def with_resolved_epochs(self, steps_per_epoch: int) -> "Train":
         """Return the settings with `epochs` raised to cover `min_steps` optimizer steps."""
         needed = -(-(self.min_steps or 0) // steps_per_epoch)  # rounded up
         return replace(self, epochs=max(self.epochs, needed))
@@ -336,14 +336,14 @@ class Mix:
     smoothing: float = 0.0
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether mixup or cutmix is enabled."""
         return self.prob > 0 and (self.mixup > 0 or self.cutmix > 0)
 
     @property
     def soft(self) -> bool:
         """Whether labels can have values between 0 and 1."""
-        return (self.on and self.labels is MixLabels.weighted) or self.smoothing > 0
+        return (self.enabled and self.labels is MixLabels.weighted) or self.smoothing > 0
 
     def __post_init__(self) -> None:
         require = partial(_require, self, within="mix.")
@@ -469,9 +469,9 @@ class Config:
     schedule: Schedule = field(default_factory=Schedule)
     log: Log = field(default_factory=Log)
 
-    def on(self, processes: int) -> "Config":
-        """Return the config for a number of processes; see `Train.on`."""
-        return replace(self, train=self.train.on(processes))
+    def for_world_size(self, processes: int) -> "Config":
+        """Return the config for a number of processes; see `Train.for_world_size`."""
+        return replace(self, train=self.train.for_world_size(processes))
 
     @property
     def start(self) -> Init:

@@ -412,17 +412,17 @@ def digits_zsl(
     source = f"{DIGITS_PREFIX}{vectors}"
     if vectors == "one_hot":
         source += f":{colours}"
-    _, queries, origin = named_vectors(source, names)
+    _, word_vectors, origin = named_vectors(source, names)
     hidden = choose_unseen(colours, unseen, scenes.seed)
     seen = sorted(set(range(len(names))) - set(hidden))
     seen_names = tuple(names[number] for number in seen)
-    seen_classes = Classes(seen_names, queries=queries[seen], origin=origin)
+    seen_classes = Classes(seen_names, word_vectors=word_vectors[seen], origin=origin)
 
     def evaluator(classes: Classes) -> Evaluator:
         return ZeroShotEvaluator(len(classes), unseen=hidden, threshold=threshold)
 
     # Validate the threshold now, not after an epoch.
-    all_classes = Classes(names, queries=queries, origin=origin)
+    all_classes = Classes(names, word_vectors=word_vectors, origin=origin)
     evaluator(all_classes)
 
     draw = partial(draw_coloured, max_digits=max_digits, full=True)

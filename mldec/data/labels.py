@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_lines
-from mldec.names import shown
+from mldec.names import abbreviate
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
             positions[row, column] = entry
     chosen = np.zeros(len(labels.values), bool)
 
-    with refusing(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):
+    with naming_errors(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):
         for line in read_lines(path, see):
             name, _, columns = line.partition(",")
             if name not in rows:
@@ -285,7 +285,7 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
             row = rows.pop(name)
             for column in columns.split():
                 if (row, int(column)) not in positions:
-                    raise ValueError(f"{shown(name)} does not show class {column}")
+                    raise ValueError(f"{abbreviate(name)} does not show class {column}")
                 chosen[positions[row, int(column)]] = True
         if rows:
             raise ValueError(f"{len(rows):,} training images are not in it, as {next(iter(rows))}")

@@ -131,7 +131,7 @@ class VectorSettings:
         """
         # Import them here, because most datasets have no word vectors.
         from mldec.words.encoder import read_templates
-        from mldec.words.vectors import described, word_vectors
+        from mldec.words.vectors import described, load_word_vectors
 
         if self.vectors is None:
             raise ConfigError(
@@ -140,7 +140,7 @@ class VectorSettings:
             )
         if self.vectors.startswith(PREFIX):
             templates = read_templates(self.prompts, folder)
-            vectors = word_vectors(
+            vectors = load_word_vectors(
                 self.vectors, names, templates=templates, cache_dir=self.cache_dir
             )
             if self.descriptions is None:
@@ -151,8 +151,8 @@ class VectorSettings:
         path = folder / Path(self.vectors).expanduser()
         has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
         if has_names_beside:
-            return word_vectors(str(path), names, order=None)
-        return word_vectors(str(path), names, order=order)
+            return load_word_vectors(str(path), names, order=None)
+        return load_word_vectors(str(path), names, order=order)
 
 
 DEFAULT_VECTORS = VectorSettings()

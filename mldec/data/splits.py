@@ -11,7 +11,7 @@ import numpy as np
 from mldec.data.labels import Labels
 from mldec.data.table import Table
 from mldec.errors import DataError
-from mldec.names import listed
+from mldec.names import format_list
 
 log = logging.getLogger("mldec")
 
@@ -33,7 +33,7 @@ def warn_empty_classes(what: str, split: str, table: Table) -> None:
     """Log a warning with the names of classes without a positive image."""
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
-        names = listed([repr(table.classes[column]) for column in empty])
+        names = format_list([repr(table.classes[column]) for column in empty])
         message = "%s %s: %d of %d classes have no image: %s"
         log.warning(message, what, split, len(empty), len(table.classes), names)
 

@@ -14,7 +14,7 @@ from mldec.data.types import Classes, StoredImages
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.names import listed
+from mldec.names import format_list
 from mldec.words.types import VectorOrigin, WordVectors
 
 log = logging.getLogger("mldec")
@@ -38,11 +38,11 @@ class _KnownClasses:
 
     def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the training images and their target classes."""
-        queries = None
+        word_vectors = None
         origin = None
         if self.vectors is not None:
-            queries, origin = self.vectors(images.classes)
-        return images, Classes(images.classes, self.exclusive, queries, origin)
+            word_vectors, origin = self.vectors(images.classes)
+        return images, Classes(images.classes, self.exclusive, word_vectors, origin)
 
     def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the validation images and their target classes."""
@@ -153,14 +153,16 @@ class ZeroShot:
         log.info("zero-shot: %s", counts)
 
         with_seen = with_seen.select_classes(seen)
-        queries = vectors.queries[seen]
-        return with_seen, Classes(with_seen.classes, queries=queries, origin=vectors.origin)
+        word_vectors = vectors.word_vectors[seen]
+        return with_seen, Classes(
+            with_seen.classes, word_vectors=word_vectors, origin=vectors.origin
+        )
 
     def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the images with an unseen class, or all images, and all classes."""
         seen, unseen = self.roles(images.classes)
         names = images.classes
-        warn_of_twins([names[i] for i in seen], [names[i] for i in unseen])
+        warn_duplicate_names([names[i] for i in seen], [names[i] for i in unseen])
 
         vectors = self.vectors(names)
         what = "validation images have an unseen class"
@@ -169,7 +171,7 @@ class ZeroShot:
         # All classes are kept in either case. The evaluator selects the unseen classes.
         used = images if self.val_images == "all" else with_unseen
         log.info("zero-shot: %s, %s are used", counts, f"{len(used):,}")
-        return used, Classes(names, queries=vectors.queries, origin=vectors.origin)
+        return used, Classes(names, word_vectors=vectors.word_vectors, origin=vectors.origin)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return a new evaluator for the seen and unseen classes."""
@@ -230,7 +232,7 @@ def split_classes(
 
     for fault, faulty in faults.items():
         if faulty:
-            names_of_faulty = listed(sorted(faulty))
+            names_of_faulty = format_list(sorted(faulty))
             raise DataError(f"{where}: {len(faulty):,} classes {fault}: {names_of_faulty}")
 
     indices = {name: index for index, name in enumerate(names)}
@@ -243,7 +245,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:
+def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None:
     """Log a warning about unseen classes with a seen regular singular or plural.
 
     These classes are not new to the model, which makes the metrics optimistic. They are 30 of the
@@ -263,4 +265,4 @@ def warn_of_twins(seen: Collection[str], unseen: Collection[str]) -> None:
     count = f"{len(affected)} of {len(unseen):,}"
     twins = [f"{name}/{twin}" for name, twin in sorted(pairs)]
     message = "%s unseen classes have a seen singular or plural: %s"
-    log.warning(message, count, listed(twins))
+    log.warning(message, count, format_list(twins))

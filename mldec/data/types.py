@@ -36,7 +36,7 @@ class Classes:
 
     # True: one label per image (softmax, top-1). False: several labels (sigmoid, mAP).
     exclusive: bool = False
-    queries: Tensor | None = None  # [K, D] word vectors of zero-shot data
+    word_vectors: Tensor | None = None  # [K, D] word vectors of zero-shot data
     origin: VectorOrigin | None = None  # origin of the word vectors, if known
 
     def __post_init__(self) -> None:

@@ -17,16 +17,16 @@ from mldec.checkpoint.classes import (
     same_names,
 )
 from mldec.data.sampling import SampleRandom
-from mldec.data.tasks import warn_of_twins
+from mldec.data.tasks import warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.files.text import read_lines
-from mldec.names import check_names, listed
+from mldec.names import check_names, format_list
 from mldec.words.types import PREFIX, PROMPT, VectorOrigin, WordVectors
-from mldec.words.vectors import ClassList, made_alike, read_class_list, word_vectors
+from mldec.words.vectors import ClassList, load_word_vectors, made_alike, read_class_list
 
 log = logging.getLogger("mldec")
 
@@ -63,15 +63,15 @@ def queries_for(
         templates: tuple[str, ...] = (PROMPT,)
         if origin is not None and origin.is_encoder:
             templates = origin.templates
-        made = word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
+        made = load_word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
 
     if trained is not None:
-        current = Classes(made.names, queries=made.queries, origin=made.origin)
+        current = Classes(made.names, word_vectors=made.word_vectors, origin=made.origin)
         check_queries(trained, current, "the checkpoint")
     return Classes(
         tuple(names),
         exclusive=trained is not None and trained.exclusive,
-        queries=made.queries[: len(names)],
+        word_vectors=made.word_vectors[: len(names)],
         origin=made.origin,
     )
 
@@ -136,7 +136,7 @@ def read_classes(
 
 def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
     """Return a zero-shot model with other classes; see `read_classes`."""
-    if loaded.classes.queries is None:
+    if loaded.classes.word_vectors is None:
         raise CheckpointError(
             "--classes: the checkpoint knows its own classes only, "
             "it was not trained by word vectors"
@@ -196,13 +196,13 @@ def with_class_list(
     if left_out:
         log.info(
             f"{class_list.path} leaves out {len(left_out):,} of {len(classes):,} classes of the "
-            f"data: {listed(left_out)}"
+            f"data: {format_list(left_out)}"
         )
     split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
-    if loaded.classes.queries is None:
+    if loaded.classes.word_vectors is None:
         return _by_known_names(loaded, class_list, options), replace(data, load_val=lambda: split)
 
-    queries = _queries(class_list, options.vectors, loaded.classes, classes, path)
+    word_vectors = _queries(class_list, options.vectors, loaded.classes, classes, path)
     trained_names = _trained_names(loaded, options)
     unseen = []
     for index, names in enumerate(class_list.classes):
@@ -214,7 +214,7 @@ def with_class_list(
         f"{class_list.path}: {len(class_list):,} classes by {len(class_list.names):,} names, "
         f"{seen:,} seen and {len(unseen):,} unseen by {path}"
     )
-    warn_of_twins(trained_names, [own_names[index] for index in unseen])
+    warn_duplicate_names(trained_names, [own_names[index] for index in unseen])
 
     own_evaluator = data.evaluator()
 
@@ -225,7 +225,7 @@ def with_class_list(
         return zero_shot
 
     model = ScoredClassifier(
-        loaded.model, class_of_name=class_list.class_of_name, word_vectors=queries
+        loaded.model, class_of_name=class_list.class_of_name, word_vectors=word_vectors
     )
     return model, replace(data, load_val=lambda: split, make_evaluator=evaluator)
 
@@ -250,7 +250,7 @@ def _by_known_names(loaded: Loaded, class_list: ClassList, options: EvalOptions)
     if missing:
         raise DataError(
             f"{class_list.path}: {options.checkpoint} knows no name of {len(missing):,} of "
-            f"{len(class_list):,} classes: {listed(missing)}; add a synonym, or leave them out"
+            f"{len(class_list):,} classes: {format_list(missing)}; add a synonym, or leave them out"
         )
     log.info(f"{class_list.path}: {len(class_list):,} classes by {len(own_columns):,} known names")
     return ScoredClassifier(loaded.model, columns=own_columns, class_of_name=class_of_name)
@@ -279,21 +279,21 @@ def _queries(
     """Return the word vectors [N, D_w] of all names."""
     vector_of: dict[str, Tensor] = {}
     for classes in (data, trained):
-        if classes.queries is not None:
-            vector_of |= dict(zip(classes.names, classes.queries, strict=True))
+        if classes.word_vectors is not None:
+            vector_of |= dict(zip(classes.names, classes.word_vectors, strict=True))
     missing = [name for name in class_list.names if name not in vector_of]
 
     if vectors is not None or (missing and can_make(trained)):
         made = queries_for(class_list.names, vectors, trained, option="--class-list")
-        assert made.queries is not None
-        return made.queries
+        assert made.word_vectors is not None
+        return made.word_vectors
 
     if missing:
         raise DataError(
             f"{class_list.path}: in the checkpoint and the data, {len(missing):,} of "
-            f"{len(class_list.names):,} names have no vector: {listed(missing)}; "
+            f"{len(class_list.names):,} names have no vector: {format_list(missing)}; "
             f"pass --vectors, the word vectors of the training, {_SEE}"
         )
-    queries = torch.stack([vector_of[name] for name in class_list.names])
-    check_queries(trained, Classes(class_list.names, queries=queries), path)
-    return queries
+    word_vectors = torch.stack([vector_of[name] for name in class_list.names])
+    check_queries(trained, Classes(class_list.names, word_vectors=word_vectors), path)
+    return word_vectors

@@ -203,12 +203,12 @@ def with_same_classes(
     if trained.origin is None or not trained.origin.makes_others:
         return loaded, data
 
-    if classes.queries is None:
+    if classes.word_vectors is None:
         from mldec.words.vectors import made_alike
 
         remedy = "put its weights there again"
         made = made_alike(classes.names, trained.origin, where=str(path), remedy=remedy)
-        classes = replace(classes, queries=made.queries, origin=made.origin)
+        classes = replace(classes, word_vectors=made.word_vectors, origin=made.origin)
         split = replace(data.val, classes=classes)
         data = replace(data, load_val=lambda: split)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mldec.files.atomic import csv_lines
-from mldec.names import listed
+from mldec.names import format_list
 
 # Descriptions of the metrics, also used by the report and the model card.
 MEANINGS = {
@@ -108,9 +108,8 @@ def same_scores(names: Sequence[str]) -> list[str]:
         return []
 
     return [
-        f"classes whose scores are the same for nearly all images, and say nothing: "
-        f"{listed(names)}; it happens to a class that most images show, or none, with loss=asl to "
-        f"any frequent one: train with loss=bce, or with loss.clip=0"
+        f"nearly constant scores for {format_list(names)}: these classes were not learned; "
+        f"try loss=bce or loss.clip=0"
     ]
 
 

@@ -18,7 +18,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator, Thresholded
 from mldec.runtime import distributed
-from mldec.runtime.devices import Copies, autocast, memory_format, moved, one_late
+from mldec.runtime.devices import PinnedCopies, autocast, memory_format, prefetch_one, to_device
 from mldec.runtime.environment import explain_out_of_memory
 
 log = logging.getLogger("mldec")
@@ -39,10 +39,10 @@ def scores(loaded: Loaded, images: Tensor) -> Tensor:
         Scores float32 [B, K] in [0, 1]: softmax for single-label classes, otherwise sigmoid. They
         are calibrated if the checkpoint is calibrated.
     """
-    queries = loaded.classes.queries
-    if queries is not None:
-        queries = queries.to(images.device)
-    return probabilities(loaded, loaded.model(images, queries))
+    word_vectors = loaded.classes.word_vectors
+    if word_vectors is not None:
+        word_vectors = word_vectors.to(images.device)
+    return probabilities(loaded, loaded.model(images, word_vectors))
 
 
 def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
@@ -111,9 +111,9 @@ def score(
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
-    queries = data.val.classes.queries
-    if queries is not None:
-        queries = queries.to(device)
+    word_vectors = data.val.classes.word_vectors
+    if word_vectors is not None:
+        word_vectors = word_vectors.to(device)
 
     batches: Iterable[Batch] = loader
     if progress:
@@ -123,9 +123,9 @@ def score(
             yield batch, [torch.empty(0) for _ in models]
             continue
 
-        images = moved(batch.images, device, memory_format=order)
+        images = to_device(batch.images, device, memory_format=order)
         with autocast(device, train.precision):
-            logits = [model(images, queries) for model in models]
+            logits = [model(images, word_vectors) for model in models]
         yield batch, [each.float() for each in logits]
 
 
@@ -159,7 +159,9 @@ def all_scores(
         model.to(device).to(memory_format=order).eval()
         scored = score([model], data, config, device=device, progress=bar)
         # The device computes the next batch while the logits of this batch are copied.
-        prefetched = one_late((batch, Copies(*own_logits)) for batch, own_logits in scored)
+        prefetched = prefetch_one(
+            (batch, PinnedCopies(*own_logits)) for batch, own_logits in scored
+        )
         for batch, copies in prefetched:
             bad += batch.bad
             if not len(batch.images):

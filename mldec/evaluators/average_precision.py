@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mldec.errors import DataError
 from mldec.runtime import distributed
-from mldec.runtime.devices import Copies, moved
+from mldec.runtime.devices import PinnedCopies, to_device
 
 INTERPOLATIONS = ("none", "envelope", "11point")
 COLUMNS = 64  # classes per task of a thread
@@ -131,7 +131,7 @@ class Predictions:
         # Start with an empty block: a rank without images takes part in all exchanges too.
         targets = torch.zeros(0, num_classes, dtype=torch.int8)
         self._blocks = [(torch.zeros(0, num_classes), targets)]
-        self._arriving: Copies | None = None  # asynchronous copies of the last batch
+        self._arriving: PinnedCopies | None = None  # asynchronous copies of the last batch
 
     def add(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Add a batch. This waits at most for the copies of the previous batch.
@@ -145,10 +145,10 @@ class Predictions:
         """
         logits = logits.float()
         targets = targets.to(torch.int8)
-        copies = Copies(logits, targets)
+        copies = PinnedCopies(logits, targets)
         self._keep_last()
         self._arriving = copies
-        return logits, moved(targets, logits.device)
+        return logits, to_device(targets, logits.device)
 
     def blocks(self) -> list[tuple[Tensor, Tensor]]:
         """Return the logits and targets of all batches, [B, K] each, in main memory."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from mldec.runtime import distributed
-from mldec.runtime.devices import in_double
+from mldec.runtime.devices import as_float64
 
 SURE = math.log(0.999 / 0.001)  # logit of a probability of 0.999
 NEARLY_ALL = 0.99  # fraction of the images
@@ -34,7 +34,7 @@ class ConstantScores:
             logits: Float [B, K].
             targets: [B, K] of 1, 0 or -1 (not annotated).
         """
-        logits = in_double(logits)
+        logits = as_float64(logits)
         targets = targets.to(logits.device)
         positives = (targets == 1).double()
         losses = softplus(logits) - positives * logits

@@ -8,7 +8,7 @@ from torch import Tensor
 from mldec.errors import ConfigError
 from mldec.evaluators.average_precision import INTERPOLATIONS, Predictions, average_precision_of_all
 from mldec.runtime import distributed
-from mldec.runtime.devices import in_double
+from mldec.runtime.devices import as_float64
 
 
 class Counts:
@@ -46,7 +46,7 @@ class Counts:
         """
         positive = targets == 1
         decided = decided & (targets >= 0)
-        new = in_double(torch.stack([decided & positive, decided, positive]).sum(1))
+        new = as_float64(torch.stack([decided & positive, decided, positive]).sum(1))
         before = torch.stack([self.hits, self.predicted, self.positives]).to(new.device)
         self.hits, self.predicted, self.positives = before + new
 

@@ -7,7 +7,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluators.average_precision import check_finite
 from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
-from mldec.runtime.devices import in_double, moved
+from mldec.runtime.devices import as_float64, to_device
 
 # Probabilities are stored as multiples of 2**-30. Sums of integers do not depend on the order.
 FIXED_POINT = 2**30
@@ -53,7 +53,7 @@ class SingleLabelEvaluator:
             targets: [B, K] of 1 and 0.
         """
         logits = logits.float()
-        valid = moved(targets, logits.device) == 1
+        valid = to_device(targets, logits.device) == 1
 
         # The label of a wrong prediction is the first valid class.
         predicted = logits.argmax(1)
@@ -62,7 +62,7 @@ class SingleLabelEvaluator:
         label = label.where(valid.any(1), -1)
         within = (mark_top_k(logits, self.k) & valid).any(1)
 
-        confidence = in_double(logits).softmax(1).amax(1)
+        confidence = as_float64(logits).softmax(1).amax(1)
         fixed = (confidence * FIXED_POINT).round().long().to(logits.device)
         fixed = fixed.where(logits.isfinite().all(1), -1)
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))

@@ -9,7 +9,7 @@ from mldec.errors import ConfigError
 from mldec.evaluators.average_precision import Predictions, average_precision_of_all
 from mldec.evaluators.multi_label import Counts, logit_of, on_device, top_k
 from mldec.runtime import distributed
-from mldec.runtime.devices import moved
+from mldec.runtime.devices import to_device
 
 TOP_K = (3, 5)  # as in table 6 of the paper
 
@@ -82,7 +82,7 @@ class ZeroShotEvaluator:
             # Select the images on the CPU, which avoids a device sync.
             targets = targets.cpu()
             [keep] = self._has_unseen(targets).nonzero(as_tuple=True)
-            logits = logits[moved(keep, logits.device)]
+            logits = logits[to_device(keep, logits.device)]
             targets = targets[keep]
         logits, targets = self.predictions.add(logits, targets)
         self._columns = self._columns.to(logits.device)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from mldec.errors import CheckpointError, RunInUseError, refusing, writing
+from mldec.errors import CheckpointError, RunInUseError, naming_errors, writing
 
 log = logging.getLogger("mldec")
 
@@ -106,7 +106,7 @@ def read_facts(folder: Path) -> RunFacts | None:
         CheckpointError: If the file is not valid.
     """
     path = folder / RUN_FILE
-    with refusing(path, remedy=NOT_OURS):
+    with naming_errors(path, remedy=NOT_OURS):
         if not path.exists():
             return None
         return RunFacts(**json.loads(path.read_text(encoding="utf-8")))
@@ -121,7 +121,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: If a line is not valid.
     """
-    with refusing(path, remedy=NOT_OURS):
+    with naming_errors(path, remedy=NOT_OURS):
         if not path.exists():
             return []
         texts = path.read_text(encoding="utf-8").splitlines()

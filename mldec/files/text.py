@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 
 CSV_ROWS = 4096  # rows per chunk of a large file; 65,536 rows took twice as long
 
@@ -92,7 +92,7 @@ def read_yaml(path: Path, see: str) -> Any:
     Aliases raise DataError, because nested aliases can expand a small file to any size.
     """
     text = read_text(path, see)
-    with refusing(path, DataError, remedy=see):
+    with naming_errors(path, DataError, remedy=see):
         for event in yaml.parse(text, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("aliases such as *NAME are not allowed")

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save as packed
 from torch import Tensor
 
-from mldec.errors import CheckpointError, refusing, writing
+from mldec.errors import CheckpointError, naming_errors, writing
 from mldec.files.atomic import replacing, write_file
 
 SUFFIX = ".safetensors"
@@ -124,7 +124,7 @@ def read_torch(path: Path) -> Any:
         )
 
     # Ignore torch's warnings about the pickle format, which the user cannot change.
-    with refusing(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
+    with naming_errors(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
         # Ignore an empty checksum file, whose writer was killed.
         record = hash_record(path)
         has_record = record.is_file() and record.stat().st_size

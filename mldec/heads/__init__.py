@@ -42,16 +42,16 @@ __all__ = [
 class Head(Protocol):
     """Interface of all heads. The constructor is `Head(in_features, num_classes, *, ...)`.
 
-    A head with a bias per class may define `start_at(logits)`, which initializes its biases from
-    prior logits [K]; see `train.start_at_frequency`.
+    A head with a bias per class may define `set_bias_from_prior(logits)`, which
+    initializes its biases from prior logits [K]; see `train.start_at_frequency`.
     """
 
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Compute logits [B, K].
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Word vectors [K, D_w], for zero-shot heads only.
+            word_vectors: Word vectors [K, D_w], for zero-shot heads only.
 
         Returns:
             Logits [B, K].

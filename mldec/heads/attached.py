@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
-from mldec.errors import ConfigError, refusing
+from mldec.errors import ConfigError, naming_errors
 from mldec.heads.ml_decoder import MLDecoder
 
 # Models are typed as Any, because timm and torchvision models have no common interface.
@@ -126,7 +126,7 @@ def attach(
     """
     kinds = ", ".join(kind.partition(".")[2] for kind in _TORCHVISION)
     remedy = f"take a network of timm that gives one map or sequence, or of torchvision: {kinds}"
-    with refusing(f"attach: {type(model).__name__}", ConfigError, remedy=remedy):
+    with naming_errors(f"attach: {type(model).__name__}", ConfigError, remedy=remedy):
         form = model._form if isinstance(model, Attached) else _form_of(model)
         trial = _Tokens(model, form)
         tokens, unused = try_out(trial, image_shape or _image_shape(model))

@@ -60,27 +60,27 @@ class CSRA(nn.Module):
         # Each class has one row per head, and its rows are consecutive.
         self.fc = nn.Linear(in_features, num_heads * num_classes)
 
-    def start_at(self, logits: Tensor) -> None:
+    def set_bias_from_prior(self, logits: Tensor) -> None:
         """Initialize the biases from prior logits [K]."""
         heads = len(self.temperatures)
         # Each head adds its bias to the mean, and lambda times its bias to the attended sum.
         self.fc.bias.data.copy_(logits.repeat_interleave(heads) / (heads * (1 + self.lam)))
 
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Compute logits [B, K].
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Must be None.
+            word_vectors: Must be None.
 
         Returns:
             Logits [B, K].
 
         Raises:
-            ConfigError: If `queries` is given.
+            ConfigError: If `word_vectors` is given.
         """
         tokens = as_tokens(tokens, self.in_features)
-        refuse_words(queries, self)
+        refuse_words(word_vectors, self)
         tokens = self.dropout(tokens.transpose(1, 2)).transpose(1, 2)
 
         with without_autocast(tokens.device):

@@ -38,25 +38,25 @@ class GAP(nn.Module):
             self.bottleneck = nn.Linear(in_features, bottleneck)
         self.fc = nn.Linear(bottleneck or in_features, num_classes)
 
-    def start_at(self, logits: Tensor) -> None:
+    def set_bias_from_prior(self, logits: Tensor) -> None:
         """Initialize the biases from prior logits [K]."""
         self.fc.bias.data.copy_(logits)
 
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Compute logits [B, K].
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Must be None.
+            word_vectors: Must be None.
 
         Returns:
             Logits [B, K].
 
         Raises:
-            ConfigError: If `queries` is given.
+            ConfigError: If `word_vectors` is given.
         """
         tokens = as_tokens(tokens, self.in_features)
-        refuse_words(queries, self)
+        refuse_words(word_vectors, self)
         pooled = self.dropout(tokens.mean(1))
 
         with without_autocast(tokens.device):

@@ -50,9 +50,9 @@ class MLDecoder(nn.Module):
         mlp_dim: Hidden width of the feed-forward block.
         num_layers: Number of decoder layers.
         dropout: Dropout probability in all parts of the decoder.
-        queries: Initialization of the queries. "random": frozen, drawn from N(0, 1). "learned":
-            drawn from N(0, 1) and trained. "orthogonal": frozen orthogonal rows of norm sqrt(D),
-            the expected norm of a random query.
+        init_queries: Initialization of the queries. "random": drawn from N(0, 1) and frozen.
+            "learned": drawn from N(0, 1) and trained. "orthogonal": frozen orthogonal rows of
+            norm sqrt(D), the expected norm of a random query.
         doubled_query: Keep the residual connection of the removed self-attention, which adds a
             query to its own dropout. It is noise on the queries in training and has almost no
             effect in evaluation. Released weights need it.
@@ -60,7 +60,7 @@ class MLDecoder(nn.Module):
             baseline of the paper.
         word_dim: Width D_w of word vectors. If set, the head is zero-shot (paper section 2.4):
             `forward` takes word vectors as queries, and no parameter belongs to a class.
-            `num_groups` and `queries` are ignored.
+            `num_groups` and `init_queries` are ignored.
 
     Raises:
         ConfigError: If a size is below 1, or `num_heads` does not divide `embed_dim`.
@@ -77,7 +77,7 @@ class MLDecoder(nn.Module):
         mlp_dim: int = 2048,
         num_layers: int = 1,
         dropout: float = 0.1,
-        queries: Literal["random", "learned", "orthogonal"] = "random",
+        init_queries: Literal["random", "learned", "orthogonal"] = "random",
         doubled_query: bool = True,
         self_attention: bool = False,
         word_dim: int | None = None,
@@ -105,7 +105,7 @@ class MLDecoder(nn.Module):
         if word_dim is None:
             at_least_one(num_classes=num_classes)
             groups = min(num_groups or num_classes, num_classes)
-            self._add_queries(queries, groups, embed_dim)
+            self._add_queries(init_queries, groups, embed_dim)
             group_size = -(-num_classes // groups)  # rounded up
             pool_shape = (groups, embed_dim, group_size)
             num_biases = num_classes
@@ -122,7 +122,7 @@ class MLDecoder(nn.Module):
         self.pool_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(pool_shape)))
         self.pool_bias = nn.Parameter(torch.zeros(num_biases))
 
-    def start_at(self, logits: Tensor) -> None:
+    def set_bias_from_prior(self, logits: Tensor) -> None:
         """Initialize the biases from prior logits [K]; a shared bias gets their mean."""
         if self.word_dim is not None:
             logits = logits.mean()
@@ -195,13 +195,13 @@ class MLDecoder(nn.Module):
         return taken
 
     def forward(
-        self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the logits of a batch.
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Word vectors [K, D_w] of any classes, required by a zero-shot head. Must be
+            word_vectors: Word vectors [K, D_w] of any classes, for a zero-shot head. Must be
                 None for other heads.
             attention: Whether to return the cross-attention weights of the last layer too.
 
@@ -210,11 +210,12 @@ class MLDecoder(nn.Module):
             heads.
 
         Raises:
-            ConfigError: If `queries` is missing or has another width, or the head is not zero-shot.
+            ConfigError: If `word_vectors` is missing, has another width, or is given to a head
+                that is not zero-shot.
         """
         tokens = as_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))
-        x = self._initial_queries(queries)
+        x = self._initial_queries(word_vectors)
 
         # The queries do not depend on the image. They are only expanded in training, because
         # dropout must differ between images.

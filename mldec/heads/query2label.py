@@ -107,18 +107,18 @@ class Query2Label(nn.Module):
         self.fc_weight = nn.Parameter(torch.empty(num_classes, embed_dim).uniform_(-bound, bound))
         self.fc_bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))
 
-    def start_at(self, logits: Tensor) -> None:
+    def set_bias_from_prior(self, logits: Tensor) -> None:
         """Initialize the biases from prior logits [K]."""
         self.fc_bias.data.copy_(logits)
 
     def forward(
-        self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the logits of a batch.
 
         Args:
             tokens: Tokens [B, N, C] of a square map, or the feature map [B, C, H, W].
-            queries: Must be None, because the label queries are learned.
+            word_vectors: Must be None, because the label queries are learned.
             attention: Whether to return the cross-attention weights of the last decoder layer too.
 
         Returns:
@@ -126,10 +126,10 @@ class Query2Label(nn.Module):
             heads.
 
         Raises:
-            ConfigError: If `queries` is given, or the map is not square.
+            ConfigError: If `word_vectors` is given, or the map is not square.
         """
         tokens = as_tokens(tokens, self.in_features)
-        refuse_words(queries, self)
+        refuse_words(word_vectors, self)
 
         memory = self.input_proj(tokens)
         _, num_tokens, dim = memory.shape

@@ -112,13 +112,13 @@ class RAM(nn.Module):
         self.fc = nn.Linear(embed_dim, 1)
 
     def forward(
-        self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the logits of a batch.
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Must be None, because the tag embeddings are parameters.
+            word_vectors: Must be None, because the tag embeddings are parameters.
             attention: Whether to return the cross-attention weights of the last layer too.
 
         Returns:
@@ -126,10 +126,10 @@ class RAM(nn.Module):
             heads and without the weight of the mean token.
 
         Raises:
-            ConfigError: If `queries` is given.
+            ConfigError: If `word_vectors` is given.
         """
         tokens = as_tokens(tokens, self.embed.in_features)
-        refuse_words(queries, self)
+        refuse_words(word_vectors, self)
         memory = self.embed(torch.cat([tokens.mean(1, keepdim=True), tokens], 1))
         x = F.relu(self.word_proj(self._label_embeddings(memory[:, 0])))
 

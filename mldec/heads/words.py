@@ -84,13 +84,13 @@ class WordGroupDecoder(nn.Module):
         self.pool_bias = nn.Parameter(torch.zeros(1))
 
     def forward(
-        self, tokens: Tensor, queries: Tensor | None = None, *, attention: bool = False
+        self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the logits of a batch.
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Word vectors [K, D_w] of any classes. Required.
+            word_vectors: Word vectors [K, D_w] of any classes. Required.
             attention: Whether to return the cross-attention weights of the last layer too.
 
         Returns:
@@ -98,10 +98,10 @@ class WordGroupDecoder(nn.Module):
             heads.
 
         Raises:
-            ConfigError: If `queries` is missing or has another width.
+            ConfigError: If `word_vectors` is missing or has another width.
         """
         tokens = as_tokens(tokens, self.embed.in_features)
-        word_vectors = check_words(queries, self.word_dim).to(self.pool_bias.dtype)
+        word_vectors = check_words(word_vectors, self.word_dim).to(self.pool_bias.dtype)
         word_vectors = F.normalize(word_vectors, dim=1)
 
         # Groups are random in training, because the groups at test time are different.
@@ -178,18 +178,18 @@ class WordGAP(nn.Module):
         self.fc = nn.Linear(in_features, word_dim)
         self.bias = nn.Parameter(torch.zeros(1))
 
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Compute logits [B, K].
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Word vectors [K, D_w] of any classes. Required.
+            word_vectors: Word vectors [K, D_w] of any classes. Required.
 
         Returns:
             Logits [B, K].
         """
         tokens = as_tokens(tokens, self.fc.in_features)
-        word_vectors = F.normalize(check_words(queries, self.word_dim), dim=1)
+        word_vectors = F.normalize(check_words(word_vectors, self.word_dim), dim=1)
         pooled = self.dropout(tokens.mean(1))
 
         dtype = self.fc.weight.dtype
@@ -219,18 +219,18 @@ class Cosine(nn.Module):
         self.logit_scale = nn.Parameter(torch.zeros(()))
         self.logit_bias = nn.Parameter(torch.zeros(())) if bias else None
 
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Compute logits [B, K].
 
         Args:
             tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            queries: Word vectors [K, C] of any classes. Required.
+            word_vectors: Word vectors [K, C] of any classes. Required.
 
         Returns:
             Logits [B, K].
         """
         tokens = as_tokens(tokens, self.word_dim)
-        words = check_words(queries, self.word_dim)
+        words = check_words(word_vectors, self.word_dim)
 
         dtype = self.logit_scale.dtype
         with without_autocast(tokens.device):

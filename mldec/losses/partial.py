@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_text
 from mldec.losses.common import AllReduce, check_class_count, check_range, identity, prepare
-from mldec.runtime.devices import in_double
+from mldec.runtime.devices import as_float64
 
 log = logging.getLogger("mldec")
 
@@ -214,7 +214,7 @@ class PriorEstimate(nn.Module):
         # Skip images with non-finite probabilities, as a single NaN would invalidate the estimate.
         # They are masked, because boolean indexing would require a host sync.
         finite = probability.isfinite().all(1, keepdim=True)
-        probability = in_double(probability)
+        probability = as_float64(probability)
         finite = finite.to(probability.device)
         sums = probability.masked_fill(~finite, 0).sum(0)
         batch_sums = torch.cat([sums, finite.double().sum(0)])
@@ -272,7 +272,7 @@ def read_prior(path: str | Path) -> list[float]:
         DataError: If the file cannot be read or contains other values.
     """
     form = f"a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 per class"
-    with refusing(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):
+    with naming_errors(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):
         with open_text(path, newline="") as file:
             _, *rows = csv.reader(file, strict=True)
         prior = [float(text) for _, text in rows]

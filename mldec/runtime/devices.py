@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mldec.errors import ConfigError
-from mldec.runtime.signals import NothingCame
+from mldec.runtime.signals import DataTimeout
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +27,14 @@ def check_device(name: str) -> None:
         )
 
 
-def in_double(values: "torch.Tensor") -> "torch.Tensor":
+def as_float64(values: "torch.Tensor") -> "torch.Tensor":
     """Return values as float64. Values on MPS, which has no float64, are moved to the CPU."""
     if values.device.type == "mps":
         values = values.cpu()
     return values.double()
 
 
-def moved(tensor: "torch.Tensor", device: "torch.device", **options: Any) -> "torch.Tensor":
+def to_device(tensor: "torch.Tensor", device: "torch.device", **options: Any) -> "torch.Tensor":
     """Move a tensor to a device. The copy is asynchronous on CUDA.
 
     Args:
@@ -90,7 +90,7 @@ class Precision(Enum):
     fp16 = "fp16"  # as in the official recipes; falls back to fp32 without CUDA
     bf16 = "bf16"
 
-    def on(self, device: "torch.device") -> "Precision":
+    def for_device(self, device: "torch.device") -> "Precision":
         """Return the number format on a device, which is never `auto`.
 
         `auto` selects bf16 on CUDA devices that support it (capability 8.0 and above), fp16 on
@@ -107,7 +107,7 @@ class Precision(Enum):
         has_bf16 = get_device_capability(device) >= BF16_CAPABILITY
         return Precision.bf16 if has_bf16 else Precision.fp16
 
-    def may_mean(self, used: "Precision") -> bool:
+    def may_fall_back_to(self, used: "Precision") -> bool:
         """Return True if this setting can select the number format `used` on some device."""
         on_a_cpu = self is Precision.fp16 and used is Precision.fp32
         return self in (Precision.auto, used) or on_a_cpu
@@ -133,7 +133,7 @@ def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":
     """Return the autocast context of a precision. It is disabled for fp32."""
     import torch
 
-    half = precision.on(device).half
+    half = precision.for_device(device).half
     return torch.autocast(device.type, dtype=half, enabled=half is not None)
 
 
@@ -144,7 +144,7 @@ def memory_format(*, channels_last: bool) -> "torch.memory_format":
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
-class Copies:
+class PinnedCopies:
     """Asynchronous copies of tensors to main memory. CPU tensors are not copied."""
 
     def __init__(self, *tensors: "torch.Tensor") -> None:
@@ -166,7 +166,7 @@ class Copies:
         return self._tensors
 
 
-def one_late(items: Iterable[T]) -> Iterator[T]:
+def prefetch_one(items: Iterable[T]) -> Iterator[T]:
     """Yield items one step late, so that the device can work on the next one.
 
     After an error or a stop request, the last item is yielded before the error is raised.
@@ -179,7 +179,7 @@ def one_late(items: Iterable[T]) -> Iterator[T]:
             waiting.append(next(iterator))
         except StopIteration:
             break
-        except (Exception, NothingCame) as error:
+        except (Exception, DataTimeout) as error:
             fault = error
         if len(waiting) == 2:
             yield waiting.pop(0)

@@ -20,7 +20,7 @@ SIGNALS = tuple(
 ALARM = getattr(signal, "SIGALRM", None)
 
 
-class NothingCame(BaseException):
+class DataTimeout(BaseException):
     """Raised if the next item does not arrive in time after a stop request.
 
     It is not an `Exception`, so that image readers do not handle it as an unreadable image.
@@ -67,7 +67,7 @@ class StopRequest:
         """Iterate over items with a time limit after a stop request.
 
         Raises:
-            NothingCame: If an item takes longer than `PATIENCE` seconds after the request.
+            DataTimeout: If an item takes longer than `PATIENCE` seconds after the request.
         """
         iterator = iter(items)
         while True:
@@ -88,7 +88,7 @@ class StopRequest:
     def give_up(self, number: int, frame: FrameType | None) -> None:
         """Handle the alarm that ends a wait."""
         if self._waiting:
-            raise NothingCame
+            raise DataTimeout
 
 
 def _set_alarm(seconds: float) -> None:

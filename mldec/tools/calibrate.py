@@ -51,7 +51,7 @@ from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files import torch_files
 from mldec.files.atomic import check_targets, write_json, write_result
 from mldec.files.run_folder import CALIBRATED, is_best_of_run
-from mldec.names import listed
+from mldec.names import format_list
 
 log = logging.getLogger("mldec")
 
@@ -379,7 +379,7 @@ def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     if sharing:
         log.warning(
             f"{len(sharing)} classes share a threshold, as they have fewer than "
-            f"{choice.min_positives} positives: {listed(sharing)}"
+            f"{choice.min_positives} positives: {format_list(sharing)}"
         )
 
     unreached = [
@@ -389,7 +389,7 @@ def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     if unreached:
         log.warning(
             f"no threshold reaches {choice.objective.text} for {len(unreached)} classes, which "
-            f"have the one of the highest precision: {listed(unreached)}"
+            f"have the one of the highest precision: {format_list(unreached)}"
         )
 
 
@@ -484,7 +484,7 @@ def calibrate(args: argparse.Namespace) -> None:
             f"data.image_size {size}: {loaded.path} is for {stored} pixels, and its thresholds "
             f"would not hold there; pass data.image_size={stored}"
         )
-    zero_shot = loaded.classes.queries is not None
+    zero_shot = loaded.classes.word_vectors is not None
     # It scores any classes, and has one threshold for all of them.
     scope = "global" if zero_shot else args.scope
     choice = Choice(objective, scope, args.min_positives, shared=zero_shot)
@@ -525,7 +525,7 @@ def calibrate(args: argparse.Namespace) -> None:
     )
     state = replace(checkpoint, calibration=calibration).to_state()
     torch_files.save(Path(out), state, of_run=False)
-    tell(outcome, calibration, scores, names, args, out)
+    print_results(outcome, calibration, scores, names, args, out)
 
 
 def target(out: str | None, path: Path) -> str:
@@ -542,7 +542,7 @@ def target(out: str | None, path: Path) -> str:
     return out
 
 
-def tell(
+def print_results(
     outcome: Outcome,
     calibration: Calibration,
     scores: Scores,

@@ -42,8 +42,8 @@ from mldec.errors import (
     DataError,
     UserError,
     brief,
-    complain,
-    refusing,
+    naming_errors,
+    print_error,
     say,
 )
 from mldec.evaluation.class_list import check_class_options, with_classes
@@ -111,14 +111,14 @@ class Program(nn.Module):
         self.register_buffer(
             "thresholds", None if thresholds is None else torch.tensor(thresholds).float()
         )
-        self.register_buffer("queries", None if asks else loaded.classes.queries)
+        self.register_buffer("queries", None if asks else loaded.classes.word_vectors)
 
-    def forward(self, images: Tensor, queries: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, word_vectors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Map images uint8 [B, 3, H, W] to probabilities float32 [B, K] and decisions bool [B, K].
 
         The word vectors of the classes, if the program asks for them, are float32 [K, D].
         """
-        logits = self.model(self.resize(images), queries if self.asks else self.queries)
+        logits = self.model(self.resize(images), word_vectors if self.asks else self.word_vectors)
         scores = probabilities(self._loaded, logits)
         return scores, decided(scores, self.thresholds)
 
@@ -156,8 +156,8 @@ def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
         height, width = size + 3, size + 5
     examples = [torch.zeros(EXAMPLE, 3, height, width, dtype=torch.uint8)]
     if program.asks:
-        assert loaded.classes.queries is not None
-        word_dim = loaded.classes.queries.shape[1]
+        assert loaded.classes.word_vectors is not None
+        word_dim = loaded.classes.word_vectors.shape[1]
         examples.append(torch.ones(program.fewest_classes + 5, word_dim))
 
     # Torch refuses a `Dim` where it cannot prove that each length will do. It cannot prove it for
@@ -167,7 +167,7 @@ def traced(program: Program, loaded: Loaded, path: str) -> ExportedProgram:
         for axes in open_axes(program)
     )
     # A network of any library may do what torch.export does not follow.
-    unfit = refusing(f"{path}: its network", remedy="torch.export does not follow it")
+    unfit = naming_errors(f"{path}: its network", remedy="torch.export does not follow it")
     with unfit, torch.no_grad(), _ContiguousAttention():
         return torch.export.export(program.eval(), tuple(examples), dynamic_shapes=shapes)
 
@@ -247,7 +247,7 @@ def stored(folder: str, loaded: Loaded) -> Iterator[Picture]:
         try:
             image = read()
         except DataError as error:
-            complain(str(error))
+            print_error(str(error))
         else:
             yield image, labels
 
@@ -282,10 +282,10 @@ def calibration_inputs(
     if folder is not None:
         pictures = (image for image, _ in stored(folder, loaded))
 
-    queries = loaded.classes.queries if metadata.word_dim is not None else None
+    word_vectors = loaded.classes.word_vectors if metadata.word_dim is not None else None
     for image in islice(pictures, CALIBRATION_IMAGES):
         pixels = to_tensor(image) if metadata.resizes else loaded.transform(image)
-        yield (pixels[None],) if queries is None else (pixels[None], queries)
+        yield (pixels[None],) if word_vectors is None else (pixels[None], word_vectors)
 
 
 def _training_images(loaded: Loaded) -> Iterator[Image.Image]:
@@ -349,7 +349,7 @@ def quantised(model: Any, inputs: Sequence[tuple[Tensor, ...]]) -> Any:
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
     no_layers = [node.name for node in products if node.input[1] not in matrices]
 
-    unfit = refusing("--precision int8: this network", remedy="choose fp32 or fp16")
+    unfit = naming_errors("--precision int8: this network", remedy="choose fp32 or fp16")
     with tempfile.TemporaryDirectory() as folder, _quiet(), unfit:
         target = Path(folder, "model.onnx")
         quantize_static(
@@ -371,7 +371,7 @@ def onnx_content(model: Any, metadata: Metadata, path: str) -> bytes:
     entry.key, entry.value = KEY, to_json(asdict(metadata))
     model.producer_name, model.producer_version = "mldec", metadata.versions["mldec"]
     # Protocol buffers have a limit of 2 GiB.
-    with refusing(path, remedy="pass --precision fp16, or write a .pt2 file"):
+    with naming_errors(path, remedy="pass --precision fp16, or write a .pt2 file"):
         return model.SerializeToString()
 
 
@@ -412,15 +412,15 @@ def compare(
 ) -> Comparison:
     """Run images, which messages call `source`, through an exported file and its checkpoint."""
     limits = None if metadata.thresholds is None else torch.tensor(metadata.thresholds)
-    queries = [] if metadata.word_dim is None else [loaded.classes.queries]
+    word_vectors = [] if metadata.word_dim is None else [loaded.classes.word_vectors]
 
     images, equal, largest = 0, 0.0, 0.0
     labelled: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in _batches(pictures, metadata, loaded):
         inputs, transformed, labels = zip(*batch, strict=True)
         expected = scores(loaded, torch.stack(transformed))
-        with refusing("the exported file", remedy="choose another format"), torch.no_grad():
-            answers, decisions = answer(torch.stack(inputs), *queries)
+        with naming_errors("the exported file", remedy="choose another format"), torch.no_grad():
+            answers, decisions = answer(torch.stack(inputs), *word_vectors)
         if answers.shape != expected.shape or not torch.isfinite(answers).all():
             raise CheckpointError(
                 f"{source}: the exported file answers {list(answers.shape)} probabilities, some of "
@@ -497,11 +497,11 @@ def proofs(
     # A file that asks for word vectors must take any number of them.
     if program.asks:
         count = program.fewest_classes + MADE_UP
-        assert loaded.classes.queries is not None
-        width, generator = loaded.classes.queries.shape[1], torch.Generator().manual_seed(0)
+        assert loaded.classes.word_vectors is not None
+        width, generator = loaded.classes.word_vectors.shape[1], torch.Generator().manual_seed(0)
         names = tuple(f"class {number}" for number in range(count))
         vectors = torch.randn(count, width, generator=generator)
-        others = replace(loaded, classes=replace(loaded.classes, names=names, queries=vectors))
+        others = replace(loaded, classes=replace(loaded.classes, names=names, word_vectors=vectors))
         comparison = compare(answer, metadata, others, made, name)
         yield f"{name}, {count} made-up classes: {check(comparison, metadata, args.out)}"
 
@@ -551,7 +551,7 @@ def export(args: argparse.Namespace) -> None:
         thresholds,
         any_size=args.any_size,
         half=args.precision == "fp16",
-        asks=loaded.classes.queries is not None and args.classes is None,
+        asks=loaded.classes.word_vectors is not None and args.classes is None,
     )
     metadata = describe(program, loaded, args)
     content = to_bytes(program, loaded, metadata, args)
@@ -608,8 +608,8 @@ def chosen_thresholds(loaded: Loaded, args: argparse.Namespace) -> tuple[list[fl
 def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
     """Return what the file says of itself."""
     width = None
-    if program.asks and loaded.classes.queries is not None:
-        width = loaded.classes.queries.shape[1]
+    if program.asks and loaded.classes.word_vectors is not None:
+        width = loaded.classes.word_vectors.shape[1]
 
     # A backbone of the user's own need not normalise.
     backbone = loaded.model.backbone

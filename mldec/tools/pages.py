@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined, Template
 from PIL import Image
 
-from mldec.errors import UserError, refusing, visible, writing
+from mldec.errors import UserError, naming_errors, visible, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def save(figure: "Figure", path: Path) -> None:
     """Write a figure, in the format that the suffix of the file names."""
     content = io.BytesIO()
     remedy = "name a file .png, .svg or .pdf"
-    with refusing(path, UserError, remedy=remedy), writing(path), warnings.catch_warnings():
+    with naming_errors(path, UserError, remedy=remedy), writing(path), warnings.catch_warnings():
         # A letter that the font lacks is drawn as an empty box; a warning per letter helps nobody.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(content, format=path.suffix.lower().removeprefix("."))

@@ -27,7 +27,15 @@ from mldec.checkpoint import Loaded, load_model, published, sources
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.state import Checkpoint
 from mldec.cli import add_weights_options, command, run_command
-from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say, visible
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    naming_errors,
+    printable,
+    say,
+    visible,
+)
 from mldec.evaluation.output import meaning
 from mldec.files.atomic import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, folder_of_run, read_facts
@@ -138,7 +146,7 @@ def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
 def cost_of(loaded: Loaded, path: Path) -> list[tuple[str, str]]:
     """Return the cost of an image, and of the training if its run lies around the file `path`."""
     size = loaded.transform.image_size
-    count = work_per_image(loaded.model, size, loaded.classes.queries)
+    count = work_per_image(loaded.model, size, loaded.classes.word_vectors)
     macs = UNKNOWN if count is None else f"{count / 1e9:,.3f} billion per image"
 
     folder = folder_of_run(path)
@@ -192,7 +200,7 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
 def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
     """Read a file of `mldec report --json` or `mldec evaluate --json` for the published weights."""
     content = read_json(path, _SEE)
-    with refusing(path, DataError, remedy=_SEE):
+    with naming_errors(path, DataError, remedy=_SEE):
         measured = Measured(
             source=f"from {path.name}",
             images=int(content["images"]),
@@ -242,7 +250,7 @@ def card(known: Known) -> str:
     """Return the text of README.md: what the Hub reads, and model_card.md.j2 filled in."""
     checkpoint, loaded, measured = known.checkpoint, known.loaded, known.measured
     kind = "single-label" if loaded.classes.exclusive else "multi-label"
-    if loaded.classes.queries is not None:
+    if loaded.classes.word_vectors is not None:
         kind = "zero-shot"
     head = str(loaded.config.head.get("_target_", UNKNOWN)).rpartition(".")[2]
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from mldec.cli import command, require, run_command
 from mldec.config.compose import flat
-from mldec.errors import CheckpointError, ConfigError, DataError, printable, refusing, say
+from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors, printable, say
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, csv_lines, write_result
 from mldec.files.run_folder import LOG_FILE, RUN_FILE, find_checkpoint, read_facts
 from mldec.files.text import read_yaml
@@ -136,7 +136,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run: its settings by their full keys."""
     file = folder / "config.yaml"
     remedy = "name the folder of a run"
-    with refusing(file, remedy=remedy):
+    with naming_errors(file, remedy=remedy):
         return flat(read_yaml(file, remedy))
 
 
@@ -413,7 +413,7 @@ def value_at(run: Run, metric: str, at: str) -> float | None:
     if chosen := re.fullmatch(r"AP\((.*)\)", metric):
         path = run.folder / "evaluation.json"
         remedy = f"mldec evaluate {run.folder} --json {path} writes it"
-        with refusing(path, DataError, remedy=remedy):
+        with naming_errors(path, DataError, remedy=remedy):
             found = json.loads(path.read_text(encoding="utf-8"))["per_class"][chosen[1]]["AP"]
         return found if found is None else float(found)
 

@@ -17,11 +17,11 @@ from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
 from mldec.data.sampling import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
-from mldec.errors import ConfigError, DataError, Stopped, refusing
+from mldec.errors import ConfigError, DataError, Stopped, naming_errors
 from mldec.files.atomic import replacing
 from mldec.files.cache import cache_folder
 from mldec.runtime import distributed
-from mldec.runtime.devices import autocast, moved
+from mldec.runtime.devices import autocast, to_device
 from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
@@ -41,7 +41,7 @@ class StoredTokens(StoredImages):
         if not file.exists():
             # The image was unreadable: raise its error again.
             super().load(index, rng)
-        with refusing(file, DataError, remedy="delete it, and pass resume=auto"):
+        with naming_errors(file, DataError, remedy="delete it, and pass resume=auto"):
             tokens = torch.from_numpy(np.load(file))
         return tokens, self.labels.row(index)
 
@@ -130,7 +130,7 @@ def _compute(
         done += len(batch.images) + len(batch.bad)
         if len(batch.images):
             with torch.no_grad(), autocast(device, train.precision):
-                tokens = backbone(moved(batch.images, device)).float().cpu()
+                tokens = backbone(to_device(batch.images, device)).float().cpu()
             for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
                 with replacing(files[index]) as file:
                     np.save(file, array)
@@ -160,7 +160,7 @@ def _network_key(
     for key, value in sorted(config.backbone.items()):
         if key != "pretrained":
             settings.append((key, str(value)))
-    precision = config.train.precision.on(device).value
+    precision = config.train.precision.for_device(device).value
     decoders = [version(name) for name in sorted({"pillow", data.transform.decoder})]
     facts = (FORMAT, torch.__version__, decoders, device.type, precision, settings, data.transform)
 

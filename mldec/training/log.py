@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from mldec.config.schema import Config
-from mldec.errors import refusing, writing
+from mldec.errors import naming_errors, writing
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, NOT_OURS, read_log
 from mldec.runtime import distributed
@@ -263,7 +263,7 @@ def read_progress(path: Path) -> Progress:
     lines = read_log(path)
     progress = Progress()
     previous_time = 0.0
-    with refusing(path, remedy=NOT_OURS):
+    with naming_errors(path, remedy=NOT_OURS):
         for line in lines:
             # The time starts at 0 after each resume.
             time = line["time"]

@@ -115,7 +115,7 @@ def with_division(config: Config, parts: build.Parts, way: Division) -> tuple[Co
         arguments = {**backbone.arguments, "checkpointing": way.checkpointing}
         parts = {**parts, "backbone": replace(backbone, arguments=arguments)}
     train = replace(config.train, accumulate=way.accumulate, fit_memory=False)
-    train = train.on(distributed.world_size())
+    train = train.for_world_size(distributed.world_size())
     return build.recorded(replace(config, train=train), parts), parts
 
 
@@ -161,11 +161,11 @@ def _measured(
     images = torch.zeros(batch, 3, size, size, dtype=torch.uint8, device=device)
     targets = torch.zeros(batch, len(classes), device=device)
     targets[:, 0] = 1  # single-label data needs a label
-    queries = None if classes.queries is None else classes.queries.to(device)
+    word_vectors = None if classes.word_vectors is None else classes.word_vectors.to(device)
 
     torch.cuda.reset_peak_memory_stats(device)
     with autocast(device, train.precision):
-        logits = model(images, queries)
+        logits = model(images, word_vectors)
     loss.to(device)(logits.float(), targets).backward()
     peak = int(torch.cuda.max_memory_allocated(device))
 

@@ -38,14 +38,16 @@ def start_at_frequency(head: nn.Module, labels: Labels) -> None:
 
     Each class gets one additional positive and negative, so that all log-odds are finite.
     """
-    start_at: Callable[[torch.Tensor], None] | None = getattr(head, "start_at", None)
-    if start_at is None:
+    set_bias_from_prior: Callable[[torch.Tensor], None] | None = getattr(
+        head, "set_bias_from_prior", None
+    )
+    if set_bias_from_prior is None:
         raise ConfigError(
             f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
         )
     positives = labels.all_counts(1) + 1
     negatives = labels.all_counts(0) + 1
-    start_at(torch.from_numpy(positives / negatives).log().float())
+    set_bias_from_prior(torch.from_numpy(positives / negatives).log().float())
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
@@ -81,7 +83,7 @@ def _check_kind(loss: nn.Module, *, exclusive: bool) -> None:
 
 def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
     mix = config.mix
-    if mix.on and mix.labels is MixLabels.union and exclusive:
+    if mix.enabled and mix.labels is MixLabels.union and exclusive:
         raise ConfigError(
             "mix.labels=union gives an image two labels, but the data has one label per image: "
             "leave it out"
@@ -163,9 +165,9 @@ def used_precision(wanted: Precision, saved: Checkpoint | None, device: torch.de
     """
     if saved is not None:
         before = Precision(saved.config["train"]["precision"])
-        if wanted.may_mean(before):
+        if wanted.may_fall_back_to(before):
             wanted = before
-    return wanted.on(device)
+    return wanted.for_device(device)
 
 
 def resume_point(config: Config, directory: Path) -> Path | None:
@@ -294,7 +296,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
     model = trainer.learner.model
     size = trainer.data.transform.image_size
     classifier = Classifier(model.backbone, model.head)
-    products = work_per_image(classifier, size, trainer.data.val.classes.queries)
+    products = work_per_image(classifier, size, trainer.data.val.classes.word_vectors)
     return RunFacts(
         name=config.name,
         command=command_line(),

@@ -14,10 +14,10 @@ from mldec.checkpoint.loading import load_strict
 from mldec.checkpoint.state import Checkpoint
 from mldec.config.schema import Config, NonFinite
 from mldec.data.loader import Batch, sample_seed
-from mldec.errors import ConfigError, refusing
+from mldec.errors import ConfigError, naming_errors
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast, memory_format, moved
+from mldec.runtime.devices import Precision, autocast, memory_format, to_device
 from mldec.training.optim import (
     build_optimizer,
     build_schedule,
@@ -74,7 +74,7 @@ class Learner:
         loss: Takes logits float32 [B, K] and targets [B, K].
         device: The device of the training steps.
         steps: Number of optimizer steps of the whole run.
-        queries: Word vectors [K, D] of zero-shot data.
+        word_vectors: Word vectors [K, D] of zero-shot data.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Learner:
         *,
         device: torch.device,
         steps: int,
-        queries: Tensor | None = None,
+        word_vectors: Tensor | None = None,
     ) -> None:
         train = config.train
         self.memory_format = memory_format(channels_last=train.channels_last)
@@ -101,14 +101,14 @@ class Learner:
         self.steps = steps
         self.model = model
         self.loss = loss.to(device)
-        self.queries = None if queries is None else queries.to(device)
+        self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 
         # Freeze first: the optimizer and the moving average depend on it.
         self.frozen_norms = freeze(model, train)
         grouping = {**vars(config.optim), "decay": config.optim.decay.value}
         self.optimizer = build_optimizer(model, **grouping)
         self.schedule = self._build_schedule()
-        self.precision = train.precision.on(device)
+        self.precision = train.precision.for_device(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
         self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
         # After this step the moving average is a copy of the weights.
@@ -260,17 +260,17 @@ class Learner:
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
         """Add the gradients of a micro-batch, and return its share of the loss."""
         train = self.config.train
-        images = moved(batch.images, self.device, memory_format=self.memory_format)
-        targets = moved(batch.targets, self.device)
+        images = to_device(batch.images, self.device, memory_format=self.memory_format)
+        targets = to_device(batch.targets, self.device)
 
-        queries = self.queries
-        if queries is not None:
-            queries, targets = augment(
-                queries, targets, noise=train.query_noise, extra=train.random_queries
+        word_vectors = self.word_vectors
+        if word_vectors is not None:
+            word_vectors, targets = augment(
+                word_vectors, targets, noise=train.query_noise, extra=train.random_queries
             )
 
         with autocast(self.device, self.precision):
-            logits = self.net(images, queries)
+            logits = self.net(images, word_vectors)
         # The loss is computed in float32, or in float64 if the logits are.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = self.loss(logits, targets)
@@ -338,7 +338,7 @@ class Learner:
             self.ema.set(self.model)
 
         self.step = saved.step
-        with refusing(path, remedy=f"start a new run with init={path}"):
+        with naming_errors(path, remedy=f"start a new run with init={path}"):
             self.loss.load_state_dict(saved.loss)
             load_state(self.optimizer, saved.optimizer)
             if self.step < self.steps:
@@ -359,7 +359,9 @@ def _clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     return nn.utils.get_total_norm(gradients)
 
 
-def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tuple[Tensor, Tensor]:
+def augment(
+    word_vectors: Tensor, targets: Tensor, *, noise: float, extra: int
+) -> tuple[Tensor, Tensor]:
     """Add noise to the word vectors, and append random ones that are positive in every image.
 
     The paper gives the settings of both augmentations in table 3; the public code has neither. We
@@ -368,7 +370,7 @@ def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tu
     Random numbers come from torch's global generator.
 
     Args:
-        queries: Word vectors [K, D].
+        word_vectors: Word vectors [K, D].
         targets: Targets [B, K].
         noise: Standard deviation of the noise.
         extra: Number E of random vectors.
@@ -377,15 +379,15 @@ def augment(queries: Tensor, targets: Tensor, *, noise: float, extra: int) -> tu
         Word vectors [K + E, D] and targets [B, K + E].
     """
     if not noise and not extra:
-        return queries, targets
+        return word_vectors, targets
 
-    spread, mean = torch.std_mean(queries, correction=0)
+    spread, mean = torch.std_mean(word_vectors, correction=0)
     random = mean + spread * torch.randn(
-        extra, queries.shape[1], device=queries.device, dtype=queries.dtype
+        extra, word_vectors.shape[1], device=word_vectors.device, dtype=word_vectors.dtype
     )
-    noisy = queries
+    noisy = word_vectors
     if noise:
-        noisy = queries + noise * spread * torch.randn_like(queries)
+        noisy = word_vectors + noise * spread * torch.randn_like(word_vectors)
 
     positive = targets.new_ones(len(targets), extra)
     return torch.cat([noisy, random]), torch.cat([targets, positive], 1)

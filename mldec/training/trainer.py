@@ -32,7 +32,7 @@ from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.runtime.environment import explain_out_of_memory, git_commit, installed
-from mldec.runtime.signals import NothingCame, StopRequest
+from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.training.log import Meter, RunLog, clock
 from mldec.training.monitor import Observer
 from mldec.training.step import Learner, StepStats, StepStatus
@@ -60,7 +60,7 @@ class Trainer:
         # `StopRequest()` never requests a stop.
         self.stop = StopRequest() if stop is None else stop
         self.batches = _train_batches(config, data)
-        train = train.lasting(self.batches.steps)
+        train = train.with_resolved_epochs(self.batches.steps)
         self.config = dataclasses.replace(config, train=train)
         self.loader = train_loader(
             data,
@@ -75,7 +75,7 @@ class Trainer:
             loss,
             device=device,
             steps=train.epochs * self.batches.steps,
-            queries=data.train.classes.queries,
+            word_vectors=data.train.classes.word_vectors,
         )
 
         # Progress and results of the run.
@@ -210,7 +210,7 @@ class Trainer:
                 if not len(batch.images):
                     raise DataError(f"no image of a micro-batch can be read: {batch.bad[0]}")
                 yield batch
-        except NothingCame:
+        except DataTimeout:
             self.save()
             self._stop(f"after step {self.learner.step}, waiting for data")
         except DataError as error:
@@ -396,7 +396,7 @@ class Trainer:
                 if self.stop:
                     self._stop(moment)
                 yield batch
-        except NothingCame:
+        except DataTimeout:
             self._stop(f"{moment}, waiting for data")
         except DataError as error:
             raise self._with_checkpoint(error) from error

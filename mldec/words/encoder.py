@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from mldec.errors import ConfigError, refusing, suggest
+from mldec.errors import ConfigError, naming_errors, suggest
 from mldec.files.cache import cache_folder, read_cached, write_cached
 from mldec.files.text import read_lines
 from mldec.files.torch_files import sha256_of
@@ -186,7 +186,11 @@ def open_model(source: str) -> ClipModel:
     """
     parsed = ClipSource.parse(source)
     library = _open_clip(source)
-    with _quiet(), torch.random.fork_rng(devices=[]), refusing(source, ConfigError, remedy=_REMEDY):
+    with (
+        _quiet(),
+        torch.random.fork_rng(devices=[]),
+        naming_errors(source, ConfigError, remedy=_REMEDY),
+    ):
         config = library.get_model_config(parsed.model)
         if config is None:
             near = get_close_matches(parsed.model, library.list_models(), n=1)

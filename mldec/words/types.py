@@ -46,5 +46,5 @@ class WordVectors(NamedTuple):
     """Word vectors of K names: the requested names, then the optional names with a vector."""
 
     names: tuple[str, ...]
-    queries: Tensor  # float32 [K, D]; row i belongs to names[i]
+    word_vectors: Tensor  # float32 [K, D]; row i belongs to names[i]
     origin: VectorOrigin

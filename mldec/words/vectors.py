@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from mldec.errors import CheckpointError, ConfigError, DataError, refusing
+from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors
 from mldec.files.text import open_binary, read_json, read_lines
 from mldec.files.torch_files import read_torch, sha256_of
-from mldec.names import as_name, listed, names_fault, unknown_class
+from mldec.names import as_name, format_list, names_fault, unknown_class
 from mldec.words.encoder import PLACE, ClipSource, encode_names
 from mldec.words.types import DIGITS_PREFIX, PREFIX, PROMPT, VectorOrigin, WordVectors
 
@@ -29,7 +29,7 @@ def _look_up(
     path: Path, names: Sequence[str], optional: Sequence[str], order: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
     """Return the vectors of a file, float32 [D] each, by name. Optional names may be missing."""
-    with refusing(path, DataError, remedy=_SEE):
+    with naming_errors(path, DataError, remedy=_SEE):
         if path.suffix == ".npy" or path.suffix in _TORCH_FILES:
             vectors = _by_name(path, names, optional, order)
         else:
@@ -38,8 +38,8 @@ def _look_up(
     missing = [name for name in names if name not in vectors]
     if missing:
         raise DataError(
-            f"{path}: {len(missing):,} of {len(names):,} names have no vector: {listed(missing)}; "
-            f"{_SEE}"
+            f"{path}: {len(missing):,} of {len(names):,} names have no vector: "
+            f"{format_list(missing)}; {_SEE}"
         )
 
     # The zero-shot heads and `nearest` normalize vectors, so zeros are not allowed.
@@ -115,7 +115,9 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
             means.append(name)
 
     if wanted_means := [name for name in means if name in set(names)]:
-        log.warning("%s: the mean of their words' vectors serves %s", path, listed(wanted_means))
+        log.warning(
+            "%s: the mean of their words' vectors serves %s", path, format_list(wanted_means)
+        )
     return vectors
 
 
@@ -171,7 +173,7 @@ def _is_number(field: bytes) -> bool:
     return True
 
 
-def word_vectors(
+def load_word_vectors(
     source: str,
     names: Sequence[str],
     *,
@@ -210,9 +212,9 @@ def word_vectors(
         raise DataError(f"the class names: {fault}; {_SEE}")
 
     if source.startswith(PREFIX):
-        queries, sha256 = encode_names(source, all_names, templates, cache_dir, keep=keep)
+        word_vectors, sha256 = encode_names(source, all_names, templates, cache_dir, keep=keep)
         origin = VectorOrigin(ClipSource.parse(source).anywhere, sha256, tuple(templates))
-        return WordVectors(all_names, queries, origin)
+        return WordVectors(all_names, word_vectors, origin)
     if source.startswith(DIGITS_PREFIX):
         from mldec.words.digits import named_vectors
 
@@ -220,8 +222,8 @@ def word_vectors(
 
     path = Path(source)
     vectors = _look_up(path, names, optional, order)
-    queries = torch.from_numpy(np.stack(list(vectors.values())))
-    return WordVectors(tuple(vectors), queries, VectorOrigin(path.name, sha256_of(path)))
+    word_vectors = torch.from_numpy(np.stack(list(vectors.values())))
+    return WordVectors(tuple(vectors), word_vectors, VectorOrigin(path.name, sha256_of(path)))
 
 
 def described(
@@ -254,19 +256,19 @@ def described(
     if not rows:
         raise DataError(f"{path} describes no class of the data, by name -> sentences; {_SEE}")
     if missing := [name for name in vectors.names if name not in sentences_of]:
-        log.info(f"{path} describes {len(rows):,} classes; prompts serve {listed(missing)}")
+        log.info(f"{path} describes {len(rows):,} classes; prompts serve {format_list(missing)}")
 
     sentences = [text for row in rows for text in sentences_of[vectors.names[row]]]
     known = list(dict.fromkeys(sentences))
     encoded, _ = encode_names(source, known, (PLACE,), cache_dir)
     vector_of = dict(zip(known, encoded, strict=True))
-    queries = vectors.queries.clone()
+    word_vectors = vectors.word_vectors.clone()
     for row in rows:
         own = torch.stack([vector_of[text] for text in sentences_of[vectors.names[row]]])
-        queries[row] = normalize(own.mean(0), dim=0)
+        word_vectors[row] = normalize(own.mean(0), dim=0)
 
     origin = replace(vectors.origin, descriptions=f"{path.name} (sha256 {sha256_of(path)})")
-    return vectors._replace(queries=queries, origin=origin)
+    return vectors._replace(word_vectors=word_vectors, origin=origin)
 
 
 def made_alike(
@@ -290,7 +292,7 @@ def made_alike(
     """
     maker = f"{where}: the checkpoint makes word vectors by {origin.described()}"
     try:
-        made = word_vectors(origin.source, names, templates=origin.templates, keep=keep)
+        made = load_word_vectors(origin.source, names, templates=origin.templates, keep=keep)
     except ConfigError as error:
         raise ConfigError(f"{maker}, which cannot be had here: {error}; or {remedy}") from error
 

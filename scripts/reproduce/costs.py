@@ -100,9 +100,9 @@ def work(settings: tuple[str, ...]) -> Work | None:
         model = build.model(parts, classes, pretrained=False)
 
     word_dim = getattr(model.head, "word_dim", None)
-    queries = (data.classes, word_dim) if word_dim else None
+    word_vectors = (data.classes, word_dim) if word_dim else None
     size = config.data["image_size"]
-    total = multiply_accumulates(model, size, queries) / 1e9
+    total = multiply_accumulates(model, size, word_vectors) / 1e9
     backbone = multiply_accumulates(model.backbone, size) / 1e9
     return Work(backbone, total - backbone)
 

@@ -115,7 +115,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
 
     # A run records the precision that it used on its device.
     used = there["train.precision"]
-    if Precision(wanted["train.precision"]).may_mean(Precision(used)):
+    if Precision(wanted["train.precision"]).may_fall_back_to(Precision(used)):
         wanted["train.precision"] = used
 
     return [

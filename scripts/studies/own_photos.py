@@ -170,7 +170,7 @@ def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
         start.start_at_frequency(head, from_dense(labels.numpy()))
     loss = build.loss(parts)
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
-    config.train = config.train.lasting(batches.steps)
+    config.train = config.train.with_resolved_epochs(batches.steps)
     config.train.freeze, epochs = [], config.train.epochs
 
     model = TokenClassifier(nn.Identity(), head)

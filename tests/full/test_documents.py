@@ -309,7 +309,7 @@ def check_train(words: list[str]) -> None:
     if "--cfg" in words:
         place = words.index("--cfg")
         words = [*words[:place], *words[place + 2 :]]
-    # The example of a plugin is run by tests/core/config/test_plugin_example.py.
+    # The example of a plugin is run by tests/unit/config/test_plugin_example.py.
     if "--config-dir=configs" in words:
         return
     words = [word for word in words if not word.startswith("hydra.")]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mldec
 from mldec.checkpoint import loading
 from mldec.errors import UserError
-from mldec.words.vectors import word_vectors
+from mldec.words.vectors import load_word_vectors
 
 ROOT = Path(mldec.__file__).parents[1]
 # The config and the shapes of the head are not looked at when a run starts from the file, and none
@@ -57,7 +57,7 @@ def fault_of(call, path):
 
 
 def words(path):
-    return word_vectors(str(path), ["one", "two"], order=["one", "two"])
+    return load_word_vectors(str(path), ["one", "two"], order=["one", "two"])
 
 
 def test_every_file_ends_in_one_line_at_every_door(corpus, model, trace):

@@ -16,7 +16,7 @@ from mldec.checkpoint import load_model, loading
 from mldec.data.transforms import read_image
 from mldec.files.torch_files import read_torch
 from mldec.words.encoder import open_encoder
-from mldec.words.vectors import word_vectors
+from mldec.words.vectors import load_word_vectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 QUICK = [
@@ -102,7 +102,9 @@ def test_predict_knows_its_own_classes_and_new_ones(command, folder, tmp_path):
 
     own = predicted("--top", "40")
     assert len(own) == 40
-    vectors = word_vectors(str(folder / "data/wordvec_array.pth"), ["redfive", "bluetwo"]).queries
+    vectors = load_word_vectors(
+        str(folder / "data/wordvec_array.pth"), ["redfive", "bluetwo"]
+    ).word_vectors
     lines = [
         f"{name} {' '.join(map(str, row.tolist()))}\n"
         for name, row in zip(("a", "b"), vectors, strict=True)

@@ -22,7 +22,7 @@ from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.files.torch_files import read_torch
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.runtime.devices import Copies
+from mldec.runtime.devices import PinnedCopies
 from mldec.tools.predict.answers import Rule
 
 pytestmark = [
@@ -175,7 +175,7 @@ def test_copies_of_another_device_are_awaited():
         torch.cuda._sleep(10**9)  # cycles
         values += 1
     with torch.cuda.device(0):
-        [copy] = Copies(values).wait()
+        [copy] = PinnedCopies(values).wait()
     assert copy.eq(2).all()
 
 

@@ -26,7 +26,7 @@ WORDS = [
 WORDS += ["head.embed_dim=32", "head.mlp_dim=32", "train.workers=0"]
 
 
-def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[str, Any]:
+def good(words: list[str] = WORDS, word_vectors: torch.Tensor | None = None) -> dict[str, Any]:
     """Return a whole checkpoint of ours, of an untrained network."""
     config = compose(words)
     classes = Classes(NAMES)
@@ -35,7 +35,7 @@ def good(words: list[str] = WORDS, queries: torch.Tensor | None = None) -> dict[
     return {
         "format": FORMAT,
         "config": to_dict(config),
-        "classes": {"names": list(NAMES), "exclusive": False, "queries": queries},
+        "classes": {"names": list(NAMES), "exclusive": False, "queries": word_vectors},
         "transform": {"image_size": 64},
         "metrics": {"val/mAP": 1.0},
         "best": {"metric": "mAP", "value": 1.0, "weights": "raw", "epoch": 1},

@@ -33,7 +33,7 @@ HEADS: dict[str, Callable[[int], nn.Module]] = {
     "groups": lambda width: MLDecoder(width, CLASSES, num_groups=3, **SIZES),
     "full": lambda width: MLDecoder(width, CLASSES, num_groups=None, num_layers=2, **SIZES),
     "transformer": lambda width: MLDecoder(
-        width, CLASSES, num_groups=None, queries="learned", self_attention=True, **SIZES
+        width, CLASSES, num_groups=None, word_vectors="learned", self_attention=True, **SIZES
     ),
     "query2label": lambda width: Query2Label(width, CLASSES, input_proj=True, **SIZES),
     "words": lambda width: MLDecoder(width, 0, **WORDS, **SIZES),
@@ -79,9 +79,9 @@ def loaded(
     backbone = Patches() if backbone is None else backbone
     model = Classifier(backbone, HEADS[head](int(backbone.num_features))).eval()  # type: ignore[arg-type]
 
-    queries = None
+    word_vectors = None
     if head in OF_WORDS:
-        queries = torch.randn(CLASSES, WIDTH)
+        word_vectors = torch.randn(CLASSES, WIDTH)
         calibration = calibration and replace(
             calibration, scope="global", thresholds=(0.45,), slopes=(0.7,), offsets=(0.1,)
         )
@@ -89,7 +89,7 @@ def loaded(
     return Loaded(
         model,
         Config(name="x", data={}, backbone={}, head={}, loss={}),
-        Classes(names, exclusive=exclusive, queries=queries),
+        Classes(names, exclusive=exclusive, word_vectors=word_vectors),
         EvalTransform(image_size=size, **transform),
         metrics={},
         weights="raw",

@@ -37,7 +37,7 @@ class Reader:
 
         # Zero-shot data has other classes in training.
         train, val = data.train.classes, data.val.classes
-        assert train.queries is not None or train == val
+        assert train.word_vectors is not None or train == val
         return data
 
     def fault(self, **arguments: Any) -> str:

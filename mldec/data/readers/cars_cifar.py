@@ -18,7 +18,7 @@ from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import Storage, StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_bytes
 from mldec.names import check_names
 
@@ -77,7 +77,7 @@ def _parse(sources: list[Path], split: str) -> Table:
     file_key = "relative_im_path" if one_file else "fname"
 
     builder = TableBuilder(_SEE, classes=names)
-    with refusing(sources[0], DataError, remedy=f"no annotations with labels, {_SEE}"):
+    with naming_errors(sources[0], DataError, remedy=f"no annotations with labels, {_SEE}"):
         for number, annotation in enumerate(annotations, 1):
             if one_file and bool(annotation["test"]) != (split == "test"):
                 continue
@@ -94,7 +94,7 @@ def _load(file: Path, name: str) -> np.ndarray:
     from scipy.io import loadmat  # slow to import
 
     stream = io.BytesIO(read_bytes(file, _SEE))
-    with refusing(file, DataError, remedy=f"restore it, {_SEE}"):
+    with naming_errors(file, DataError, remedy=f"restore it, {_SEE}"):
         content: dict[str, Any] = loadmat(stream, squeeze_me=True, variable_names=[name])
         return np.atleast_1d(content[name])
 
@@ -154,7 +154,7 @@ def _load_cifar_split(folder: Path, split: str, cache_dir: str | None) -> Stored
     file = folder / split
     pixels = _unpickle(file, "data")
     labels = _unpickle(file, "fine_labels")
-    with refusing(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
+    with naming_errors(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
         # Reshape [N, 3 * 32 * 32] (red, green, blue planes) to [N, 32, 32, 3].
         images = pixels.reshape(len(labels), 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
         pictures = _Pictures(file, np.ascontiguousarray(images, np.uint8), np.arange(len(images)))
@@ -181,6 +181,6 @@ class _ArraysOnly(pickle.Unpickler):
 def _unpickle(file: Path, key: str) -> Any:
     """Return an entry of a pickled dictionary without executing code of the file."""
     stream = io.BytesIO(read_bytes(file, _SEE_CIFAR))
-    with refusing(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
+    with naming_errors(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
         # Byte strings of Python 2 need an encoding.
         return _ArraysOnly(stream, encoding="latin1").load()[key]

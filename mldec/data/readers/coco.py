@@ -20,7 +20,7 @@ from mldec.data.splits import warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json
 from mldec.names import COCO_NAMES, as_name, names_fault
 
@@ -138,7 +138,7 @@ def load_split(
 def _parse(annotations: Path) -> Table:
     """Read an "instances" file: one label per class with an object, including crowds."""
     content = read_json(annotations, _SEE)
-    with refusing(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
+    with naming_errors(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
         # Suppress the messages of `createIndex`.
         index = COCO()
         index.dataset = content

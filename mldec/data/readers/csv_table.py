@@ -21,9 +21,9 @@ from mldec.data.splits import check_fraction, check_val, hold_out, hold_out_stra
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_rows, read_bytes
-from mldec.names import as_name, check_names, given_names, listed, shown, split_names
+from mldec.names import abbreviate, as_name, check_names, format_list, given_names, split_names
 
 log = logging.getLogger("mldec")
 
@@ -251,7 +251,7 @@ def recognise(
                 class_columns.append(column)
         if not class_columns or "negatives" in roles:
             raise DataError(
-                f"{where}: none of the columns {shown(', '.join(names))} has labels: call one "
+                f"{where}: none of the columns {abbreviate(', '.join(names))} has labels: call one "
                 f"labels, name one with data.labels_column, or add a column of 0 and 1 per class; "
                 f"{_SEE}"
             )
@@ -265,7 +265,7 @@ def recognise(
 
     unused = [names[i] or f"column {i + 1}" for i, name in enumerate(columns) if not name]
     if unused:
-        log.info(f"csv: {source} has columns that are not used: {listed(unused)}")
+        log.info(f"csv: {source} has columns that are not used: {format_list(unused)}")
     has_empty_cell = any(counts[column][""] for column in class_columns)
     is_partial = "negatives" in roles or has_empty_cell
     return Form(delimiter, encoding, tuple(columns), class_names, is_partial, dict(splits))
@@ -316,7 +316,7 @@ def _find_roles(
             wanted = (_simple(setting),)
         found = next((name for name in wanted if name in simple_names), None)
         if found is None and setting is not None:
-            columns = shown(", ".join(names))
+            columns = abbreviate(", ".join(names))
             raise ValueError(f"{role}_column is {setting!r}: {where} has the columns {columns}")
         if found is None:
             continue
@@ -327,8 +327,8 @@ def _find_roles(
 
     if "path" not in roles:
         raise DataError(
-            f"{where}: none of the columns {shown(', '.join(names))} has the paths of the images: "
-            f"call one path, or name one with data.path_column; {_SEE}"
+            f"{where}: no column with image paths among {abbreviate(', '.join(names))}; "
+            f"rename one to path, or set data.path_column; {_SEE}"
         )
     return roles
 
@@ -340,9 +340,9 @@ def _refuse_both_forms(
     doubtful = [names[column] for column, share in shares.items() if share == 1]
     if doubtful:
         raise DataError(
-            f"{where}: the labels may be in the column {shown(names[labels])}, or in columns of 0 "
-            f"and 1 such as {shown(doubtful[0])}: pass data.labels_column={names[labels]}, or "
-            f"leave out the columns that are no labels; {_SEE}"
+            f"{where}: both {abbreviate(names[labels])} and 0/1 columns such as "
+            f"{abbreviate(doubtful[0])} may be labels; set data.labels_column={names[labels]}, or "
+            f"remove the columns that are not labels; {_SEE}"
         )
 
 
@@ -471,7 +471,7 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
     for name in form.classes:
         if cells[name] not in _CELLS:
             raise DataError(
-                f"{where}: the class {name!r} has {shown(cells[name])}, not 0, 1 or nothing: "
+                f"{where}: the class {name!r} has {abbreviate(cells[name])}, not 0, 1 or nothing: "
                 f"correct it, or leave out the column; {_SEE}"
             )
         labels[name] = _CELLS[cells[name]]
@@ -484,5 +484,7 @@ def _names(text: str, separator: str, where: str) -> list[str]:
     # Names may contain brackets. Blank names are skipped, so a trailing separator is allowed.
     if not re.fullmatch(r"\[\s*([\"'\d].*)?\]", text):
         return split_names(text, separator, where, _SEE)
-    with refusing(where, DataError, remedy=f'write a JSON list such as ["cat", "dog"]; {_SEE}'):
+    with naming_errors(
+        where, DataError, remedy=f'write a JSON list such as ["cat", "dog"]; {_SEE}'
+    ):
         return [as_name(name.strip(), where, _SEE) for name in json.loads(text)]

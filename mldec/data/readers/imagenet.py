@@ -18,9 +18,9 @@ from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import SingleLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_columns, read_json, read_lines
-from mldec.names import check_names, told_apart, unknown_class
+from mldec.names import check_names, disambiguate, unknown_class
 
 _SEE = "see DATASETS.md, section ImageNet"
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
@@ -74,7 +74,7 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
     """
     lines = _info("imagenet_synset_to_lemma.txt").splitlines()
     lemmas = dict(line.split("\t", 1) for line in lines)
-    return told_apart([lemmas.get(wnid, wnid) for wnid in wnids], wnids)
+    return disambiguate([lemmas.get(wnid, wnid) for wnid in wnids], wnids)
 
 
 def _info(name: str) -> str:
@@ -137,7 +137,7 @@ def _with_real_labels(table: Table, file: Path) -> Table:
     """Replace the labels by the ReaL labels (arXiv 2006.07159)."""
     real_labels = read_json(file, _SEE)
     builder = TableBuilder(_SEE, classes=table.classes)
-    with refusing(file, DataError, remedy=f"it is no list of class indices per image, {_SEE}"):
+    with naming_errors(file, DataError, remedy=f"it is no list of class indices per image, {_SEE}"):
         for name in map(os.fsdecode, table.files.tolist()):
             # The number in ILSVRC2012_val_00000293.JPEG. Numbers start at 1.
             number = int(name.rpartition("_")[2].partition(".")[0])

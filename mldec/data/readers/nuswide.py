@@ -21,7 +21,7 @@ from mldec.data.settings import DEFAULT_VECTORS, LoadSplit, Source, VectorSettin
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
 from mldec.names import check_names, split_names
 
@@ -152,7 +152,7 @@ def _roles(source: Path, names: Sequence[str]) -> Roles:
         content = {"test class": read_lines(source, _SEE)}
     else:
         content = read_json(source, _SEE)
-    with refusing(source, DataError, remedy=f"it is no list of classes, {_SEE}"):
+    with naming_errors(source, DataError, remedy=f"it is no list of classes, {_SEE}"):
         unseen = content["test class"]
         seen = content.get("train class")
         return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")
@@ -250,7 +250,7 @@ def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Read a whitespace-separated file of 0 and 1 as int8 with the given shape."""
     text = read_bytes(source, _SEE)
-    with refusing(source, DataError, remedy=f"it is not of 0 and 1, {_SEE}"):
+    with naming_errors(source, DataError, remedy=f"it is not of 0 and 1, {_SEE}"):
         digits = np.frombuffer(text.translate(None, b" \t\r\n"), np.int8)
         return digits.reshape(shape) - ord("0")
 

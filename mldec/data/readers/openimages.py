@@ -18,10 +18,10 @@ from mldec.data.splits import log_split
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import PartialLabels
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_columns, read_lines
 from mldec.files.torch_files import read_torch
-from mldec.names import check_names, shown, told_apart, without_quotes
+from mldec.names import abbreviate, check_names, disambiguate, without_quotes
 
 log = logging.getLogger("mldec")
 
@@ -172,9 +172,9 @@ def _labels(
 
 
 def class_names(mids: Sequence[str], display: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a unique name per class: its display name, see `told_apart`, or its MID."""
+    """Return a unique name per class: its display name, see `disambiguate`, or its MID."""
     # Some names in the official files have extra quotes or whitespace.
-    return told_apart([without_quotes(display.get(mid, "")) or mid for mid in mids])
+    return disambiguate([without_quotes(display.get(mid, "")) or mid for mid in mids])
 
 
 # A class id in single or double quotes, with optional whitespace.
@@ -252,7 +252,7 @@ def _parse_miil(
 
     display: dict[str, str] = {}
     if display_file:
-        with refusing(display_file, DataError, remedy=f"it is no dict of MID to name, {_SEE}"):
+        with naming_errors(display_file, DataError, remedy=f"it is no dict of MID to name, {_SEE}"):
             display = {mid: str(name) for mid, name in read_torch(display_file).items()}
 
     # Select the split last, because the default classes are the classes of both splits.
@@ -300,7 +300,7 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
                     if inner:
                         codes_of_list = [code(token) for token in inner.split(",")]
                 except ValueError as error:
-                    fault = f"row {row} has {shown(text)}, not a list of quoted class ids"
+                    fault = f"row {row} has {abbreviate(text)}, not a list of quoted class ids"
                     raise DataError(f"{data}: {fault}; {_SEE}") from error
 
                 # The header is row 1 of the file, so image 0 is row 2.

@@ -13,7 +13,7 @@ from mldec.data.labels import Labels
 from mldec.data.settings import Source
 from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
 from mldec.data.types import Storage, StoredImages, check_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_binary, reading
 from mldec.files.torch_files import sha256_of
 
@@ -42,8 +42,8 @@ def shards(
     one = SingleLabel(top_k)
     folder = check_folder(root, "packed shards", _SEE)
     index = read_index(folder / val / "index.npz")
-    queries = torch.from_numpy(index.queries).float()
-    vectors = (lambda names: (queries, None)) if index.queries.size else None
+    word_vectors = torch.from_numpy(index.queries).float()
+    vectors = (lambda names: (word_vectors, None)) if index.queries.size else None
 
     # The labels are partial if unlisted labels are -1.
     task: Task = replace(several, vectors=vectors)
@@ -83,7 +83,7 @@ class Index:
 def read_index(path: Path) -> Index:
     """Read index.npz without executing code of the file."""
     remedy = f"pack the split again, {_SEE}"
-    with refusing(path, DataError, remedy=remedy), np.load(path, allow_pickle=False) as stored:
+    with naming_errors(path, DataError, remedy=remedy), np.load(path, allow_pickle=False) as stored:
         arrays: dict[str, Any] = {name: stored[name] for name in Index.__dataclass_fields__}
         if arrays["format"] != FORMAT:
             raise ValueError(f"it is of format {arrays['format']}, not {FORMAT}")

@@ -11,7 +11,7 @@ from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json, read_lines
 from mldec.names import given_names
 
@@ -76,7 +76,7 @@ def _parse(image_list: Path, label_file: Path, num_classes: int) -> Table:
     """Return the images of a list with their labels."""
     labels = read_json(label_file, _SEE)
     builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
-    with refusing(label_file, DataError, remedy=f"it is no map of images to classes, {_SEE}"):
+    with naming_errors(label_file, DataError, remedy=f"it is no map of images to classes, {_SEE}"):
         for number, name in enumerate(read_lines(image_list, _SEE), 1):
             builder.add(name, dict.fromkeys(labels[name], 1), f"{image_list}, line {number}")
     return builder.build(image_list)

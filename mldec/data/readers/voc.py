@@ -13,7 +13,7 @@ from mldec.data.settings import Source
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_bytes, read_lines
 from mldec.names import VOC, unknown_class
 
@@ -117,7 +117,7 @@ def _parse(listing: Path, annotations: Path) -> Table:
 def _objects(path: Path) -> list[tuple[str, bool]]:
     """Return the class of each object in an annotation file and its difficult flag."""
     content = read_bytes(path, f"no labels of the test split of 2012 are public, {_SEE}")
-    with refusing(path, DataError, remedy=f"it is no VOC annotation, {_SEE}"):
+    with naming_errors(path, DataError, remedy=f"it is no VOC annotation, {_SEE}"):
         root = ElementTree.fromstring(content)
         # `findall` returns direct children only. Body parts of a person are nested objects.
         objects = []

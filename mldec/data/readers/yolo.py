@@ -16,9 +16,9 @@ from mldec.data.splits import check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import MultiLabel
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, refusing
+from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_lines, read_text, read_yaml
-from mldec.names import as_name, check_names, shown
+from mldec.names import abbreviate, as_name, check_names
 
 log = logging.getLogger("mldec")
 
@@ -58,7 +58,7 @@ def yolo(
 
 def _read(source: Path) -> dict[str, Any]:
     """Return the content of the YAML file."""
-    with refusing(source, DataError, remedy=f"it is no YAML of keys such as train, {_SEE}"):
+    with naming_errors(source, DataError, remedy=f"it is no YAML of keys such as train, {_SEE}"):
         return dict(read_yaml(source, _SEE))
 
 
@@ -100,7 +100,9 @@ def _class_names(names: object, source: Path) -> tuple[str, ...]:
     if isinstance(names, dict) and set(names) == set(range(len(names))):
         names = [names[index] for index in range(len(names))]
     if not isinstance(names, list) or not names:
-        fault = f"names is {shown(names)}, not a list of class names or a mapping of 0, 1, ... to"
+        fault = (
+            f"names is {abbreviate(names)}, not a list of class names or a mapping of 0, 1, ... to"
+        )
         raise DataError(f"{source}: {fault} names; {_SEE}")
     return check_names([as_name(name, source, _SEE) for name in names], source, _SEE)
 
@@ -110,7 +112,7 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
     value: Any = content.get(split)
     entries: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(entry, str) for entry in entries):
-        fault = f"{split} is {shown(value)}, not a folder of images, a list of folders"
+        fault = f"{split} is {abbreviate(value)}, not a folder of images, a list of folders"
         raise DataError(f"{source}: {fault} or a text file of paths: add it; {_SEE}")
 
     # `path` is often a folder on another machine. Roboflow writes ../train/images for a folder next
@@ -164,7 +166,7 @@ def _labels(path: Path, num_classes: int) -> dict[int, int]:
         # Some programs write the index as a decimal, such as 2.000000.
         index = re.fullmatch(r"(\d+)(\.0*)?", fields[0])
         if index is None or int(index[1]) >= num_classes:
-            fault = f"the class {shown(fields[0])} is not an index below {num_classes}"
+            fault = f"the class {abbreviate(fields[0])} is not an index below {num_classes}"
             raise DataError(f"{path}, line {number}: {fault}, the number of names; {_SEE}")
         labels[int(index[1])] = 1
     return labels

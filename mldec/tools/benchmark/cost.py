@@ -28,7 +28,7 @@ class Row(NamedTuple):
     backbone: str  # with the option file of its name, in lower case
     head: str  # likewise
     classes: int
-    queries: int | None  # None for GAP
+    word_vectors: int | None  # None for GAP
     image_size: int  # side in pixels; the paper does not name it, but its figures fit no other
     paper_gmac: float  # the paper's GFLOPs
 
@@ -85,7 +85,7 @@ def built(row: Row | Point) -> nn.Module:
         backbone, head = (name.lower().replace("-", "_") for name in (row.backbone, row.head))
         settings = ["+experiment=coco_tresnet_m", f"backbone={backbone}", f"head={head}"]
         if head == "ml_decoder":
-            settings.append(f"head.num_groups={row.queries}")
+            settings.append(f"head.num_groups={row.word_vectors}")
 
     parts = build.check(compose(settings), build.MODEL_PARTS)
     classes = Classes(tuple(f"class {i}" for i in range(num_classes)))
@@ -103,7 +103,7 @@ def cost(args: argparse.Namespace | None = None) -> dict[str, Any]:
         counted = {
             "gmac": gmac,
             "difference": gmac - row.paper_gmac,
-            "explained": row.queries != 9600,
+            "explained": row.word_vectors != 9600,
             "trainable_parameters": trainable,
             "parameters": total,
         }

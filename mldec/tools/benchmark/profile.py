@@ -155,7 +155,7 @@ def profile(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     config = settings(args)
     data, source = _data_of(config)
     tried = prepare(config, args.classes if data is None else data.train.classes)
-    device, precision = tried.device, config.train.precision.on(tried.device)
+    device, precision = tried.device, config.train.precision.for_device(tried.device)
 
     with tempfile.TemporaryDirectory() as folder:
         learner, batches, images = _learner(tried, data, Path(folder))
@@ -266,7 +266,7 @@ def _write_trace(target: str, step: Callable[[], None]) -> None:
 
 def product_flops(device: torch.device, precision: Precision) -> float:
     """Measure the operations per second of a large matrix product; float32 is TF32 with tf32."""
-    side, half = SIDE[device.type], precision.on(device).half
+    side, half = SIDE[device.type], precision.for_device(device).half
     matrices = torch.randn(2, side, side, device=device, dtype=half)
     product = {"product": lambda: matrices[0] @ matrices[1]}
 

@@ -64,7 +64,7 @@ def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     @torch.no_grad()
     def answer() -> None:
         with autocast(device, config.train.precision):
-            net(images, learner.queries)
+            net(images, learner.word_vectors)
 
     yield {"infer_peak_gib": _peak_of(answer, device)}
     times = in_turns({"infer": answer}, device=device, **blocks(args.repeats))
@@ -120,7 +120,7 @@ class Trial:
         return {
             "experiment": args.experiment,
             "settings": args.settings,
-            "precision": train.precision.on(self.device).value,
+            "precision": train.precision.for_device(self.device).value,
             "compile": train.compile,
             "channels_last": train.channels_last,
             "image_size": self.image_size,
@@ -131,9 +131,14 @@ class Trial:
         """Return a learner for steps on random images."""
         # Some losses count the training labels.
         loss = build.loss(self.parts, lambda: from_dense(self._targets(1000).numpy()))
-        queries = self.classes.queries
+        word_vectors = self.classes.word_vectors
         return Learner(
-            self.config, self.trained, loss, device=self.device, steps=STEPS, queries=queries
+            self.config,
+            self.trained,
+            loss,
+            device=self.device,
+            steps=STEPS,
+            word_vectors=word_vectors,
         )
 
     def random_images(self, count: int) -> Tensor:
@@ -177,7 +182,7 @@ class Trial:
 def settings(args: argparse.Namespace, *changed: str) -> Config:
     """Return the config of an experiment and of the settings behind it on the command line."""
     words = [f"+experiment={args.experiment}", *args.settings, *changed]
-    return compose(words).on(processes=1)
+    return compose(words).for_world_size(processes=1)
 
 
 def prepare(config: Config, classes: Classes | int) -> Trial:
@@ -197,8 +202,8 @@ def prepare(config: Config, classes: Classes | int) -> Trial:
 
     # Zero-shot heads, and only they, have the attribute.
     word_dim = getattr(model.head, "word_dim", None)
-    if word_dim is not None and classes.queries is None:
-        classes = replace(classes, queries=torch.randn(len(classes), word_dim))
+    if word_dim is not None and classes.word_vectors is None:
+        classes = replace(classes, word_vectors=torch.randn(len(classes), word_dim))
     return Trial(config, parts, device, classes, model)
 
 

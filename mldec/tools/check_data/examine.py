@@ -23,7 +23,7 @@ from mldec.data.mixing import Mixing
 from mldec.data.readers.shards import TarShards
 from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.errors import DataError, say, visible
-from mldec.names import listed
+from mldec.names import format_list
 from mldec.tools.pages import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 
 if TYPE_CHECKING:
@@ -210,13 +210,13 @@ def print_statistics(
     if negatives:
         say(f"  negatives stated  {negatives:,} beside {statistics['positives']:,} positives")
     if empty:
-        say(f"  without positives {len(empty):,} classes: {listed(empty)}")
+        say(f"  without positives {len(empty):,} classes: {format_list(empty)}")
 
 
 def write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], mix: Mix) -> None:
     """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
-    mixing = build.mixing(mix, data.train.classes) if mix.on else None
+    mixing = build.mixing(mix, data.train.classes) if mix.enabled else None
     batches = {
         "": sample_batch(data.train.viewed(data.transform)),
         "as in training": sample_batch(data.train, mixing),
@@ -377,14 +377,14 @@ def neighbours(train: Classes, val: Classes, k: int = 3) -> dict[str, list[tuple
     The seen classes are those of training, the unseen ones the others of validation. An unseen
     class is mapped to the names of seen classes and the cosines of their vectors, nearest first.
     """
-    if val.queries is None:
+    if val.word_vectors is None:
         return {}
 
     train_names = set(train.names)
     seen = [index for index, name in enumerate(val.names) if name in train_names]
     unseen = [index for index, name in enumerate(val.names) if name not in train_names]
 
-    vectors = normalize(val.queries.float(), dim=1)
+    vectors = normalize(val.word_vectors.float(), dim=1)
     similarity = vectors[unseen] @ vectors[seen].T  # [unseen, seen]
     cosines, columns = similarity.topk(min(k, len(seen)), dim=1)
 

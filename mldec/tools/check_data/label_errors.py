@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         f"{args.checkpoint}: {suspected:,} of {len(ranking):,} labels are suspected"
     )
     say(summary)
-    tell(judged)
+    print_suspects(judged)
 
     if args.errors:
         write_pairs(args.errors, judged, args.rows)
@@ -178,7 +178,7 @@ def class_counts(judged: Judged) -> dict[str, dict[str, int]]:
     return counts
 
 
-def tell(judged: Judged) -> None:
+def print_suspects(judged: Judged) -> None:
     """Print the first pairs."""
     say(f"{'rank':>6}  label    P(present)  class, image")
     for _, pair in suspects(judged, range(len(judged.ranking))[:MAX_PRINTED]):

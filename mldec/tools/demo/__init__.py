@@ -18,7 +18,7 @@ from mldec.cli import (
     run_command,
     whole,
 )
-from mldec.errors import ConfigError, Stopped, brief, complain, say
+from mldec.errors import ConfigError, Stopped, brief, print_error, say
 
 HOST, PORT = "127.0.0.1", 7860
 MAX_PORT = 65535
@@ -129,7 +129,7 @@ def announce(args: argparse.Namespace, server: socket.socket) -> None:
     risk = "can use the page, without a password and unencrypted; pass --token TEXT for a password"
     if args.token is not None:
         risk = "and knows the token can use the page; token and photos are sent unencrypted"
-    complain(f"--host {args.host}: anyone who reaches port {port} of this machine {risk}")
+    print_error(f"--host {args.host}: anyone who reaches port {port} of this machine {risk}")
     say(f"{url}: Ctrl-C ends it")
 
 

@@ -14,8 +14,8 @@ from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable, visible
 from mldec.evaluators.multi_label import on_device, top_k
 from mldec.files.atomic import named, replacing
-from mldec.runtime.devices import Copies, one_late, processors
-from mldec.runtime.signals import NothingCame, StopRequest
+from mldec.runtime.devices import PinnedCopies, prefetch_one, processors
+from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.tools.predict.decode import Decoded, Decoder, Item, decoded, read_item
 from mldec.tools.predict.engine import Engine, TorchEngine
 from mldec.tools.predict.heat_maps import Font, draw, file_name
@@ -218,10 +218,10 @@ class Predictor:
         answered = 0
         try:
             # The device works on the next batch while the rows of this one are written.
-            for batch, copies in one_late(self._answered(batches, stop)):
+            for batch, copies in prefetch_one(self._answered(batches, stop)):
                 yield from self._batch_rows(batch, copies)
                 answered += len(batch.items)
-        except NothingCame:
+        except DataTimeout:
             end_workers()
             raise Stopped(
                 f"stopped by {stop.name} after {counted(answered)}{then}", stop.status
@@ -229,14 +229,14 @@ class Predictor:
 
     def _answered(
         self, batches: Iterator[Decoded], stop: StopRequest
-    ) -> Iterator[tuple[Decoded, Copies | None]]:
+    ) -> Iterator[tuple[Decoded, PinnedCopies | None]]:
         """Score batches until the end or a request to stop, without waiting for the scores."""
         for batch in stop.bounded(batches):
             if stop:
-                raise NothingCame
+                raise DataTimeout
             yield batch, self._scored(batch) if len(batch.images) else None
 
-    def _scored(self, batch: Decoded) -> Copies:
+    def _scored(self, batch: Decoded) -> PinnedCopies:
         """Begin to score a batch, and to bring what its rows need to main memory."""
         answers = self._engine.answer(batch.images, features=self._features)
         scores = answers.scores
@@ -245,9 +245,9 @@ class Predictor:
         self._lowest = lowest
         marked, is_finite = self._rule.marked(scores, self._lowest), scores.sum(1).isfinite()
         features = scores[:, :0] if answers.features is None else answers.features
-        return Copies(scores, marked, is_finite, features)
+        return PinnedCopies(scores, marked, is_finite, features)
 
-    def _batch_rows(self, batch: Decoded, copies: Copies | None) -> Iterator[Row]:
+    def _batch_rows(self, batch: Decoded, copies: PinnedCopies | None) -> Iterator[Row]:
         """Yield the rows of a batch."""
         # The answers belong to the readable images, in their order.
         answers = iter(zip(*copies.wait(), strict=True) if copies else ())

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from mldec.data.images import FIX, load_image, read_image
 from mldec.data.loader import Loader, share
 from mldec.data.transforms import Picture
-from mldec.errors import DataError, refusing, visible
+from mldec.errors import DataError, naming_errors, visible
 from mldec.files.text import open_binary, read_bytes
 from mldec.tools.predict import storage
 
@@ -145,7 +145,7 @@ def located(item: Item) -> tuple[str, bytes]:
     if item.size is None:
         return item.path, read_bytes(Path(item.path), FIX)
 
-    unread = refusing(visible(item.name), DataError, remedy="restore it")
+    unread = naming_errors(visible(item.name), DataError, remedy="restore it")
     with unread, open_binary(item.path) as file:
         # A damaged tar file may say any size.
         size = min(item.size, os.fstat(file.fileno()).st_size)

@@ -20,15 +20,15 @@ from mldec.config.schema import describe, matches
 from mldec.data.images import check_decoder
 from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, refusing
+from mldec.errors import CheckpointError, ConfigError, naming_errors
 from mldec.evaluation.class_list import check_class_options, read_classes, with_classes
 from mldec.evaluation.open import stored_thresholds
 from mldec.evaluation.run import probabilities
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast, memory_format, moved
+from mldec.runtime.devices import Precision, autocast, memory_format, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.predict.heat_maps import Explainer, Wanted
-from mldec.words.vectors import word_vectors
+from mldec.words.vectors import load_word_vectors
 
 # The names of inputs, of which a file has the first or both, and of outputs.
 INPUTS = ("images", "queries")
@@ -78,7 +78,7 @@ class Metadata:
 
 def parse(text: str | None, path: Path) -> Metadata:
     """Read the text that an exported file holds; None if it has none."""
-    with refusing(path, remedy="write it with mldec export of this version"):
+    with naming_errors(path, remedy="write it with mldec export of this version"):
         metadata = Metadata(**json.loads(text or "null"))
         check(metadata)
         _ = Classes(tuple(metadata.classes)), metadata.transform  # both check what they are given
@@ -120,7 +120,7 @@ class OnnxFile:
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = SILENT
         providers = ["CPUExecutionProvider"]
-        with refusing(path, remedy="ONNX Runtime does not load it"):
+        with naming_errors(path, remedy="ONNX Runtime does not load it"):
             self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         self.metadata = parse(self._session.get_modelmeta().custom_metadata_map.get(KEY), path)
 
@@ -129,7 +129,7 @@ class OnnxFile:
 
         The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] if it asks for them.
         """
-        with refusing(self.path, remedy="ONNX Runtime fails at these images"):
+        with naming_errors(self.path, remedy="ONNX Runtime fails at these images"):
             outputs = self._session.run(OUTPUTS, arrays(inputs))
 
         classes = self.metadata.classes if len(inputs) == 1 else inputs[1]
@@ -177,14 +177,14 @@ class TorchEngine:
             # A half precision of the training is that of evaluation and calibration on CUDA.
             recorded = train.precision if self.device.type == "cuda" else Precision.auto
             precision = recorded if recorded.half else Precision.auto
-        self._precision = precision.on(self.device)
+        self._precision = precision.for_device(self.device)
         self.precision = self._precision.value  # number format of the forward pass
         # What tensor cores want; a CPU is not always faster with it.
         self._order = memory_format(channels_last=self.device.type == "cuda")
         loaded.model.to(memory_format=self._order)
-        queries = loaded.classes.queries
-        self.zero_shot = queries is not None  # it scores any classes that have word vectors
-        self._queries = None if queries is None else queries.to(self.device)
+        word_vectors = loaded.classes.word_vectors
+        self.zero_shot = word_vectors is not None  # it scores any classes that have word vectors
+        self._queries = None if word_vectors is None else word_vectors.to(self.device)
 
     @torch.no_grad()
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
@@ -194,7 +194,7 @@ class TorchEngine:
         """
         with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
             model = self.loaded.model
-            batch = moved(_stacked(images), self.device, memory_format=self._order)
+            batch = to_device(_stacked(images), self.device, memory_format=self._order)
             with autocast(self.device, self._precision):
                 # Features are of the tokens, which a forward pass would compute again.
                 tokens = model.backbone(batch) if features else None
@@ -230,18 +230,20 @@ class ExportedEngine:
         self.path, self._exported, metadata = exported.path, exported, exported.metadata
         self.device = torch.device("cpu")
         self.zero_shot = metadata.word_dim is not None
-        queries = None if classes is None else classes.queries
+        word_vectors = None if classes is None else classes.word_vectors
         fault, width = None, metadata.word_dim
         if width is None and classes is not None:
             fault = "knows its own classes only: export it with --classes"
-        elif width is not None and queries is None:
+        elif width is not None and word_vectors is None:
             fault = "asks for word vectors: pass --vectors, and to predict --classes too"
-        elif queries is not None and queries.shape[1] != width:
-            fault = f"takes word vectors of {width} numbers, not {queries.shape[1]}: pass others"
+        elif word_vectors is not None and word_vectors.shape[1] != width:
+            fault = (
+                f"takes word vectors of {width} numbers, not {word_vectors.shape[1]}: pass others"
+            )
         if fault is not None:
             raise CheckpointError(f"{self.path} {fault}")
 
-        self._queries = [] if queries is None else [queries]
+        self._queries = [] if word_vectors is None else [word_vectors]
         if classes is None:
             classes = Classes(tuple(metadata.classes))
         self.classes = replace(classes, exclusive=metadata.exclusive)
@@ -373,10 +375,10 @@ def _exported_classes(metadata: Metadata, vectors: str) -> Classes | None:
 
     # A file converted from a released zero-shot checkpoint has no classes.
     names = tuple(metadata.classes)
-    queries = torch.zeros(0, metadata.word_dim)
+    word_vectors = torch.zeros(0, metadata.word_dim)
     if names:
-        queries = word_vectors(vectors, names).queries
-    return Classes(names, queries=queries)
+        word_vectors = load_word_vectors(vectors, names).word_vectors
+    return Classes(names, word_vectors=word_vectors)
 
 
 def check_exported_options(options: EngineOptions) -> None:

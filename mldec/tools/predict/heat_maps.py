@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from mldec.errors import ConfigError, refusing, visible
+from mldec.errors import ConfigError, naming_errors, visible
 from mldec.heads.gap import GAP
 from mldec.heads.layers import Attention, DecoderLayer
 from mldec.heads.words import WordGAP
@@ -37,11 +37,11 @@ ACTIVATION = "class activation map: the weights of the class times the features"
 TIMES_TOKENS = "gradient of the logit of the class times the features"
 
 
-def choose(model: Classifier, tokens: Tensor, queries: Tensor | None) -> tuple[str, Relevance]:
+def choose(model: Classifier, tokens: Tensor, word_vectors: Tensor | None) -> tuple[str, Relevance]:
     """Choose the method that fits the head of a model, as it answers to some tokens [1, N, C]."""
     if model.gives_attention:
         with torch.no_grad():
-            logits, weights = model.classify(tokens, queries, attention=True)
+            logits, weights = model.classify(tokens, word_vectors, attention=True)
         if weights.shape[1] == logits.shape[1]:
             return ATTENTION, attention
 
@@ -55,19 +55,19 @@ def choose(model: Classifier, tokens: Tensor, queries: Tensor | None) -> tuple[s
 
 @torch.no_grad()
 def attention(
-    model: Classifier, tokens: Tensor, classes: Wanted, queries: Tensor | None = None
+    model: Classifier, tokens: Tensor, classes: Wanted, word_vectors: Tensor | None = None
 ) -> list[Tensor]:
     """Return the attention of the query of each class; the sum over the tokens is 1.
 
     For decoder heads with one query per class. The arguments are those of `times_tokens`.
     """
-    _, weights = model.classify(tokens, queries, attention=True)
+    _, weights = model.classify(tokens, word_vectors, attention=True)
     return [own[list(wanted)] for own, wanted in zip(weights, classes, strict=True)]
 
 
 @torch.no_grad()
 def through_attention(
-    model: Classifier, tokens: Tensor, classes: Wanted, queries: Tensor | None = None
+    model: Classifier, tokens: Tensor, classes: Wanted, word_vectors: Tensor | None = None
 ) -> list[Tensor]:
     """Return the gradient of the logits through the cross-attention.
 
@@ -88,7 +88,7 @@ def through_attention(
     with torch.enable_grad(), ExitStack() as stack:
         for layer in layers:
             stack.callback(layer.register_forward_hook(note).remove)
-        logits = model.classify(tokens.detach().requires_grad_(), queries)
+        logits = model.classify(tokens.detach().requires_grad_(), word_vectors)
     weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
 
     def relevance(gradients: Sequence[Tensor]) -> Tensor:
@@ -106,7 +106,7 @@ def through_attention(
 
 @torch.no_grad()
 def times_tokens(
-    model: Classifier, tokens: Tensor, classes: Wanted, queries: Tensor | None = None
+    model: Classifier, tokens: Tensor, classes: Wanted, word_vectors: Tensor | None = None
 ) -> list[Tensor]:
     """Return N times the gradient of the logits with respect to the tokens, times the tokens.
 
@@ -116,7 +116,7 @@ def times_tokens(
     """
     inputs = tokens.detach().requires_grad_()
     with torch.enable_grad():
-        logits = model.classify(inputs, queries)
+        logits = model.classify(inputs, word_vectors)
 
     def relevance(gradients: Sequence[Tensor]) -> Tensor:
         return tokens.shape[1] * (gradients[0] * inputs).float().sum(-1)
@@ -180,10 +180,12 @@ class Explainer:
     number from 4 on.
     """
 
-    def __init__(self, model: Classifier, image_size: int, queries: Tensor | None = None) -> None:
+    def __init__(
+        self, model: Classifier, image_size: int, word_vectors: Tensor | None = None
+    ) -> None:
         device = next(model.parameters()).device
         self.model = model
-        self.queries = None if queries is None else queries.to(device)
+        self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 
         # Computed on the CPU, so that all devices get the same noise.
         generator = torch.Generator().manual_seed(0)
@@ -199,7 +201,7 @@ class Explainer:
             )
         shift = _shift(noise, tokens, self._side)
         self._placing = [_placing(self._side, part).to(device) for part in shift]
-        self.method, self._relevance = choose(model, tokens.detach(), self.queries)
+        self.method, self._relevance = choose(model, tokens.detach(), self.word_vectors)
 
     def maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
         """Return where the model looked in images [B, 3, S, S] for some classes of each.
@@ -214,7 +216,7 @@ class Explainer:
 
         # Each token is drawn where it looks.
         across, down = self._placing
-        relevance = self._relevance(self.model, tokens, classes, self.queries)
+        relevance = self._relevance(self.model, tokens, classes, self.word_vectors)
         grids = [of.relu().unflatten(1, (self._side, self._side)) for of in relevance]
         return [(down @ grid.float() @ across.T).cpu() for grid in grids]
 
@@ -273,7 +275,7 @@ def fonts(file: str | None = None) -> list[Font]:
     sizes = (NAME_SIZE, SCORE_SIZE, NOTE_SIZE)
     if file is None:
         return [ImageFont.load_default(size) for size in sizes]
-    with refusing(f"--font {file}", ConfigError, remedy="name a .ttf or .otf file"):
+    with naming_errors(f"--font {file}", ConfigError, remedy="name a .ttf or .otf file"):
         return [ImageFont.truetype(file, size) for size in sizes]
 
 

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from mldec.cli import require
 from mldec.data.images import READ, UnsupportedFiles
-from mldec.errors import ConfigError, DataError, brief, refusing, visible
+from mldec.errors import ConfigError, DataError, brief, naming_errors, visible
 from mldec.files.atomic import STANDARD_OUTPUT
 from mldec.runtime.devices import env_number
 from mldec.runtime.distributed import rank_and_world_size
@@ -138,7 +138,7 @@ class Inputs:
         """Yield the images of the list with their shards, see `divided`."""
         with (
             ExitStack() as stack,
-            refusing(f"--list {self._listing}", DataError, remedy="correct it"),
+            naming_errors(f"--list {self._listing}", DataError, remedy="correct it"),
         ):
             file: IO[bytes] = sys.stdin.buffer
             if self._listing != STANDARD_INPUT:

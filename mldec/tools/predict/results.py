@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mldec.errors import ConfigError, DataError, Stopped, refusing, visible, writing
+from mldec.errors import ConfigError, DataError, Stopped, naming_errors, visible, writing
 from mldec.files.atomic import csv_lines, named, replacing, to_json, write_texts
 from mldec.tools.predict import storage
 from mldec.tools.predict.answers import Row, Rule, entries
@@ -218,7 +218,7 @@ class Record:
         if not storage.exists(path):
             return None
         remedy = "restore it, or pass --overwrite to begin anew"
-        with refusing(path, DataError, remedy=remedy), storage.opened(path) as file:
+        with naming_errors(path, DataError, remedy=remedy), storage.opened(path) as file:
             record = cls(**json.loads(file.read()))
             is_object = isinstance(record.made_with, dict) and isinstance(record.files, dict)
             counts = (record.images or 0, record.errors, record.retry)
@@ -505,7 +505,7 @@ def lines_in(path: str) -> Iterator[bytes]:
 
     number = 0
     while storage.exists(chunk := chunk_of(path, number)):
-        with refusing(chunk, DataError, remedy=REMEDY), storage.opened(chunk) as file:
+        with naming_errors(chunk, DataError, remedy=REMEDY), storage.opened(chunk) as file:
             for batch in parquet.ParquetFile(file).iter_batches(1000):
                 for cells in batch.to_pylist():
                     row = {key: cell for key, cell in cells.items() if cell is not None}

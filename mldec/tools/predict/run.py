@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mldec.cli import require
-from mldec.errors import ConfigError, DataError, RunInUseError, complain, say
+from mldec.errors import ConfigError, DataError, RunInUseError, print_error, say
 from mldec.files.atomic import (
     STANDARD_OUTPUT,
     check_folder,
@@ -91,7 +91,7 @@ class Job:
                 except DataError as error:
                     row = Row(row.image, error=str(error), may_pass=True)
             if row.error is not None:
-                complain(row.error)
+                print_error(row.error)
             yield row
 
 
@@ -141,12 +141,12 @@ def run(args: argparse.Namespace) -> int:
 
     # Said once, where several processes have written.
     if shard.number == 0 and is_ranked and not engine.classes.exclusive:
-        complain(
+        print_error(
             f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
             f"--threshold, or calibrate it with mldec calibrate"
         )
     if shard.number == 0 and inputs.unsupported:
-        complain(str(inputs.unsupported))
+        print_error(str(inputs.unsupported))
     return status
 
 
@@ -196,8 +196,8 @@ def facts(
     args: argparse.Namespace, shard: Shard, targets: dict[str, str], engine: Engine, rule: Rule
 ) -> dict[str, Any]:
     """Return all that decides what a result holds, by the names that users know, as in JSON."""
-    queries = engine.classes.queries
-    vectors = b"" if queries is None else queries.numpy().tobytes()
+    word_vectors = engine.classes.word_vectors
+    vectors = b"" if word_vectors is None else word_vectors.numpy().tobytes()
     known = {
         "the version of the rows": results.VERSION,
         "the checkpoint": sha256_of(engine.path),

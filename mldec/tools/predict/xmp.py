@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
-from mldec.errors import ConfigError, DataError, refusing
+from mldec.errors import ConfigError, DataError, naming_errors
 from mldec.files.atomic import replacing
 from mldec.tools.predict.answers import Row
 
@@ -52,7 +52,7 @@ def write_sidecar(row: Row) -> Path | None:
     photo = Path(row.path)
     path = photo.with_name(f"{photo.name}.xmp")
     names = list(dict.fromkeys(prediction.name.strip() for prediction in row.predictions))
-    with refusing(path, DataError, remedy="restore it, or move it away"):
+    with naming_errors(path, DataError, remedy="restore it, or move it away"):
         target = Path(os.path.realpath(path))
         before = target.read_bytes() if target.exists() else b""
         if not names and not before:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mldec.names import listed
+from mldec.names import format_list
 from mldec.tools.report.statistics import ClassTable, Histograms, Interval
 
 # Points of average precision. A class whose interval is wider is hardly known; of all classes
@@ -84,4 +84,6 @@ def next_steps(
 def _named(table: ClassTable, chosen: np.ndarray) -> str:
     """Name some classes, bool [K], with the numbers of images that show them."""
     positives = table.columns["positives"]
-    return listed([f"{table.names[k]} ({positives[k]:,.0f})" for k in np.flatnonzero(chosen)], 5)
+    return format_list(
+        [f"{table.names[k]} ({positives[k]:,.0f})" for k in np.flatnonzero(chosen)], 5
+    )

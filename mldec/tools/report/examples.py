@@ -178,13 +178,13 @@ def with_heat(
     """
     # A zero-shot model is asked for the classes of the data, another one has its own order.
     classes = data.val.classes
-    known = loaded.classes.names if classes.queries is None else classes.names
+    known = loaded.classes.names if classes.word_vectors is None else classes.names
     column_of = {name: column for column, name in enumerate(known)}
 
     explained = []
     model = loaded.model.to(device)
     try:
-        explainer = Explainer(model, data.transform.image_size, classes.queries)
+        explainer = Explainer(model, data.transform.image_size, classes.word_vectors)
         for first in range(0, len(examples), BATCH):
             batch = examples[first : first + BATCH]
             images = [fixed_sample(data.val.dataset, int(indices[one.row]))[0] for one in batch]

@@ -74,7 +74,7 @@ def prepare_other(args: argparse.Namespace, setup: EvaluationSetup) -> Evaluatio
     split = setup.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):
         # It is asked by word vectors of its own, whatever those of the first one are.
-        split = replace(split, classes=replace(split.classes, queries=None, origin=None))
+        split = replace(split, classes=replace(split.classes, word_vectors=None, origin=None))
     data = replace(setup.data, load_val=lambda: split)
     loaded, data = with_same_classes(loaded, data, path)
     network = scorer(loaded, data, path)

@@ -31,7 +31,7 @@ TINY = [
 ]
 
 
-# One of each family. All experiments are composed and checked in tests/core/config.
+# One of each family. All experiments are composed and checked in tests/unit/config.
 FAMILIES = [
     "coco_tresnet_l",
     "coco_partial_fpc",

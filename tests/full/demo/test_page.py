@@ -180,10 +180,12 @@ def test_classes_are_typed_into_the_page_of_a_zero_shot_model(
 ):
     checkpoint = tmp_path / "words.pt"
     words = [word for word in hostile.WORDS if not word.startswith("head.")]
-    queries = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    word_vectors = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\nred_<i> 1 0 1 0 1\n")
-    torch.save(hostile.good([*words, "head=gap_words", "head.word_dim=5"], queries), checkpoint)
+    torch.save(
+        hostile.good([*words, "head=gap_words", "head.word_dim=5"], word_vectors), checkpoint
+    )
     with (
         served(tmp_path / "x", checkpoint, "--vectors", vectors) as url,
         opened(url, width=1400) as driver,

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "ask_addresses.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "maintainers" / "ask_addresses.py"
 
 
 def test_addresses_are_those_of_the_zoo_and_of_the_data_sets():

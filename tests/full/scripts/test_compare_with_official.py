@@ -10,7 +10,7 @@ import torch
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.tools.benchmark.throughput import prepare, settings
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_with_official.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "maintainers" / "compare_with_official.py"
 SMALL = [
     "data.image_size=32",
     "train.batch_size=8",

@@ -18,7 +18,9 @@ TOP = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("gpu_report", TOP / "scripts" / "gpu_report.py")
+    spec = importlib.util.spec_from_file_location(
+        "gpu_report", TOP / "scripts" / "maintainers" / "gpu_report.py"
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules["gpu_report"] = module  # dataclasses look for it
     spec.loader.exec_module(module)
@@ -191,7 +193,7 @@ def test_goals_are_compared_with_what_was_measured(script):
 )
 def test_parts_run_on_a_cpu(tmp_path, command, parts):
     out = tmp_path / "report.json"
-    words = [str(TOP / "scripts" / "gpu_report.sh"), command, str(out), *parts]
+    words = [str(TOP / "scripts" / "maintainers" / "gpu_report.sh"), command, str(out), *parts]
     environment = {**os.environ, "DEVICE": "cpu", "MINUTES": "60"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr + out.read_text()

@@ -1,11 +1,13 @@
-"""The verdict of scripts/same_numbers.py on two results; its probes are run by hand."""
+"""The verdict of scripts/maintainers/same_numbers.py on two results; its probes are run by hand."""
 
 import runpy
 from pathlib import Path
 
 import torch
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "same_numbers.py"))
+SCRIPT = runpy.run_path(
+    str(Path(__file__).parents[3] / "scripts" / "maintainers" / "same_numbers.py")
+)
 differences, plain, verdict = (SCRIPT[name] for name in ("differences", "plain", "verdict"))
 
 

@@ -40,14 +40,14 @@ def test_a_network_is_compiled_whole_with_a_head(network, head):
     words = ["+experiment=coco_tresnet_m", *words, *{**CLOSED, **OF_WORDS}[head]]
     parts = build.check(compose(words), build.MODEL_PARTS)
     model = build.model(parts, Classes(tuple("abcdefgh")), pretrained=False).train()
-    queries = torch.randn(8, 300) if head in OF_WORDS else None
+    word_vectors = torch.randn(8, 300) if head in OF_WORDS else None
 
     torch._dynamo.reset()
     counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=False)
     for batch_size in (4, 4, 3, 4, 4, 3):
         images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8)
-        assert compiled(images, queries).shape[0] == batch_size
+        assert compiled(images, word_vectors).shape[0] == batch_size
 
     # With `fullgraph` a break would have been an error.
     assert counter.frame_count == 2

@@ -96,5 +96,7 @@ def test_a_resumed_zero_shot_run_carries_its_vectors(head, tmp_path):
     assert next(iter(one["metrics"])) == "val/zsl_mAP"
 
     loaded = load_model(tmp_path / "whole" / "checkpoints" / "best.pt", plugins=["patches"])
-    logits = loaded.model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), loaded.classes.queries[:7])
+    logits = loaded.model(
+        torch.zeros(1, 3, 32, 32, dtype=torch.uint8), loaded.classes.word_vectors[:7]
+    )
     assert logits.shape == (1, 7)

@@ -61,7 +61,7 @@ class MeanHead(nn.Module):
         self.fc = nn.Linear(in_features, num_classes)
         self.scale = scale
 
-    def forward(self, tokens: Tensor, queries: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         return self.scale * self.fc(tokens.mean(1))
 
 

@@ -71,7 +71,7 @@ def test_random_batches_are_those_of_a_loader():
     assert batches[0].images.dtype == torch.uint8
     assert batches[0].targets.shape == (4, 12)
     assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(8))
-    assert trial.classes.queries is None
+    assert trial.classes.word_vectors is None
 
     # One label per image, and mixed images, which have soft labels.
     for batch in tried("digits_single").random_batches():

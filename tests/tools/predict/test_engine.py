@@ -114,12 +114,12 @@ def test_other_classes_of_a_zero_shot_model(loaded, vectors):
     words = networks.loaded("words")
     other = with_classes(words, " dog, cat,,", vectors)
     assert other.classes.names == ("dog", "cat")
-    assert other.classes.queries.argmax(1).tolist() == [1, 0]
+    assert other.classes.word_vectors.argmax(1).tolist() == [1, 0]
     assert other.model is words.model
     assert not TorchEngine(loaded).zero_shot
     engine = TorchEngine(words)
     assert engine.zero_shot
-    fox = engine.for_classes(Classes(("fox",), queries=other.classes.queries[:1]))
+    fox = engine.for_classes(Classes(("fox",), word_vectors=other.classes.word_vectors[:1]))
     expected = TorchEngine(other).answer(noise(2)).scores[:, :1]
     torch.testing.assert_close(fox.answer(noise(2)).scores, expected)
 
@@ -176,12 +176,12 @@ def test_an_exported_file_answers_with_its_own_classes():
 
 
 def test_a_file_that_asks_for_word_vectors_gets_them():
-    classes = Classes(("cat", "dog", "zebra"), queries=torch.randn(3, 5))
+    classes = Classes(("cat", "dog", "zebra"), word_vectors=torch.randn(3, 5))
     engine, file = exported(classes, word_dim=5)
     assert engine.zero_shot
     engine.answer(torch.zeros(1, 3, 24, 24, dtype=torch.uint8))
-    assert file.inputs[0][1] is classes.queries
-    other = engine.for_classes(Classes(("fox",), queries=torch.randn(1, 5)))
+    assert file.inputs[0][1] is classes.word_vectors
+    other = engine.for_classes(Classes(("fox",), word_vectors=torch.randn(1, 5)))
     assert (other.classes.names, other.thresholds) == (("fox",), [0.25])
     assert (engine.classes.names, engine.thresholds) == (classes.names, [0.25] * 3)
 

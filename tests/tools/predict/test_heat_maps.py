@@ -42,18 +42,18 @@ def groups(num_groups, **options):
 
 
 def test_with_one_query_per_class_the_relevance_is_its_attention():
-    for given, queries in (
+    for given, word_vectors in (
         (groups(None, num_layers=2), None),
         (groups(None, self_attention=True), None),
         (model(Query2Label(IN, CLASSES, input_proj=True, **SIZES)), None),
         (model(MLDecoder(IN, 0, num_groups=None, word_dim=5, **SIZES)), WORDS),
         (model(WordGroupDecoder(IN, 0, word_dim=5, group_size=1, **SIZES)), WORDS),
     ):
-        method, function = heat_maps.choose(given, tokens(1), queries)
+        method, function = heat_maps.choose(given, tokens(1), word_vectors)
         assert method == heat_maps.ATTENTION
-        result = function(given, tokens(), WANTED, queries)
+        result = function(given, tokens(), WANTED, word_vectors)
 
-        _, attention = given.classify(tokens(), queries, attention=True)
+        _, attention = given.classify(tokens(), word_vectors, attention=True)
         assert [rows.shape for rows in result] == [(2, 9), (0, 9), (3, 9)]
         assert torch.equal(result[2], attention[2, [6, 1, 2]].detach())
         torch.testing.assert_close(result[0].sum(1), torch.ones(2))
@@ -112,17 +112,17 @@ def test_of_groups_it_is_the_rule_of_chefer(num_layers):
 @pytest.mark.parametrize("kind", ["plain", "bottleneck", "words"])
 def test_of_pooling_it_is_the_class_activation_map(kind):
     head = GAP(IN, CLASSES, bottleneck=4 if kind == "bottleneck" else None)
-    queries = None
+    word_vectors = None
     if kind == "words":
-        head, queries = WordGAP(IN, 0, word_dim=5), WORDS
+        head, word_vectors = WordGAP(IN, 0, word_dim=5), WORDS
     given = model(head)
-    method, function = heat_maps.choose(given, tokens(1), queries)
+    method, function = heat_maps.choose(given, tokens(1), word_vectors)
     assert method == heat_maps.ACTIVATION
-    result = function(given, tokens(), WANTED, queries)
+    result = function(given, tokens(), WANTED, word_vectors)
 
     # The mean over the tokens is the logit without its bias.
-    zero = given.classify(torch.zeros(1, SIDE**2, IN).double(), queries)
-    no_bias = given.classify(tokens(), queries) - zero
+    zero = given.classify(torch.zeros(1, SIDE**2, IN).double(), word_vectors)
+    no_bias = given.classify(tokens(), word_vectors) - zero
     torch.testing.assert_close(result[0].mean(1).double(), no_bias[0, [4, 0]].detach())
     if kind == "plain":
         expected = tokens() @ head.fc.weight.T
@@ -132,12 +132,12 @@ def test_of_pooling_it_is_the_class_activation_map(kind):
 class Largest(nn.Module):
     """A head of a user's own: the largest value of each channel, without attention."""
 
-    def forward(self, tokens, queries=None):
+    def forward(self, tokens, word_vectors=None):
         return tokens.amax(1)
 
 
 class Counting(nn.Module):
-    def forward(self, tokens, queries=None):
+    def forward(self, tokens, word_vectors=None):
         return (tokens > 0).sum(1)
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError, Stopped
-from mldec.runtime.signals import NothingCame, StopRequest
+from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.tools.predict import answers as answers_module
 from mldec.tools.predict import decode as decode_module
 from mldec.tools.predict import inputs as inputs_module
@@ -457,7 +457,7 @@ def test_a_request_to_stop_is_seen_between_batches(tmp_path, monkeypatch):
     def hanging(*arguments, **options):
         yield next(decoded(*arguments, **options))
         stop.signal = signal.SIGINT
-        raise NothingCame
+        raise DataTimeout
 
     stop = StopRequest()
     monkeypatch.setattr(answers_module, "decoded", hanging)

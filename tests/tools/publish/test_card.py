@@ -109,7 +109,7 @@ def test_metrics_have_intervals_and_classes_a_table(known):
 
 
 MANY = Classes(tuple(f"class {number}" for number in range(MOST_CLASSES + 7)))
-ZERO_SHOT = Classes(("a", "b"), queries=torch.zeros(2, 4))
+ZERO_SHOT = Classes(("a", "b"), word_vectors=torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize(

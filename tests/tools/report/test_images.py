@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mldec.build import chosen_data
+from mldec.build import data_from_settings
 from mldec.checkpoint import load_model
 from mldec.data.labels import from_dense
 from mldec.data.transforms import EvalTransform
@@ -129,7 +129,7 @@ def test_each_image_is_in_the_album_once_while_there_is_room(tmp_path, budget, c
 
 def test_each_example_has_a_map_of_its_class_whatever_its_batch(digits_run):
     loaded = load_model(digits_run, plugins=["patches"])
-    data = chosen_data(["data=digits", "data.val_images=40"])[1]
+    data = data_from_settings(["data=digits", "data.val_images=40"])[1]
     in_reverse = replace(data, load_val=lambda: replace(split, classes=backwards))
     split, backwards = data.val, Classes(loaded.classes.names[::-1])
 

@@ -1,0 +1,563 @@
+#!/usr/bin/env python
+"""Measure this checkout on a machine with a CUDA device, into one JSON file per command.
+
+    python3 scripts/maintainers/gpu_report.py training|inference|tests [OUT.json [PART ...]]
+
+A command takes at most eight minutes and runs its parts in the order of their value. Each part is a
+process with a time limit, at which it is killed with all that it has started. What it has measured
+is in OUT.json within a second, while the part still runs; of one that fails the last lines are
+there, and the next one begins. Parts can be named, to run these alone; predict needs loader.
+Missing packages are named before the first part.
+
+    training: steps of TResNet-L at 448 pixels, as its recipe has them (fp16, channels_last); a
+        profile, with a trace beside OUT.json; the official step, as released and with the same
+        settings; the head beside global pooling, and beside the official head; torch.compile;
+        larger batches.
+    inference: a run that is fed by its loader from JPEG files made here; the loader alone; predict;
+        two processes with synchronised batch norms, on one GPU if there is but one; digits, trained
+        and evaluated; Query2Label.
+    tests: those that are marked gpu.
+
+At the end the figures are compared with the goals. The exit status is 1 if a part failed. A batch
+that does not fit the memory is no failure, nor are two processes on one GPU if NCCL refuses them.
+It was not run on a CUDA device yet.
+
+Environment: MINUTES (8) that all parts may take together; DEVICE=cpu tries the script without a
+GPU, with tiny models whose figures say nothing about one.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from packaging.requirements import Requirement
+
+from mldec import triton_can_compile
+from mldec.errors import ConfigError, one_line, say
+from mldec.files.atomic import check_targets, to_json, write_json, write_result
+from mldec.tools.benchmark import environment
+
+TOP = Path(__file__).parents[2]
+PYTHON = sys.executable
+BENCHMARK = [PYTHON, "-m", "mldec", "benchmark"]
+TRAIN = [PYTHON, "-m", "mldec.train"]
+OFFICIAL = [PYTHON, str(TOP / "scripts" / "compare_with_official.py")]
+LAST_LINES = 20  # of the output of a part that failed
+# What nvidia-smi is asked of each GPU: MHz, degrees Celsius and watts.
+OF_GPU = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "temperature.gpu",
+    "power.draw",
+    "power.limit",
+)
+POLL = 0.5  # seconds between two looks at what a part has measured
+OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
+# NCCL's message for two processes on one device, in older and in newer versions.
+NCCL_REFUSAL = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU")
+
+# Models and data of seconds, for a machine without a GPU.
+TINY = ["backbone=tiny", "data.image_size=32", "train.batch_size=4"]
+TINY_HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
+TINY_Q2L = ["train.freeze=[]", "head.input_proj=true", "head.embed_dim=32"]
+SHORT = ["data.train_images=64", "data.val_images=40", "train.epochs=1", "train.workers=0"]
+# The batches of the recipe; on a larger one a step has fewer repetitions.
+BATCHES = (128, 256, 64)
+TIMED_IMAGES = 2800
+
+
+class Goal(NamedTuple):
+    """What a figure of a part has to be: a ratio, so that it holds for every device."""
+
+    part: str
+    figure: str
+    bound: str | None = None  # ">=" or "<="; None: it is reported only
+    goal: float | None = None
+
+
+GOALS = {
+    # How many times as fast as the official step ours is.
+    "times_official_step": Goal("official", "times_official_step", ">=", 1.5),
+    "times_official_step_equal": Goal("official", "times_official_step_equal", ">=", 1.0),
+    # The share of the head in a step, beyond that of global pooling.
+    "head_percent_80": Goal("head_80", "beyond_percent", "<=", 4),
+    "head_percent_9605": Goal("head_9605", "beyond_percent", "<=", 20),
+    # The FLOP/s of a step, as a share of those of a large matrix product.
+    "product_percent": Goal("profile", "mfu_percent"),
+    "times_eager": Goal("compile", "times_beside"),
+    "data_wait_percent": Goal("loader", "data_wait_percent", "<=", 3),
+    # Workers that starve the main process lengthen its steps, and hide its waiting.
+    "loader_images_per_second": Goal("loader_alone", "images_per_second"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the report.
+
+    Attributes:
+        name: of the part.
+        limit: seconds that it may take.
+        commands: run one after the other, until one fails.
+        result: the file that they write their figures to; None if only their output counts.
+        variables: added to the environment of the commands.
+    """
+
+    name: str
+    limit: int
+    commands: list[list[str]]
+    result: Path | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+class Setup(NamedTuple):
+    """What all parts share: a folder for their files, the file of the report, and the device."""
+
+    folder: Path
+    out: Path
+    device: str
+
+    def settings(self, *of_cpu: str) -> list[str]:
+        """Return the device, and on a CPU further settings."""
+        return [f"device={self.device}", *(of_cpu if self.device == "cpu" else ())]
+
+    def number(self, on_gpu: int, on_cpu: int) -> str:
+        """Return the one of two numbers that fits the device."""
+        return str(on_cpu if self.device == "cpu" else on_gpu)
+
+    def job(self, name: str, limit: int, command: list[str], *words: str) -> Part:
+        """Return a part that is a command with figures."""
+        file = self.folder / f"{name}.json"
+        return Part(name, limit, [[*command, "--json", str(file), *words]], file)
+
+
+# The parts of each command
+
+
+def training(setup: Setup) -> list[Part]:
+    """Return the parts that measure training steps on random images."""
+    # Another head has other settings than those of ML-Decoder.
+    of_any_head = setup.settings(*TINY)
+    settings = setup.settings(*TINY, *TINY_HEAD)
+
+    repeats = ["--repeats", setup.number(50, 2)]
+    steps = [*BENCHMARK, "throughput", *repeats]
+    beside_gap = [*steps, "--beside", "head=gap"]
+    open_images = ["--experiment", "openimages_tresnet_m", "--classes", "9605"]
+    beside_eager = [*steps, "--beside", "train.compile=false"]
+    trace = ["--trace", str(setup.out.with_suffix(".trace.json.gz"))]
+    step = [*OFFICIAL, "step", "--experiment", "coco_tresnet_l", *repeats]
+    head = ["--device", setup.device, "--precision", "bf16"]
+    head += ["--batch-size", setup.number(64, 1)]
+    parts = [
+        setup.job("throughput", 75, steps, *settings),
+        setup.job("profile", 75, [*BENCHMARK, "profile", *repeats], *trace, *settings),
+        setup.job("official", 90, step, *settings),
+        setup.job("head_80", 75, beside_gap, *of_any_head),
+        setup.job("head_9605", 75, [*beside_gap, *open_images], *of_any_head),
+        setup.job("head", 45, [*OFFICIAL, "head"], *head),
+        setup.job("compile", 240, beside_eager, *settings, "train.compile=true"),
+    ]
+    for size in BATCHES:
+        repeats = ["--repeats", setup.number(TIMED_IMAGES // size, 2)]
+        batch = f"train.batch_size={setup.number(size, size // 16)}"
+        command = [*BENCHMARK, "throughput", *repeats]
+        parts.append(setup.job(f"throughput_{size}", 60, command, *settings, batch))
+    return parts
+
+
+def inference(setup: Setup) -> list[Part]:
+    """Return the parts that begin with image files, and those of other models."""
+    data = setup.folder / "coco"
+
+    # Multiples of the batches of training (56) and evaluation (64): cuDNN searches its kernels
+    # again for a smaller last batch.
+    _make_coco(data, train=int(setup.number(146 * 56, 32)), val=int(setup.number(14 * 64, 16)))
+    runs = {name: setup.folder / name for name in ("loader", "two_ranks", "digits")}
+
+    # The recipe, from random weights. The host runs ahead of a GPU until it reports: with few steps
+    # between two reports it cannot use up what the loader has ahead, and wait for it while the GPU
+    # still computes.
+    recipe = ["+experiment=coco_tresnet_l", "backbone.pretrained=false", "train.epochs=1"]
+    recipe += [f"data.root={data}", f"data.cache_dir={setup.folder / 'cache'}"]
+    fed = [*TRAIN, *recipe, *setup.settings(*TINY, *TINY_HEAD)]
+    fed += [f"train.log_every={setup.number(10, 2)}", f"train.workers={setup.number(16, 2)}"]
+
+    alone = [PYTHON, str(TOP / "scripts" / "gpu_report.py"), LOADER_ALONE]
+    alone_out = setup.folder / "loader_alone.json"
+    alone += [str(alone_out), *fed[len(TRAIN) :]]
+
+    # Both processes use the same GPU if there is but one. On a CPU there is no synchronised norm.
+    two = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two += [*TRAIN[1:], *recipe, "data.train=val2014", "train.log_every=2", "train.workers=2"]
+    two += setup.settings(*TINY, *TINY_HEAD, "train.sync_batchnorm=false")
+    if setup.device == "cuda" and torch.cuda.device_count() == 1:
+        two.append("device=cuda:0")
+    variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+
+    predict = [*BENCHMARK, "predict", str(runs["loader"]), str(data / "train2014")]
+    predict += ["--device", setup.device]
+    predict += ["--count", setup.number(2048, 16), "--rounds", setup.number(2, 1)]
+    digits = [*TRAIN, "+experiment=digits", *setup.settings(*SHORT)]
+    evaluate = [PYTHON, "-m", "mldec.evaluate", str(runs["digits"])]
+    evaluated = setup.job("digits", 120, evaluate, *setup.settings())
+    q2l = [*BENCHMARK, "throughput", "--experiment", "q2l_coco_resnet101_448"]
+    q2l += ["--repeats", setup.number(20, 1)]
+
+    def into(command: list[str], name: str) -> list[list[str]]:
+        """Return the command with the folder of its run."""
+        return [[*command, f"hydra.run.dir={runs[name]}"]]
+
+    metrics = "metrics.jsonl"
+    return [
+        Part("loader", 120, into(fed, "loader"), runs["loader"] / metrics),
+        Part("loader_alone", 60, [alone], alone_out),
+        setup.job("predict", 120, predict),
+        Part("two_ranks", 120, into(two, "two_ranks"), runs["two_ranks"] / metrics, variables),
+        replace(evaluated, commands=[*into(digits, "digits"), *evaluated.commands]),
+        setup.job("query2label", 75, q2l, *setup.settings(*TINY, *TINY_Q2L)),
+    ]
+
+
+def tests(setup: Setup) -> list[Part]:
+    """Return the one part of the tests; without a CUDA device all of them are skipped."""
+    # By default (pyproject.toml) all tests of a file would run in one process.
+    pytest = [PYTHON, "-m", "pytest", "-vv", "-n", "8", "--dist", "load", "-m", "gpu"]
+    return [Part("tests", 3600, [[*pytest, "tests/gpu"]])]
+
+
+COMMANDS = {"training": training, "inference": inference, "tests": tests}
+LOADER_ALONE = "loader_alone"  # the command of a part, followed by its file and settings
+
+
+def measure_loader(out: Path, words: list[str]) -> None:
+    """Write the images/s of a training loader whose batches are dropped, into a file."""
+    # Imported late, as are all modules that need more packages than torch.
+    from mldec import build
+    from mldec.config.compose import compose
+    from mldec.data.loader import TrainBatches, train_loader
+
+    config = compose(words).for_world_size(processes=1)
+    train = config.train
+    data = build.data(build.check(config, ["data"]))
+    batches = TrainBatches(len(data.train.dataset), batch_size=train.batch_size, seed=config.seed)
+    workers = train.loader_workers
+    loader = train_loader(data, batches, workers=workers, pin=torch.cuda.is_available())
+
+    # The first batches wait for the start of the workers, and come all at once.
+    warm_up = 2 * workers
+    images = 0
+    start = time.perf_counter()
+    for number, batch in enumerate(loader, start=1):
+        if number > warm_up:
+            images += len(batch.images)
+        else:
+            start = time.perf_counter()
+    speed = images / (time.perf_counter() - start)
+    figures = {"images": images, "workers": workers, "images_per_second": speed}
+    write_json(str(out), {"figures": figures})
+
+
+def _make_coco(root: Path, *, train: int, val: int) -> None:
+    """Write both splits of a COCO 2014 tree: made photos, some hundred times under other names."""
+    from mldec.tools.benchmark.data import made_photo
+
+    different = min(train, 256)
+    files = root / "photos"
+    files.mkdir(parents=True)
+    for number in range(different):
+        made_photo(number).save(files / f"{number}.jpg", quality=90)
+
+    classes = range(1, 81)
+    categories = [{"id": number, "name": f"class {number}"} for number in classes]
+    (root / "annotations").mkdir()
+    for split, count in (("train2014", train), ("val2014", val)):
+        (root / split).mkdir()
+        images, annotations = [], []
+        for number in range(count):
+            name = f"{number}.jpg"
+            os.link(files / f"{number % different}.jpg", root / split / name)
+            images.append({"id": number, "file_name": name})
+            category = classes[number % len(classes)]
+            annotations.append({"id": number, "image_id": number, "category_id": category})
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+
+
+# Running a part
+
+
+def run(part: Part, limit: float, output: Path, note: Callable[[], None]) -> str:
+    """Run a part, and return how it ended: "done", or why not.
+
+    Args:
+        part: to run.
+        limit: seconds that it may take.
+        output: the file that its output goes to.
+        note: called again and again while it runs.
+    """
+    end, status = time.monotonic() + limit, "done"
+    with output.open("wb") as file:
+        for command in part.commands:
+            status = _run_command(command, end, file, part.variables, note)
+            if status != "done":
+                break
+
+    text = output.read_text(encoding="utf-8", errors="replace")
+    if status != "done" and (refusal := NCCL_REFUSAL.search(text)):
+        return f"not possible here: NCCL says {refusal[0]}"
+    if status == "timed out":
+        return f"timed out after {limit:.0f} s"
+    if status != "done" and OUT_OF_MEMORY.search(text):
+        return "out of memory"
+    return status
+
+
+def _run_command(
+    command: list[str], end: float, output: Any, variables: dict[str, str], note: Callable[[], None]
+) -> str:
+    """Run a command; when its time is over, kill it with the processes that it has started."""
+    process = subprocess.Popen(
+        command,
+        cwd=TOP,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        while time.monotonic() < end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(POLL)
+                return "done" if status == 0 else f"failed with status {status}"
+            note()
+        return "timed out"
+    finally:
+        # Also after Ctrl-C: it does not reach the group.
+        if process.poll() is None:
+            others = _descendants(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
+            for number in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            process.wait()
+
+
+def _descendants(process: int) -> list[int]:
+    """Return the processes that one has started, and theirs: those of torchrun leave its group."""
+    found = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            for number in map(int, file.read_text().split()):
+                found += [number, *_descendants(number)]
+    return found
+
+
+# What a part has measured
+
+
+def figures(part: Part, output: Path) -> dict[str, Any]:
+    """Return what a part has measured so far."""
+    if part.result is None:
+        text = output.read_text(encoding="utf-8", errors="replace")
+        found = re.findall(r"(PASSED|FAILED|SKIPPED|ERROR) (tests/\S+)", text)
+        return {name: outcome.lower() for outcome, name in found}
+    if not part.result.exists():
+        return {}
+
+    text = part.result.read_text(encoding="utf-8")
+    if part.result.suffix == ".jsonl":
+        return run_figures(text)
+    content = json.loads(text)
+    if "figures" in content:
+        return content["figures"]
+    return {"mAP": content["metrics"]["mAP"], "weights": content["weights"]}
+
+
+def run_figures(metrics: str) -> dict[str, Any]:
+    """Return the speed of a run from its metrics.jsonl, without its first report: a warm-up."""
+    # The last line may be in the making.
+    lines = [json.loads(line) for line in metrics.split("\n")[:-1]]
+    reports = [line for line in lines if "train/loss" in line][1:]
+    if not reports:
+        return {}
+
+    speeds = [line["train/images_per_second"] for line in reports]
+    waits = [line["train/data_wait"] for line in reports]
+    return {
+        "reports": len(reports),
+        "loss": reports[-1]["train/loss"],
+        "images_per_second": statistics.median(speeds),
+        "images_per_second_least": min(speeds),
+        "images_per_second_most": max(speeds),
+        "data_wait_percent": 100 * statistics.fmean(waits),
+        "peak_gib": reports[-1].get("train/memory_gib"),
+    }
+
+
+def goals(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Compare the figures of the parts of a report with the goals.
+
+    Returns:
+        By name, for the parts that are there: `value` (None if it was not measured), `goal` in
+        words, and whether it is `met` (None if there is none, or no value).
+    """
+    compared = {}
+    for name, (part, figure, bound, goal) in GOALS.items():
+        if part not in parts:
+            continue
+
+        value, met = parts[part]["figures"].get(figure), None
+        if value is not None and goal is not None:
+            met = value >= goal if bound == ">=" else value <= goal
+        wanted = f"{bound} {goal}" if bound else None
+        compared[name] = {"value": value, "goal": wanted, "met": met}
+    return compared
+
+
+def goal_lines(compared: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line per goal."""
+    verdicts = {True: "met: ", False: "missed: ", None: ""}
+    lines = []
+    for name, entry in compared.items():
+        value = "not measured" if entry["value"] is None else f"{entry['value']:,.4g}"
+        goal = f" (goal: {entry['goal']})" if entry["goal"] else ""
+        lines.append(f"{verdicts[entry['met']]}{name} {value}{goal}")
+    return lines
+
+
+# The report
+
+
+def measure(part: Part, report: dict[str, Any], setup: Setup, limit: float) -> None:
+    """Run a part, and write the report again whenever the part has measured something."""
+    start = time.monotonic()
+    output = setup.folder / f"{part.name}.log"
+    output.touch()
+    outcome: dict[str, Any] = {"status": "running", "figures": {}}
+    report["parts"][part.name] = outcome
+
+    def write() -> None:
+        report["goals"] = goals(report["parts"])
+        write_result(str(setup.out), to_json(report, indent=1) + "\n")
+
+    def note() -> None:
+        known = figures(part, output)
+        if known != outcome["figures"]:
+            outcome["figures"] = known
+            write()
+
+    write()
+    if limit > 0:
+        outcome["status"] = run(part, limit, output, note)
+    else:
+        outcome["status"] = "not run: MINUTES are over"
+    outcome["figures"] = figures(part, output)
+    outcome["seconds"] = round(time.monotonic() - start, 1)
+    if outcome["status"] != "done":
+        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+        outcome["last_lines"] = lines[-LAST_LINES:]
+    report["environment"]["gpus_after"] = gpu_state()
+    write()
+    say(f"{part.name}: {outcome['status']} ({outcome['seconds']} s)")
+
+
+def gpu_state() -> list[dict[str, str]] | None:
+    """Return driver, clocks, temperature and power of each GPU; None where nvidia-smi is absent."""
+    query = f"--query-gpu={','.join(OF_GPU)}"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    return [dict(zip(OF_GPU, row.split(", "), strict=False)) for row in done.stdout.splitlines()]
+
+
+def check_packages(command: str) -> None:
+    """Raise a `ConfigError` that names all packages that are missing or too old."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    # The metadata of hydra-core names the last one, but hydra-core itself may be missing.
+    needed = [*project["dependencies"], "antlr4-python3-runtime==4.9.*"]
+    if command == "tests":
+        needed += ["pytest", "pytest-xdist"]
+
+    faults = []
+    for text in needed:
+        requirement = Requirement(text)
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            faults.append(f"{text} (missing)")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            faults.append(f"{text} (installed: {version})")
+    if faults:
+        raise ConfigError(f"packages: {', '.join(faults)}; install them with pip")
+
+
+def main() -> None:
+    """Run a command."""
+    if sys.argv[1:2] == [LOADER_ALONE]:
+        with one_line():
+            measure_loader(Path(sys.argv[2]), sys.argv[3:])
+        return
+
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("command", choices=COMMANDS)
+    arguments.add_argument("out", nargs="?", help="(benchmarks/gpu_COMMAND.json)")
+    arguments.add_argument("parts", nargs="*", metavar="PART", help="run these alone")
+    args = arguments.parse_args()
+
+    # As Ctrl-C: what runs on the device ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "8"))
+    device = os.environ.get("DEVICE", "cuda")
+    out = Path(args.out or f"benchmarks/gpu_{args.command}.json").absolute()
+    with one_line(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        check_packages(args.command)
+        if not triton_can_compile():
+            # For the tests and the official step, which import torch before mldec.
+            os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
+        check_targets(str(out))
+        setup = Setup(Path(folder), out, device)
+        parts = {part.name: part for part in COMMANDS[args.command](setup)}
+        for name in args.parts:
+            if name not in parts:
+                raise ConfigError(f"there is no part {name}: choose from {', '.join(parts)}")
+
+        where = environment() | {"gpus_before": gpu_state()}
+        report: dict[str, Any] = {"command": args.command, "environment": where, "parts": {}}
+        for name in args.parts or parts:
+            # A CPU takes its time, however small the model.
+            limit = parts[name].limit * (5 if device == "cpu" else 1)
+            measure(parts[name], report, setup, min(limit, end - time.monotonic()))
+
+    say(*goal_lines(report["goals"]), f"written: {out}")
+    statuses = [outcome["status"] for outcome in report["parts"].values()]
+    sys.exit(any(status.startswith(("failed", "timed out")) for status in statuses))
+
+
+if __name__ == "__main__":
+    main()

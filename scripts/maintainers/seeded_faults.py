@@ -1,0 +1,412 @@
+#!/usr/bin/env python
+"""Put one fault at a time into a copy of a checkout, and see which test catches it.
+
+    python scripts/maintainers/seeded_faults.py CHECKOUT [--only N ...] [--all-tests] [--json FILE]
+
+A fault is one changed line that a person could have written: the numbers become wrong, and nothing
+fails by itself. Its old text is looked for in all of mldec/, where it must stand exactly once, so
+that a fault goes along when a module moves. The tests of its subject are run, up to the first that
+fails; --all-tests runs the whole default suite instead. Before that they must pass without a fault.
+
+FILE keeps the faults of an earlier run that are not run again. A fault that no test catches is
+printed as `not caught`; the status is then 1. The first 60 took 21 minutes of processor time, the
+other 20 took 12 minutes.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+DATA = os.environ.get("MLDEC_SAMPLE_DATA") or str(TOP.parent / "shared" / "data")
+LONGEST = 900  # seconds of a run of tests; a fault may make a loop endless
+
+# The tests of each subject, the quickest first.
+TESTS = {
+    "resume": "core/training/*.py core/losses/*.py",
+    "loader": "core/data/*.py",
+    "metrics": "core/evaluators/*.py",
+    "losses": "core/losses/*.py parity/*losses*.py core/training/*.py",
+    "heads": "core/heads/*.py parity/*heads*.py",
+    "thresholds": "tools/calibration/test_fitting.py tools/calibration/test_command.py",
+    "checkpoints": "core/runtime/*.py core/checkpoint/*.py core/training/*.py parity/*heads*.py",
+    "readers": "core/data/*.py core/data/*/*.py",
+    "report": "tools/report/test_[ain]*.py tools/report/test_command.py",
+    "predict": "tools/predict/*.py",
+    "shards": "tools/predict/test_results.py tools/predict/test_command.py",
+    "thresholds file": "core/checkpoint/test_ram_files.py tools/calibration/test_command.py",
+    "export": "tools/export/test_program.py tools/export/test_verify.py",
+    "xmp": "tools/predict/test_xmp.py",
+    "summary": "tools/test_summary.py",
+}
+
+# Subject and what breaks; the old text; the new text.
+FAULTS = r"""
+resume: the step starts again from 0
+- self.step = saved.step
++ self.step = 0
+resume: the schedule is one step behind
+- fast_forward(self.schedule, self.step)
++ fast_forward(self.schedule, self.step - 1)
+resume: the moving average goes on from the raw weights
+- load_strict(self.ema.module, saved.ema or {}, path)
++ load_strict(self.ema.module, saved.model, path)
+resume: the optimiser forgets its state
+- load_state(self.optimizer, saved.optimizer)
++ self.optimizer.state.clear()
+resume: the loss forgets the class priors that it has estimated
+- self.loss.load_state_dict(saved.loss)
++ self.loss.train()
+resume: the images of the epoch are trained on again from its start
+- self.batches.start = self.position
++ self.batches.start = 0
+resume: the mean loss leaves out the steps before the interruption
+- self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
++ self.meter = Meter()
+resume: patience and best.pt start anew
+- self.best = saved.best
++ self.best = Best()
+loader: a resumed epoch begins with its first images
+- start = step * self.batch_size
++ start = (step - self.start) * self.batch_size
+loader: the ranks train on the same images
+- first_part = self.rank * self.accumulate
++ first_part = 0
+loader: a last batch that is too small for batch norm is kept
+- self.steps = num_images // batch_size + (tail >= 2 * self.parts)
++ self.steps = num_images // batch_size + (tail > 0)
+loader: the augmentation of an image is the same in each epoch
+- rng = SampleRandom(sample_seed(self.seed, *key))
++ rng = SampleRandom(sample_seed(self.seed, *key[1:]))
+loader: the evaluation drops the last, smaller batch
+- for start in indices[::batch_size][rank::world_size]:
++ for start in indices[: -(len(indices) % batch_size) or None : batch_size][rank::world_size]:
+loader: an image that is repeated has the same random numbers
+- repetition += int(appearances[shuffled]) * self.repeats
++ repetition += 0
+loader: the repeat factor lacks its square root
+- per_class = np.sqrt(threshold / fractions).clip(min=1)
++ per_class = (threshold / fractions).clip(min=1)
+metrics: labels of -1 count as negatives in AP
+- annotated = np.sort(scores[targets >= 0])
++ annotated = np.sort(scores)
+metrics: the recall of 11-point AP is rounded down
+- needed = -(-np.arange(11) * total // 10)
++ needed = np.arange(11) * total // 10
+metrics: decisions on labels of -1 count as wrong
+- decided = decided & (targets >= 0)
++ decided = decided & (targets >= -1)
+metrics: of equal logits one too few is among the top k
+- return above | (level & (level.cumsum(1, dtype=torch.int32) <= remaining))
++ return above | (level & (level.cumsum(1, dtype=torch.int32) < remaining))
+metrics: mAP_weighted divides by the positives of all classes
+- weighted = (per_class_ap * positives)[valid].sum() / positives[valid].sum()
++ weighted = (per_class_ap * positives)[valid].sum() / positives.sum()
+metrics: a confidence on the bound of a bin belongs to the next one
+- bins = ((confidence * BINS - 1) // FIXED_POINT).clamp(0, BINS - 1)
++ bins = ((confidence * BINS) // FIXED_POINT).clamp(0, BINS - 1)
+losses: the focal weight of ASL has a gradient
+- right = right.detach()
++ right = right.clone()
+losses: the focal weight of ASL with a softmax has none
+- weight = wrong ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
++ weight = wrong.detach() ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
+losses: normalised partial ASL forgets the weight of 1
+- weights = weights * (1 + 1 / (1 + (~unannotated).sum(1, keepdim=True)))
++ weights = weights * (1 / (1 + (~unannotated).sum(1, keepdim=True)))
+losses: selective partial ASL drops annotated labels too
+- kept = weights.flatten()[chosen] * (likely[chosen] < 0)
++ kept = weights.flatten()[chosen] * 0
+losses: cross-entropy is averaged over the classes
+- return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
++ return F.cross_entropy(logits, targets, label_smoothing=self.smoothing) / logits.shape[-1]
+losses: the weight of positives is that of negatives
+- return (negatives / positives).clamp(max=cap).float()
++ return (positives / negatives).clamp(max=cap).float()
+losses: a mean loss counts each micro-batch as a whole batch
+- share = len(images) / images_in_step
++ share = 1.0
+heads: surplus slots of the groups are cut off at the wrong end
+- return groups.transpose(0, 1).flatten(1)[:, : self.num_classes] + self.pool_bias
++ return groups.transpose(0, 1).flatten(1)[:, -self.num_classes :] + self.pool_bias
+heads: ML-Decoder has no residual of the removed self-attention
+- x = self.norm1(x + self.dropout(x))
++ x = self.norm1(self.dropout(x))
+heads: the queries of cross-attention have no positions
+- x + query_positions, tokens + token_positions, tokens, need_weights=need_weights
++ x, tokens + token_positions, tokens, need_weights=need_weights
+heads: the sine positions of x and y are swapped
+- return torch.cat((y, x), dim=2).flatten(0, 1)
++ return torch.cat((x, y), dim=2).flatten(0, 1)
+heads: shuffled word groups are put back by the wrong permutation
+- logits = logits[:, order.argsort()]
++ logits = logits[:, order]
+heads: projected word vectors have no ReLU
+- return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))
++ return self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype))
+thresholds: of the cut points with the precision, the highest is chosen
+- return int(np.flatnonzero(precision >= wanted)[-1]), reached
++ return int(np.flatnonzero(precision >= wanted)[0]), reached
+thresholds: negatives with the score of a positive are not counted
+- below = np.searchsorted(cuts, negatives, side="right")
++ below = np.searchsorted(cuts, negatives, side="left")
+thresholds: a score at the threshold is absent
+- predicted = calibrated >= lowest[index]
++ predicted = calibrated > lowest[index]
+thresholds: Platt scaling is fitted to hard targets
+- targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
++ targets = np.where(present, 1.0, 0.0)
+thresholds: cross-fitting judges the images that it was fitted on
+- tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)
++ tally.add(fit(logits, labels, folds == folds, choice), logits, labels, folds == fold)
+checkpoints: the moving average is loaded, whatever scored best
+- chosen = self.best.weights if name is None else name
++ chosen = "ema" if name is None else name
+checkpoints: a file that differs from its checksum is read
+- if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
++ if has_record and not known_hashes(path):
+checkpoints: tensors change while they are written
+- return value.detach().to("cpu", copy=True)
++ return value.detach().to("cpu")
+checkpoints: in-place ABN is converted without its epsilon
+- value = value.abs() + 1e-5
++ value = value.abs()
+checkpoints: logits stay in the order of the checkpoint's classes
+- columns = [column_of[name] for name in current.names]
++ columns = list(column_of.values())
+checkpoints: older versions of a damaged checkpoint are not tried
+- paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()]
++ paths = [path]
+readers: the images of COCO are in the order of the file
+- rows = {image: row for row, image in enumerate(sorted(index.imgs))}
++ rows = {image: row for row, image in enumerate(index.imgs)}
+readers: of several objects of a class of VOC, the last decides
+- labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
++ labels[name] = DIFFICULT if is_difficult else 1
+readers: the classes of Stanford-Cars are off by one
+- column = int(annotation["class"]) - 1
++ column = int(annotation["class"]) % len(names)
+readers: an empty cell of a CSV file is a negative
+- _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
++ _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": 0}
+readers: zero-shot evaluation on all images keeps those with an unseen class only
+- used = images if self.val_images == "all" else with_unseen
++ used = with_unseen
+metrics: the envelope of the precision runs over lower recalls
+- envelope = np.maximum.accumulate(precision)
++ envelope = np.maximum.accumulate(precision[::-1])[::-1]
+report: the intervals hold 90 % instead of 95 %
+- low, high = np.percentile(values, (2.5, 97.5), axis=0)
++ low, high = np.percentile(values, (5, 95), axis=0)
+report: two models are compared by unpaired resamples
+- name: own.resampled[name] - numbers.resampled[name]
++ name: own.resampled[name] - numbers.resampled[name][::-1]
+report: missed images with the highest scores come first
+- "missed": (~decided & (labels == 1), scores),
++ "missed": (~decided & (labels == 1), -scores),
+report: a score on the edge of a bin belongs to the one below
+- bins = np.searchsorted(edges[1:-1], scores, "right")
++ bins = np.searchsorted(edges[1:-1], scores, "left")
+predict: the stored thresholds are sorted, and no longer those of their classes
+- values = [self.threshold] if self.stored is None else [*self.stored]
++ values = [self.threshold] if self.stored is None else sorted(self.stored)
+predict: a score at the threshold is left out
+- reached = scores >= lowest
++ reached = scores > lowest
+predict: one label per image has sigmoids for scores
+- return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
++ return logits.sigmoid()
+predict: pooled features are the maximum over the tokens
+- pooled = None if tokens is None else tokens.float().mean(1)
++ pooled = None if tokens is None else tokens.float().amax(1)
+predict: a result goes on although its images have changed
+- if item is None or named(item.name)["image"] != name:
++ if item is None:
+shards: the last row of each Parquet file of a part is lost
+- rows = range(number * CHUNK, (number + 1) * CHUNK)
++ rows = range(number * CHUNK, (number + 1) * CHUNK - 1)
+shards: the Parquet files of an earlier, longer part are not found
+- if re.fullmatch(rf"{stem}(_\d{{5,}})?\.{ending}", entry.name):
++ if re.fullmatch(rf"{stem}\.{ending}", entry.name):
+shards: a part that has changed since it was written is merged
+- elif storage.fingerprint(path) not in record.files[name]:
++ elif not record.files[name]:
+shards: a row is merged under the name of another image
+- if row_of(line).get("image") != named(item.name)["image"]:
++ if "image" not in row_of(line):
+thresholds file: its numbers stay in the order of the rows
+- thresholds = tuple(values[name] for name in classes.names)
++ thresholds = tuple(values.values())
+thresholds file: the calibrated thresholds override those of the file
+- values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
++ values = dict(zip(given, above, strict=True)) | dict(zip(classes.names, known, strict=False))
+thresholds: the temperature is stored in place of the slope
+- return Outcome(*judged, {}, [1 / fitted], [0.0], [])
++ return Outcome(*judged, {}, [fitted], [0.0], [])
+thresholds: calibrated values stay in the order of the classes of the data
+- thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
++ thresholds, slopes, offsets = (tuple(v) for v in values)
+export: resized pixels are truncated instead of rounded
+- return torch.floor(pixels + 0.5).clamp(0, 255).to(torch.uint8)
++ return pixels.clamp(0, 255).to(torch.uint8)
+export: the center crop starts one pixel too early
+- return number // 2 + (number % 2) * (number // 2 % 2)
++ return number // 2
+report: the p-value is one-sided
+- return float(min(1, 2 * (1 + rarer) / (1 + resamples))), test
++ return float(min(1, (1 + rarer) / (1 + resamples))), test
+report: the interval of a class's difference is that of the first model
+- low, high = interval(first.resampled_precision - second.resampled_precision)
++ low, high = interval(first.resampled_precision)
+report: images without a label count as wrong in resampled top-1
+- shares = [right @ step[rows] / step[rows].sum(0) for step in weights]
++ shares = [right @ step[rows] / step.sum(0) for step in weights]
+xmp: keywords of an earlier run are taken for those of the user
+- of_user = properties[SUBJECT].texts() - earlier
++ of_user = properties[SUBJECT].texts()
+xmp: photos that differ in their suffix share a sidecar
+- path = photo.with_name(f"{photo.name}.xmp")
++ path = photo.with_suffix(".xmp")
+summary: one of the two one-sided tests is enough for "as good"
+- verdict = "as good" if max(above, below) < LEVEL else "open"
++ verdict = "as good" if min(above, below) < LEVEL else "open"
+summary: runs with different cache folders are in different groups
+- NO_DIFFERENCE = {"seed", "name", "resume", "data.cache_dir"}
++ NO_DIFFERENCE = {"seed", "name", "resume"}
+summary: the deviation is that of the population, not of a sample
+- text += f" {sign} {statistics.stdev(values):.2f}"
++ text += f" {sign} {statistics.pstdev(values):.2f}"
+summary: the highest calibration error is bold
+- np.nanmin(column) if metric in ERRORS else np.nanmax(column) for metric, column in columns
++ np.nanmax(column) for metric, column in columns
+summary: each metric comes from its own best evaluation
+- best = max(evaluations, key=lambda evaluation: evaluation.value)
++ best = max(evaluations, key=lambda evaluation: evaluation.metrics.get(metric) or 0.0)
+"""
+
+
+@dataclass
+class Fault:
+    """A changed line, and the first test that fails because of it."""
+
+    number: int
+    subject: str
+    breaks: str
+    old: str
+    new: str
+    caught_by: str | None = None
+
+
+def read_faults() -> list[Fault]:
+    """Return the faults of the table, numbered from 1."""
+    faults = []
+    lines = FAULTS.strip().splitlines()
+    for number, (head, old, new) in enumerate(zip(*[iter(lines)] * 3, strict=True), 1):
+        subject, _, breaks = head.partition(": ")
+        faults.append(
+            Fault(number, subject, breaks, old.removeprefix("- "), new.removeprefix("+ "))
+        )
+    return faults
+
+
+def copy_of(checkout: Path, folder: Path) -> str:
+    """Copy the files of a checkout's commit into a folder; return the commit."""
+    git = ["git", "-C", str(checkout)]
+    archive = folder / "checkout.tar"
+    subprocess.run([*git, "archive", "-o", archive, "HEAD"], check=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return commit.stdout.strip()
+
+
+def place_of(old: str, folder: Path) -> Path:
+    """Return the one file of mldec/ that holds a text once."""
+    files = [path for path in folder.glob("mldec/**/*.py") if old in path.read_text()]
+    if len(files) != 1 or files[0].read_text().count(old) != 1:
+        sys.exit(f"seeded_faults: {old!r} does not stand once in mldec/: adapt FAULTS")
+    return files[0]
+
+
+def failing_test(folder: Path, patterns: str) -> str | None:
+    """Run tests up to the first that fails; return its name, or None if all pass."""
+    tests: list[Path] = []
+    for pattern in patterns.split():
+        tests += sorted(folder.glob(f"tests/{pattern}"))
+    words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not gpu"]
+    command = [sys.executable, "-m", "pytest", *words, *map(str, tests)]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "MLDEC_SAMPLE_DATA": DATA}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end after {LONGEST} s"
+
+    if done.returncode == 0:
+        return None
+    # Without the parameters of the test, which may hold anything.
+    found = re.search(r"^(?:FAILED|ERROR) ([^\s[]+)", done.stdout, re.MULTILINE)
+    return found[1] if found else f"pytest ended with status {done.returncode}"
+
+
+def main() -> None:
+    """Seed the faults of the command line."""
+    parser = argparse.ArgumentParser(description="See which test catches each seeded fault.")
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--only", nargs="+", type=int, metavar="N")
+    parser.add_argument("--all-tests", action="store_true", help="run the whole default suite")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+
+    faults = [fault for fault in read_faults() if not args.only or fault.number in args.only]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        commit = copy_of(args.checkout, folder)
+        files = {fault.number: place_of(fault.old, folder) for fault in faults}
+        tests = {name: "**/test_*.py" if args.all_tests else TESTS[name] for name in TESTS}
+        for patterns in {tests[fault.subject] for fault in faults}:
+            if failed := failing_test(folder, patterns):
+                sys.exit(f"seeded_faults: {failed} fails without a fault")
+
+        for fault in faults:
+            started, file = time.monotonic(), files[fault.number]
+            good = file.read_text()
+            file.write_text(good.replace(fault.old, fault.new))
+            fault.caught_by = failing_test(folder, tests[fault.subject])
+            file.write_text(good)
+            said = fault.caught_by or "not caught"
+            seconds = f"{time.monotonic() - started:4.0f} s"
+            print(
+                f"{fault.number:2} {seconds}  {fault.subject}: {fault.breaks}: {said}", flush=True
+            )
+
+    if args.json:
+        write(args.json, faults, commit)
+    sys.exit(any(fault.caught_by is None for fault in faults))
+
+
+def write(path: Path, faults: list[Fault], commit: str) -> None:
+    """Write the faults, with those of an earlier run that were not run again."""
+    earlier = json.loads(path.read_text())["faults"] if path.exists() else []
+    entries = {entry["number"]: entry for entry in earlier}
+    entries |= {fault.number: asdict(fault) for fault in faults}
+    table = [entries[number] for number in sorted(entries)]
+    caught = sum(entry["caught_by"] is not None for entry in table)
+    date = datetime.now(UTC).date().isoformat()
+    content = {"commit": commit, "date": date, "caught": caught, "of": len(table), "faults": table}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

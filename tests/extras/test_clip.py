@@ -1,0 +1,120 @@
+"""Models of open_clip as checkpoints, beside open_clip itself."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import open_clip
+import pytest
+import torch
+from clip_models import CLIP, clip_folder, siglip_folder, write_folder
+from PIL import Image
+
+from mldec.checkpoint import load_model
+from mldec.checkpoint.loading import check_start
+from mldec.config.schema import Config
+from mldec.data.transforms import EvalTransform
+from mldec.errors import CheckpointError, ConfigError
+
+# As RN50 of open_clip, in the form of models with a text tower of their own.
+RESNET = {
+    **CLIP,
+    "custom_text": True,
+    "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A small model of each kind, with random weights."""
+    folder = tmp_path_factory.mktemp("towers")
+    return {
+        "clip": clip_folder(folder / "clip"),
+        "resnet": write_folder(folder / "resnet", RESNET, {"interpolation": "bilinear"}),
+        "siglip": siglip_folder(folder / "siglip"),
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["clip", "resnet", "siglip"])
+def test_pixels_and_logits_are_open_clips(kind, folders, sample_data):
+    model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folders[kind]}")
+    model.eval()
+    photo = sorted((sample_data / "coco2014_mini").rglob("*.jpg"))[0]
+    image = Image.open(photo).convert("RGB")
+    assert image.width != image.height
+    tokens = torch.randint(1, 60, (5, model.context_length))
+    expected, _ = model.get_logits(prepare(image)[None], tokens)
+    assert expected.std() > 0.01
+
+    state = torch.get_rng_state()
+    loaded = load_model(f"clip:{folders[kind]}")
+    assert torch.equal(torch.get_rng_state(), state)
+    backbone = loaded.model.backbone
+    pixels = (loaded.transform(image) / 255 - backbone.mean) / backbone.std
+    torch.testing.assert_close(pixels, prepare(image), rtol=0, atol=1e-5)
+    words = model.encode_text(tokens, normalize=True)
+    # A vector of another length means the same class.
+    for vectors in (words, 3 * words):
+        logits = loaded.model(loaded.transform(image)[None], vectors)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_what_a_model_says_of_itself(folders):
+    loaded = load_model(f"clip:{folders['siglip']}")
+    assert loaded.transform == EvalTransform(image_size=32, interpolation="bicubic")
+    assert not loaded.classes.exclusive
+    assert loaded.classes.names == ()
+    assert loaded.classes.word_vectors.shape == (0, 16)
+    assert loaded.path == folders["siglip"] / "open_clip_model.safetensors"
+    assert (loaded.of_run, loaded.weights) == (False, "raw")
+    assert loaded.model.backbone.num_features == 16
+
+    # Without an offset of the logits, the scores are relative.
+    other = load_model(f"clip:{folders['clip']}")
+    assert other.classes.exclusive
+    assert other.transform == EvalTransform(image_size=32, crop=1.0, interpolation="bicubic")
+
+
+def with_images(folder, target, **settings):
+    """Copy a model that wants its images in another way, and return its address."""
+    shutil.copytree(folder, target)
+    path = target / "open_clip_config.json"
+    config = json.loads(path.read_text())
+    config["preprocess_cfg"] |= settings
+    path.write_text(json.dumps(config))
+    return f"clip:{target}"
+
+
+def test_images_that_are_prepared_in_another_way(folders, tmp_path):
+    source = with_images(folders["clip"], tmp_path / "long", resize_mode="longest")
+    with pytest.raises(CheckpointError, match=r"^clip:.*in the mode 'longest', and only"):
+        load_model(source)
+    wide = {**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "image_size": [32, 48]}}
+    with pytest.raises(CheckpointError, match="to 32 x 48 pixels"):
+        load_model(f"clip:{write_folder(tmp_path / 'wide', wide, {})}")
+
+    # One number stands for three channels.
+    source = with_images(folders["clip"], tmp_path / "grey", mean=0.5, std=0.25)
+    backbone = load_model(source).config.backbone
+    assert (backbone["mean"], backbone["std"]) == ([0.5] * 3, [0.25] * 3)
+
+
+def test_options_without_effect_are_refused(folders, tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("cat\ndog\n")
+    with pytest.raises(CheckpointError, match="no moving average: pass --weights raw"):
+        load_model(f"clip:{folders['clip']}", "ema")
+    with pytest.raises(CheckpointError, match="it has 0 classes, the file names 2"):
+        load_model(f"clip:{folders['clip']}", class_names=names)
+    with pytest.raises(CheckpointError, match=r"--image-size 64: clip:.* one size only"):
+        load_model(f"clip:{folders['clip']}", image_size=64)
+
+
+def test_a_run_starts_from_the_weights_of_timm_with_a_warning(caplog):
+    backbone = {"name": "tresnet_v2_l.miil_in21k", "pretrained": True}
+    config = Config(name="x", data={}, backbone=backbone, head={}, loss={}, init="timm")
+    assert check_start(config).init is None
+    assert "starts from timm's tresnet_v2_l.miil_in21k" in caplog.text
+    with pytest.raises(ConfigError, match=r"^init=timm takes the weights that timm has"):
+        check_start(replace(config, backbone={"name": "resnet18", "pretrained": False}))

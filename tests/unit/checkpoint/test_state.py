@@ -1,0 +1,164 @@
+"""The parser of a checkpoint's content: each part, present, missing and of another version."""
+
+import copy
+import dataclasses
+from dataclasses import asdict, replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import hostile
+import pytest
+import torch
+from support import assert_equal
+from torch._subclasses import FakeTensorMode
+
+from mldec.checkpoint.classes import ScoredClassifier
+from mldec.checkpoint.state import FORMAT, Best, Calibration, Checkpoint
+from mldec.data.fingerprint import Fingerprint
+from mldec.errors import CheckpointError, DataError
+from mldec.words.types import VectorOrigin
+
+PATH = Path("x.pt")
+NAMES = hostile.NAMES
+ORIGIN = VectorOrigin("clip:ViT-B-32:openai", "0" * 64, ("a {}",))
+CALIBRATION = Calibration(
+    weights="raw",
+    objective="f1",
+    scope="class",
+    thresholds=(0.2, 0.4, 0.6),
+    slopes=(0.5,),
+    offsets=(0.0,),
+    images=20,
+    data={"_target_": "x", "size": [1, 2]},
+    fingerprint=Fingerprint(20, "a", "b", "c"),
+    date="2026-11-21T22:00:00+00:00",
+)
+PLATT = replace(CALIBRATION, slopes=(1.0, 2.0, 0.0), offsets=(0.0, -1.0, 3.0))
+TOGETHER = replace(CALIBRATION, scope="global", thresholds=(0.3,))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return hostile.good()
+
+
+@pytest.fixture
+def state(whole):
+    """A whole checkpoint that a test may spoil."""
+    return copy.deepcopy(whole)
+
+
+def refused(state):
+    with pytest.raises(CheckpointError, match=r"^x\.pt cannot be used") as caught:
+        Checkpoint.from_state(state, PATH)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("calibration", [CALIBRATION, PLATT, None])
+def test_a_checkpoint_comes_back_from_its_state(state, tmp_path, calibration):
+    one = Checkpoint.from_state(state, PATH)
+    vectors = torch.randn(3, 5).half()
+    classes = replace(
+        one.classes, word_vectors=vectors if calibration is None else None, origin=ORIGIN
+    )
+    one = replace(
+        one,
+        classes=classes,
+        fingerprint=Fingerprint(3, "a", "b", "c"),
+        val_fingerprint=Fingerprint(2, "d", "e", "c"),
+        best=Best("mAP", 5.0, "ema", 1),
+        calibration=calibration,
+        unseen=NAMES[1:],
+    )
+    written = one.to_state()
+    assert written["format"] == FORMAT
+    assert written.keys() - {"format"} == {field.name for field in dataclasses.fields(Checkpoint)}
+
+    torch.save(written, tmp_path / "x.pt")
+    other = Checkpoint.from_state(torch.load(tmp_path / "x.pt", weights_only=True), PATH)
+    for name in ("best", "log", "fingerprint", "val_fingerprint", "calibration", "transform"):
+        assert getattr(other, name) == getattr(one, name)
+    assert other.unseen == one.unseen
+    assert other.classes.origin == ORIGIN
+    if other.classes.word_vectors is not None:
+        assert torch.equal(other.classes.word_vectors, vectors.float()), "the model is float32"
+        other = replace(other, classes=classes)
+    assert_equal(other.to_state(), written)
+    assert Checkpoint.from_state(written, PATH).model is one.model, "tensors are not copied"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "fault"),
+    [
+        ("classes", {}, "KeyError: 'names'"),
+        ("classes/names", ["a", "a", "b"], "the classes 0 and 1 are both called 'a'"),
+        ("classes/queries", torch.zeros(2, 5), "2 word vectors for 3 classes"),
+        ("classes/origin", {"source": "glove.txt"}, "KeyError: 'templates'"),
+        ("transform/image_size", -1, "image_size"),
+        ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "number of classes"),
+        ("config/data/root", "${oc.env:HOME}", "holds an interpolation"),
+        ("format", 1, "has format 1, this mldec reads 2; use another version"),
+        # Of an earlier or a later commit.
+        ("sampler", {}, "unexpected keyword argument 'sampler'"),
+        ("transform/zoom", 2, "zoom"),
+        ("best/of", 1, "'of'"),
+        ("log/of", 1, "'of'"),
+        ("fingerprint", {"images": 1}, "Fingerprint"),
+        ("calibration", {"slopes": [1]}, "KeyError"),
+    ],
+)
+def test_a_part_of_another_version_or_of_other_classes_is_one_line(state, place, value, fault):
+    hostile.put(state, place, value)
+    assert fault in refused(state)
+
+
+def test_weights_are_those_that_scored_unless_others_are_named(state):
+    saved = Checkpoint.from_state(state, PATH)
+    assert saved.weights("raw") == (saved.model, "raw")
+    assert saved.weights("ema")[0] is saved.ema
+    assert saved.weights(None)[1] == "raw"
+
+    scored = replace(saved, best=Best("mAP", 1.0, "ema", 1))
+    assert scored.weights(None) == (saved.ema, "ema")
+    with pytest.raises(DataError, match=r"^it holds no moving average: pass --weights raw$"):
+        replace(scored, ema=None).weights(None)
+
+
+def test_logits_are_scaled_by_class_or_together():
+    logits = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 4.0]])
+    assert CALIBRATION.scaled(logits).equal(logits / 2)
+    expected = torch.tensor([[1.0, 3.0, 3.0], [-1.0, -1.0, 3.0]])
+
+    class Half(torch.nn.Module):
+        def forward(self, images, word_vectors):
+            return logits.half()
+
+    scaled = ScoredClassifier(Half(), calibration=PLATT)(logits, None)
+    assert scaled.dtype == torch.float32
+    assert scaled.equal(expected)
+
+    # The calibration is of the model's own classes, before they are selected and merged.
+    selected = ScoredClassifier(Half(), calibration=PLATT, columns=[2, 0])
+    assert selected(logits, None).equal(expected[:, [2, 0]])
+    merged = ScoredClassifier(Half(), calibration=PLATT, columns=[2, 0, 1], class_of_name=[1, 0, 0])
+    assert merged(logits, None).tolist() == [[3, 3], [-1, 3]]
+    assert not merged.state_dict()
+
+
+def test_a_gpu_receives_the_calibration_once(monkeypatch):
+    copies = Mock(wraps=torch.tensor)
+    monkeypatch.setattr(torch, "tensor", copies)
+    # Numbers of this test alone: the fake tensors are kept.
+    calibration = replace(PLATT, slopes=(1.5, 2.5, 3.5), offsets=(4.5, 5.5, 6.5))
+    with FakeTensorMode():
+        for device, expected in (("cuda:0", 2), ("cuda:0", 2), ("cuda:1", 4), ("cuda:0", 4)):
+            logits = torch.randn(2, 3, device=device)
+            assert calibration.scaled(logits).device == logits.device
+            assert copies.call_count == expected
+
+
+def test_thresholds_follow_the_names_of_the_data():
+    one, two, three = NAMES
+    assert CALIBRATION.thresholds_of(NAMES, [three, one, two]) == [0.6, 0.2, 0.4]
+    assert TOGETHER.thresholds_of(NAMES, ["any", "other"]) == [0.3]

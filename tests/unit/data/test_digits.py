@@ -1,0 +1,246 @@
+"""Scenes of handwritten digits: what is in them, and who draws them."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from readers import versions
+from sklearn.datasets import load_digits
+from support import made
+
+from mldec.data.digits import (
+    choose_unseen,
+    coloured_digits,
+    compose,
+    digit,
+    digits,
+    digits_zsl,
+    draw_coloured,
+    split_writings,
+)
+from mldec.data.sampling import SampleRandom
+from mldec.data.transforms import EvalTransform
+from mldec.data.types import fixed_sample
+from mldec.errors import ConfigError
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.words.digits import COLOURS, NAMES, class_queries
+
+MAKERS = [digits, digit, coloured_digits, digits_zsl]
+COLOUR_TABLE = np.array(list(COLOURS.values()), float)
+
+
+def drawn(dataset, seed=0):
+    """Return the targets of all scenes, drawn with one generator."""
+    rng = SampleRandom(seed)
+    return torch.stack([dataset.load(index, rng)[1] for index in range(len(dataset))])
+
+
+# The writings
+
+
+def test_the_splits_share_no_writing_and_cut_every_digit_alike():
+    train, val = split_writings(0)
+    assert {*train.rows} | {*val.rows} == set(range(1797))
+    assert not {mask.tobytes() for mask in train.masks} & {mask.tobytes() for mask in val.masks}
+    for number in range(10):
+        held_out, others = (val.labels == number).sum(), (train.labels == number).sum()
+        assert held_out / (held_out + others) == pytest.approx(0.25, abs=0.01)
+    assert np.array_equal(val.rows, split_writings(0)[1].rows)
+    assert not np.array_equal(np.sort(val.rows), np.sort(split_writings(1)[1].rows))
+
+
+def test_the_writings_are_those_of_scikit_learn():
+    data, (train, _) = load_digits(), split_writings(0)
+    assert np.array_equal(train.labels, data.target[train.rows])
+    ink = np.round(data.images[train.rows] * 255 / 16)
+    assert np.array_equal(train.masks[:, 1:-1, 1:-1], ink)
+
+
+# What all data sets share
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_validation_scenes_never_change_and_training_scenes_are_new(make):
+    data = made(make, train_images=4, val_images=5)
+    train, val = data.train.dataset, data.val.dataset
+    assert (len(train), len(val)) == (4, 5)
+    image, target = fixed_sample(val, 3)
+    size = 32 if make is digit else 64
+    assert (image.shape, image.dtype) == ((3, size, size), torch.uint8)
+    assert (target.shape, target.dtype) == ((len(data.val.classes),), torch.int8)
+    assert data.transform == EvalTransform(image_size=size)
+
+    again = pickle.loads(pickle.dumps(val))
+    for other in (again, made(make, val_images=4).val.dataset):
+        assert fixed_sample(other, 3)[0].equal(image)
+        assert fixed_sample(other, 3)[1].equal(target)
+    assert not fixed_sample(made(make, seed=1).val.dataset, 3)[0].equal(image)
+    assert val.name(2) == "digit scene 2 of seed 0"
+
+    state = random.getstate()
+    assert len(versions(train)) == 8
+    assert drawn(train, 1).equal(drawn(train, 1))
+    assert random.getstate() == state
+    assert train.name(2) == "digit scene 2 (drawn anew each time)"
+
+    splits = zip((train, val), split_writings(0), strict=True)
+    assert all(set(part.draw.keywords["writings"].rows) == set(own.rows) for part, own in splits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"image_size": 8}, "data.image_size is 8: it must be at least 16"),
+        ({"train_images": 0}, "data.train_images is 0: it must be at least 1"),
+        ({"max_digits": 0}, "data.max_digits is 0: it must be at least 1"),
+        ({"threshold": 1.5}, "threshold.*1.5"),
+        ({"colours": 1}, "data.colours is 1: it must be from 2 to 14"),
+        ({"unseen": 0}, "data.unseen is 0"),
+        ({"vectors": "glove"}, "data.vectors: 'glove' is not one of words, one_hot"),
+    ],
+)
+def test_wrong_values_are_refused(arguments, expected):
+    makers = [digits_zsl]
+    if next(iter(arguments)) in ("max_digits", "threshold"):
+        makers = [digits, coloured_digits, digits_zsl]
+    for make in makers:
+        with pytest.raises(ConfigError, match=expected):
+            made(make, **arguments)
+    with pytest.raises(ConfigError):
+        made(digit, top_k=1)
+
+
+# Grey scenes
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """600 scenes with what was placed in them."""
+    _, writings = split_writings(0)
+    rng = np.random.default_rng(0)
+    return writings, [compose(rng, writings, size=64, max_digits=4) for _ in range(600)]
+
+
+def test_targets_are_what_was_placed():
+    dataset = made(digits, val_images=60).val.dataset
+    writings = dataset.draw.keywords["writings"]
+    for index in range(60):
+        image, target = fixed_sample(dataset, index)
+        generator = np.random.default_rng((0, index))
+        scene, placed = compose(generator, writings, size=64, max_digits=4)
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(scene))
+        shown = {int(writings.labels[row]) for row, _ in placed}
+        assert set(target.nonzero().flatten().tolist()) == shown
+
+
+def test_each_square_shows_the_named_digit_and_stands_out(composed):
+    writings, scenes = composed
+    rng = np.random.default_rng(0)
+    wins, differences = [], []
+    for scene, placed in scenes[:300]:
+        grey = np.asarray(scene.convert("L")).astype(float)
+        for row, (left, top, right, bottom) in placed:
+            square, side = grey[top:bottom, left:right], (right - left, bottom - top)
+            other = rng.choice(np.flatnonzero(writings.labels != writings.labels[row]))
+            masks = [Image.fromarray(writings.masks[number]) for number in (row, other)]
+            own, wrong = (np.asarray(mask.resize(side)).astype(float) for mask in masks)
+            scores = [np.corrcoef(mask.ravel(), square.ravel())[0, 1] for mask in (own, wrong)]
+            wins.append(abs(scores[0]) > abs(scores[1]))
+            differences.append(square[own > 200].mean() - square[own < 20].mean())
+    assert np.mean(wins) > 0.93
+    assert np.median(np.abs(differences)) > 80
+    assert 0.4 < np.mean(np.array(differences) < 0) < 0.6  # dark on light, and light on dark
+
+
+def test_a_single_digit_is_one_label():
+    data = made(digit, train_images=40, val_images=40)
+    assert data.train.classes.exclusive
+    assert data.val.classes.names == NAMES
+    targets = torch.cat([drawn(split.dataset) for split in (data.train, data.val)])
+    assert (targets.sum(1) == 1).all()
+    assert targets.any(0).all()
+    assert isinstance(data.evaluator(), SingleLabelEvaluator)
+    assert not made(digits).train.classes.exclusive
+    assert next(iter(made(digits).evaluator().compute())) == "mAP"
+
+
+# Coloured scenes
+
+
+def colour_votes(scene, colours):
+    """Count the pixels that differ from the background, by the nearest colour."""
+    pixels = np.asarray(scene, float).reshape(-1, 3)
+    ink = pixels[np.abs(pixels - np.median(pixels, 0)).max(1) > 70]
+    nearest = ((ink[:, None] - COLOUR_TABLE[:colours]) ** 2).sum(2).argmin(1)
+    return np.bincount(nearest, minlength=colours)
+
+
+def test_a_scene_shows_its_classes_in_their_colours():
+    _, writings = split_writings(0)
+    rng = np.random.default_rng(0)
+    arguments = {"writings": writings, "size": 64, "max_digits": 1}
+    right = []
+    for _ in range(150):
+        scene, target = draw_coloured(rng, classes=range(140), **arguments)
+        if target.any():
+            right.append(colour_votes(scene, 14).argmax() == int(target.argmax()) // 10)
+    assert len(right) > 120
+    assert np.mean(right) > 0.97
+
+
+# Zero-shot scenes
+
+
+@pytest.fixture(scope="module")
+def zero_shot():
+    return made(digits_zsl, val_images=300, train_images=300)
+
+
+def test_training_never_shows_an_unseen_class_and_validation_shows_all(zero_shot):
+    names, seen = zero_shot.val.classes.names, zero_shot.train.classes.names
+    unseen = {names[place] for place in choose_unseen(12, 24, 0)}
+    assert (len(seen), len(unseen)) == (96, 24)
+    assert {*seen, *unseen} == set(names)
+    targets = drawn(zero_shot.train.dataset)
+    assert targets.shape == (300, 96)
+    assert set(targets.sum(1).tolist()) == {1, 2}
+    assert 0.55 < (targets.sum(1) == 2).float().mean() < 0.75
+    shown = drawn(zero_shot.val.dataset).any(0)
+    assert sum(name in unseen for name, found in zip(names, shown, strict=True) if found) > 15
+
+
+def test_queries_are_made_of_the_attributes(zero_shot):
+    train, val = zero_shot.train.classes, zero_shot.val.classes
+    assert val.word_vectors.shape == (120, 300)
+    assert train.word_vectors.equal(
+        val.word_vectors[[val.names.index(name) for name in train.names]]
+    )
+    by_name = dict(zip(val.names, val.word_vectors, strict=True))
+    difference = by_name["red three"] - by_name["red four"]
+    torch.testing.assert_close(difference, by_name["blue three"] - by_name["blue four"])
+    assert val.word_vectors.std() == pytest.approx(1, abs=0.05)
+    assert torch.linalg.matrix_rank(val.word_vectors) == 12 + 10 - 1
+    assert class_queries(12, "words").equal(val.word_vectors)  # whatever the seed is
+
+    word_vectors = class_queries(3, "one_hot")
+    assert word_vectors.shape == (30, 13)
+    assert word_vectors[14].nonzero().flatten().tolist() == [1, 3 + 4]
+    assert word_vectors.sum(1).unique().tolist() == [2]
+
+
+@pytest.mark.parametrize(("colours", "count"), [(12, 24), (12, 1), (14, 60), (3, 6), (5, 13)])
+def test_every_colour_and_every_digit_stays_seen(colours, count):
+    assert choose_unseen(colours, count, 0) == choose_unseen(colours, count, 0)
+    assert choose_unseen(colours, count, 0) != choose_unseen(colours, count, 1)
+    for seed in (0, 1):
+        chosen = choose_unseen(colours, count, seed)
+        assert chosen == sorted(set(chosen))
+        assert len(chosen) == count
+        table = np.zeros((colours, 10), bool)
+        table.reshape(-1)[chosen] = True
+        assert not table.all(0).any()
+        assert not table.all(1).any()
+        assert np.ptp(table.sum(1)) <= 1

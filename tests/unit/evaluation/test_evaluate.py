@@ -1,0 +1,252 @@
+"""The function behind every number, against plain loops and scikit-learn; and what is written."""
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, recall_score
+from support import one_line
+from torch import nn
+
+from mldec.config.compose import compose, override
+from mldec.data.transforms import EvalTransform
+from mldec.data.types import Classes, DataModule, Split, fixed_sample
+from mldec.errors import ConfigError, DataError
+from mldec.evaluate import class_table, table
+from mldec.evaluation.open import EvaluationSetup
+from mldec.evaluation.output import Results, left_out, report, same_scores, to_csv
+from mldec.evaluation.run import all_scores, evaluate, evaluate_all, memory_advice, score
+from mldec.evaluators.multi_label import MultiLabelEvaluator
+from mldec.evaluators.single_label import SingleLabelEvaluator
+from mldec.files.atomic import to_json
+from mldec.runtime import distributed
+
+CPU = torch.device("cpu")
+BAD = (1, *range(6, 12))
+READABLE = [index for index in range(20) if index not in BAD]
+read = []  # indices of the images that were loaded
+
+
+class Shades:
+    """Images whose label is their colour; some of them cannot be read."""
+
+    def __init__(self, count, bad=()):
+        self.count, self.bad = count, bad
+
+    def __len__(self):
+        return self.count
+
+    def load(self, index, rng):
+        read.append(index)
+        if index in self.bad:
+            raise DataError(f"image {index} is broken")
+        generator = torch.Generator().manual_seed(index)
+        image = torch.randint(256, (3, 4, 4), dtype=torch.uint8, generator=generator)
+        return image, nn.functional.one_hot(torch.tensor(index % 3), 3).to(torch.int8)
+
+    def name(self, index):
+        return f"image {index}"
+
+
+class Colours(nn.Module):
+    """The mean of each channel as the logit of its class, times a factor."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, images, word_vectors):
+        assert not self.training
+        assert word_vectors is None or word_vectors.shape == (3, 5)
+        return self.factor * (images.float().mean((2, 3)) / 64 - 2)
+
+
+def data(count=20, bad=(), *, exclusive=False, words=False):
+    word_vectors = torch.zeros(3, 5) if words else None
+    split = Split(Shades(count, bad), Classes(("red", "green", "blue"), exclusive, word_vectors))
+
+    def evaluator(classes):
+        if exclusive:
+            return SingleLabelEvaluator(len(classes), top_k=2)
+        return MultiLabelEvaluator(len(classes))
+
+    policy = "skip" if bad else "stop"
+    return DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=4), policy)
+
+
+def expected(indices):
+    """Return logits and targets of some images, one by one."""
+    shown = [fixed_sample(Shades(20), index) for index in indices]
+    logits = torch.stack([image.float().mean((1, 2)) / 64 - 2 for image, _ in shown])
+    return logits, torch.stack([target for _, target in shown])
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose(["+experiment=digits", "train.workers=0", "train.eval_batch_size=6"])
+
+
+@pytest.mark.parametrize(("bad", "words"), [((), True), (BAD, False)])
+def test_each_image_counts_once(config, bad, words):
+    logits, targets = expected([index for index in range(20) if index not in bad])
+    results = evaluate(Colours(), data(20, bad, words=words), config, device=CPU)
+    per_class = [average_precision_score(targets[:, k], logits[:, k]) for k in range(3)]
+    assert results.metrics["mAP"] == pytest.approx(100 * sum(per_class) / 3)
+    assert results.images == len(targets)
+    assert [message.partition(" is")[0] for message in results.bad] == [f"image {i}" for i in bad]
+    assert results.confusions is None
+    assert all(len(column) == 3 for column in results.per_class.values())
+
+
+def test_scores_come_with_their_images(config):
+    logits, targets = expected(READABLE)
+    batches = list(score([Colours().eval()], data(20, BAD), config, device=CPU))
+    assert [len(scores) for _, [scores] in batches] == [5, 0, 6, 2]
+    assert [len(batch.bad) for batch, _ in batches] == [1, 6, 0, 0]
+
+    scores = all_scores(Colours().train(), data(20, BAD), config, device=CPU, path="x.pt")
+    assert scores.indices.tolist() == READABLE
+    assert len(scores.bad) == len(BAD)
+    assert scores.logits.tolist() == logits.tolist()
+    assert scores.labels.tolist() == targets.tolist()
+
+
+def test_several_models_share_one_reading_and_keep_their_modes(config):
+    read.clear()
+    models = [Colours().train(), Colours(-1).eval()]
+    both = evaluate_all(models, data(20, (1,)), config, device=CPU)
+    assert sorted(read) == list(range(20))
+    assert [model.training for model in models] == [True, False]
+    for model, results in zip(models, both, strict=True):
+        assert results == evaluate(model, data(20, (1,)), config, device=CPU)
+    assert both[0].metrics["mAP"] != both[1].metrics["mAP"]
+
+
+def test_scores_that_cannot_be_used_are_refused(config):
+    with pytest.raises(DataError, match="not finite"):
+        evaluate(Colours(torch.nan), data(3), config, device=CPU)
+    with pytest.raises(DataError, match=r"x\.pt: a score is not finite"):
+        all_scores(Colours(torch.inf), data(4), config, device=CPU, path="x.pt")
+    with pytest.raises(DataError, match=r"x\.pt: no validation image can be scored: image 0 is"):
+        all_scores(Colours(), data(2, (0, 1)), config, device=CPU, path="x.pt")
+
+
+def test_thresholds_take_the_place_of_those_of_the_data(config):
+    thresholds = torch.tensor([-0.1, 0.0, 0.1], dtype=torch.float64)
+    results = evaluate(Colours(), data(), config, device=CPU, logit_threshold=thresholds)
+    logits, targets = expected([*range(20)])
+    for k in range(3):
+        recall = 100 * recall_score(targets[:, k], logits[:, k] > thresholds[k])
+        assert results.per_class["recall"][k] == pytest.approx(recall)
+
+    with pytest.raises(ConfigError, match="data: its evaluator takes no thresholds"):
+        evaluate(Colours(), data(exclusive=True), config, device=CPU, logit_threshold=0.0)
+
+
+def test_confusions_are_counted_where_an_image_has_one_label(config):
+    results = evaluate(Colours(), data(exclusive=True), config, device=CPU)
+    logits, targets = expected([*range(20)])
+    pairs = list(zip(targets.argmax(1).tolist(), logits.argmax(1).tolist(), strict=True))
+    assert {(label, guess): images for label, guess, images in results.confusions} == {
+        pair: pairs.count(pair) for pair in pairs if pair[0] != pair[1]
+    }
+    content = report(results, "ema", "best.pt", ("r", "g", "b"))
+    assert {entry["label"] for entry in content["confusions"]} <= {"r", "g", "b"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("fp16", torch.float32), ("bf16", torch.bfloat16)],
+)
+def test_the_precision_is_that_of_the_config(config, precision, dtype):
+    seen = []
+
+    class Matrix(Colours):
+        def forward(self, images, word_vectors):
+            seen.append((scores := images.float().mean((2, 3)) @ torch.eye(3)).dtype)
+            return scores
+
+    half = override(config, [f"train.precision={precision}"])
+    evaluate(Matrix(), data(3), half, device=CPU)
+    assert seen == [dtype]
+
+
+def test_images_that_were_left_out_are_one_line():
+    assert left_out([], 7) == []
+    assert left_out(["a", "b"], 1200) == ["2 images are left out, 1,200 count: a; b"]
+    many = [f"image {n}" for n in range(11)]
+    assert left_out(many, 7)[0].endswith("image 8; image 9; ...")
+
+
+def test_classes_with_one_score_for_all_images_are_named(config):
+    scores = all_scores(Colours(), data(2000), config, device=CPU, path="x.pt")
+    scores.logits[:, 1] += 30
+
+    def named(data, *, ranks_only=False):
+        setup = EvaluationSetup("x.pt", None, config, data, Colours(), CPU, None, ranks_only)
+        return setup.constant_classes(scores)
+
+    assert named(data()) == ("green",)
+    assert named(data(exclusive=True)) == named(data(), ranks_only=True) == ()
+    [line] = same_scores(["green"])
+    assert "green" in line
+    assert same_scores([]) == []
+
+
+def test_advice_keeps_the_size_of_the_batch(config, monkeypatch):
+    words = ["train.batch_size=64", "train.accumulate=4", "train.eval_batch_size=48"]
+    config = override(config, words)
+    assert memory_advice(config, CPU) == (
+        "out of memory on cpu: 16 training images at a time on each process, 48 in evaluation, "
+        "at 64 pixels; for the same batch in smaller pieces pass train.accumulate=8; "
+        "train.eval_batch_size and data.image_size help too"
+    )
+    on_cuda = memory_advice(override(config, ["train.precision=fp32"]), torch.device("cuda:1"))
+    assert "pass train.accumulate=8 or train.batch_size=auto; " in on_cuda
+    per_gpu = override(config, ["train.batch_per_gpu=16"])
+    assert "pass train.accumulate=8 train.batch_per_gpu=8; " in memory_advice(per_gpu, CPU)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    assert "8 training images at a time on each process" in memory_advice(config, CPU)
+
+
+def test_numbers_that_do_not_exist_are_null():
+    evaluator, names = MultiLabelEvaluator(2), ("\u65e5\u672c", "b")
+    evaluator.update(torch.tensor([[1.0, 0], [0, 1], [2, 1]]), torch.zeros(3, 2))
+    results = Results(evaluator.compute(), evaluator.per_class(), 3, [], None)
+    text = to_json(report(results, "ema", "best.pt", names))
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert content["metrics"]["mAP"] == 0
+    assert content["metrics"]["mAP_skip_empty"] is None
+    assert content["per_class"][names[0]]["AP"] is None
+    assert "confusions" not in content
+    assert tuple(row["class"] for row in csv.DictReader(io.StringIO(to_csv(results, names)))) == (
+        names
+    )
+
+
+def test_metrics_are_printed_with_their_meanings_and_few_classes_in_a_table():
+    assert table({"top1": 12.3456, "classes_x": 81.0, "mine": 5.0, "F1@3": 6.0}) == [
+        "  top1        12.346  Share of the images whose label has the highest score.",
+        "  mine         5.000",
+        "number of classes:",
+        "  classes_x       81",
+        "of the 3 highest scores of an image:",
+        "  F1@3         6.000",
+    ]
+    columns = {"AP": [99.96, float("nan")], "positives": [63.0, 0.0], "threshold": [0.25, 0.999]}
+    assert class_table(columns, ("cat", "b")) == [
+        "  class     AP  positives  threshold",
+        "  cat    100.0         63      0.250",
+        "  b        nan          0      0.999",
+    ]
+    results = Results({}, columns, 63, [], None)
+    assert to_csv(results, ("cat", "b")).split()[1:] == ["cat,99.96,63,0.25", "b,nan,0,0.999"]
+
+
+def test_files_that_cannot_be_written_are_refused_first(cli, tmp_path):
+    for words in (["--json", tmp_path], ["--csv", tmp_path / "missing" / "r.csv"]):
+        status, out, err = cli("evaluate", "no.pt", *words)
+        assert (status, out) == (1, "")
+        one_line(err, f"cannot write {words[1]}")

@@ -1,0 +1,221 @@
+"""What a command prints and how it ends, in processes that import `mldec.errors` alone."""
+
+import argparse
+import inspect
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mldec.checkpoint import load_model
+from mldec.cli import (
+    VERSION,
+    add_model_options,
+    chosen_model,
+    command,
+    fraction,
+    image_side,
+    positive,
+    run_command,
+)
+from mldec.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Stopped,
+    naming_errors,
+    one_line,
+    printable,
+    visible,
+)
+from mldec.runtime.console import keep_output_clean, to_console
+from mldec.runtime.devices import MAX_IMAGE_SIZE
+
+log = logging.getLogger("mldec")
+FULL = (
+    "mldec: cannot write standard output: No space left on device; "
+    "free space, or write to another place\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Leave the log as it was; start without handlers."""
+    handlers, level = log.handlers[:], log.level
+    log.handlers.clear()
+    yield
+    log.handlers[:], log.level = handlers, level
+
+
+def end(body, redirect="", **env):
+    """Run statements under `one_line` with a shell redirection; return status, stdout, stderr."""
+    code = (
+        "import sys\n"
+        "import mldec.errors\n"
+        "from mldec.errors import ConfigError, Stopped, complain, one_line, say\n"
+        "with one_line():\n" + "".join(f"    {line}\n" for line in body.splitlines())
+    )
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, code]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "", **env}
+    done = subprocess.run(command, capture_output=True, env=environment)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x\x1b]0;pwn\x07.png", "x?]0;pwn?.png"),
+        ("two\nlines\r.png", "two?lines?.png"),
+        ("\udcff\udcfe.png", "??.png"),
+        ("\u202egnp.exe", "?gnp.exe"),
+        ("a b\u202fc\u3000\u65e5\u672c.png", "a b\u202fc\u3000\u65e5\u672c.png"),
+    ],
+)
+def test_a_name_is_visible_and_on_one_line(text, expected):
+    assert visible(text) == expected
+    assert printable("two\n  lines \x1b[31m") == "two lines ?[31m"
+
+
+def test_what_is_said_cannot_steer_the_terminal():
+    body = r"say('a\nb', '\x1b[31mred', '  indented')" + "\n" + r"complain('no\x07 image')"
+    expected = (0, "a?b\n?[31mred\n  indented\n", "mldec: no? image\n")
+    assert end(body) == expected
+    status, out, _ = end("say('\\u65e5.png')", PYTHONIOENCODING="ascii")
+    assert (status, out) == (0, "\\u65e5.png\n"), "a letter that a terminal lacks has a number"
+
+
+def test_a_full_disk_under_standard_output_is_one_line():
+    for body in ("say('one')", "say('x' * 100_000)", "say('one'); sys.exit(0)"):
+        assert end(body, "> /dev/full") == (1, "", FULL)
+
+
+def test_a_closed_pipe_ends_without_a_word():
+    code = "from mldec.errors import one_line, say\nwith one_line():\n"
+    code += "    for number in range(100_000): say('line')"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as pipe:
+        pipe.stdout.readline()
+        pipe.stdout.close()
+        assert pipe.wait() == 141
+        assert pipe.stderr.read() == b""
+
+
+def test_of_several_ranks_each_says_its_own_faults():
+    shared = "error = ConfigError('wrong')\nerror.shared = True\nraise error"
+    own = "mldec.errors.MAIN_PRINTS_FIRST = 0\nraise ConfigError('wrong')"
+    assert end(own, RANK="0") == (1, "", "mldec: wrong\n")
+    assert end(own, RANK="1") == (1, "", "mldec: rank 1: wrong\n")
+    assert end(shared, RANK="1") == (1, "", ""), "rank 0 prints it"
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        (KeyError("a"), r"^x\.pt cannot be used \(KeyError: 'a'\); use another copy$"),
+        (ConfigError("size is 0"), r"^x\.pt cannot be used: size is 0$"),
+        (CheckpointError("of another file"), r"^of another file$"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_in_one_line(cause, line):
+    with pytest.raises(CheckpointError, match=line), naming_errors("x.pt"):
+        raise cause
+
+
+@pytest.mark.parametrize("place", ["options", "work"])
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (DataError("two\nlines"), 1, "mldec: two lines"),
+        (PermissionError(13, "Permission denied", "a/b"), 1, "mldec: cannot use a/b: Permission "),
+        (Stopped("stopped by SIGTERM", 143), 143, "mldec: stopped by SIGTERM"),
+        (KeyboardInterrupt(), 130, "mldec: interrupted"),
+    ],
+)
+def test_an_error_of_a_command_is_one_line(place, error, status, line, capfd):
+    def fail(*_):
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(fail if place == "options" else argparse.Namespace, fail)
+    assert ended.value.code == status
+    err = capfd.readouterr().err
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+
+
+def test_a_bug_stays_a_traceback_and_a_fault_has_one_on_request(monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        run_command(argparse.Namespace, lambda args: 1 // 0)
+    for result, status in ((None, 0), (0, 0), (1, 1)):
+        with pytest.raises(SystemExit) as ended:
+            run_command(argparse.Namespace, lambda args, result=result: result)
+        assert (ended.value.code or 0) == status
+
+    monkeypatch.setenv("MLDEC_TRACEBACK", "1")
+    with pytest.raises(CheckpointError), one_line():
+        raise CheckpointError("x")
+
+
+# Messages
+
+
+def test_messages_go_to_standard_output_once_each(capsys, monkeypatch):
+    to_console()
+    to_console()
+    log.info("one")
+    log.warning("two\nthree\x1b[31m")
+    log.debug("four")
+    assert capsys.readouterr() == ("one\ntwo three?[31m\n", "")
+
+    keep_output_clean()
+    log.info("one")
+    assert capsys.readouterr() == ("", "one\n"), "standard output is for a program"
+
+    # The next command of the same process, as in a notebook, prints as usual.
+    monkeypatch.setenv("RANK", "1")
+    to_console()
+    log.info("one")
+    log.warning("two")
+    assert capsys.readouterr() == ("two\n", ""), "other processes say warnings only"
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("read", "good", "bad"),
+    [
+        (positive, {"1": 1, "1000000": 1_000_000}, ["0", "-1", "1.5", "", "x", "\u00b2"]),
+        (image_side, {"224": 224}, ["0", str(MAX_IMAGE_SIZE + 1), "x"]),
+        (fraction, {"0": 0.0, "1e-3": 0.001}, ["-0.1", "1.1", "nan", "", "x"]),
+    ],
+)
+def test_values_of_options(read, good, bad):
+    for text, value in good.items():
+        assert read(text) == value
+    for text in bad:
+        parser = command("x", "y")
+        parser.add_argument("--option", type=read)
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args([f"--option={text}"])
+        assert ended.value.code == 2
+
+
+def test_options_become_the_arguments_of_load_model(capsys):
+    parser = command("look", "First line.\n\n  second line")
+    assert "First line.\n\n  second line\n" in parser.format_help()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--version"])
+    assert capsys.readouterr().out == f"{VERSION}\n"
+
+    add_model_options(parser)
+    words = ["a.pt", "--weights=raw", "--image-size=96", "--class-names=n", "--plugin=a"]
+    words.append("--thresholds=t")
+    chosen = chosen_model(parser.parse_args(words))
+    expected = {"weights": "raw", "image_size": 96, "class_names": "n", "plugins": ["a"]}
+    expected["thresholds"] = "t"
+    assert chosen == {"path": "a.pt", "views": None, **expected}, "not every command has views"
+    inspect.signature(load_model).bind(**chosen)

@@ -1,0 +1,172 @@
+"""What a CPU can prove of a step on CUDA: its devices and shapes, and where the host would wait."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import networks
+import pytest
+import torch
+from support import loss_of_option
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mldec.backbones import TimmBackbone
+from mldec.config.compose import compose
+from mldec.data.loader import Batch
+from mldec.losses import common, cross_entropy
+from mldec.model import Classifier
+from mldec.training.step import Learner
+
+CLASSES, SIZE = networks.CLASSES, 64
+LOSSES = sorted((Path(__file__).parents[3] / "configs" / "loss").glob("*.yaml"))
+BACKBONES = {
+    "resnet": {"name": "resnet10t", "model_args": {"channels": [8, 8, 8, 8], "stem_width": 8}},
+    "tresnet": {"name": "tresnet_m"},
+    "vit": {"name": "vit_tiny_patch16_224", "image_size": SIZE},
+    "swin": {"name": "swin_tiny_patch4_window7_224", "image_size": 224},
+}
+
+# The operations of a step on CUDA for which the host waits, by loss; the others have none. A wait
+# keeps the host from handing the GPU its next work.
+WAITS = {"two_way": {"aten::index.Tensor by a mask": 2, "aten::index_put by a mask": 2}}
+HANDED = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero")
+HANDED += ("aten::masked_select", "aten::equal", "aten::unique2", "aten::_unique2")
+
+
+class Waits(TorchDispatchMode):
+    """Count the operations that hand a value of a tensor to the host, or need one for a shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name()
+        if name in HANDED:
+            self.seen[name] += 1
+        if name.startswith("aten::index") and len(args) > 1 and isinstance(args[1], list | tuple):
+            masks = [index for index in args[1] if index is not None and index.dtype == torch.bool]
+            self.seen[f"{name} by a mask"] += bool(masks)
+        return func(*args, **(kwargs or {}))
+
+
+class Lists(TorchFunctionMode):
+    """Count the tensors that become lists, which on a CPU is no operation of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func is Tensor.tolist
+        return func(*args, **(kwargs or {}))
+
+
+def seen(job):
+    """Return how often a job hands values to the host, by the names of the operations."""
+    with Waits() as waits, Lists() as lists:
+        job()
+    return dict(+(waits.seen + Counter(tolist=lists.count)))
+
+
+@pytest.fixture
+def on_cuda():
+    """Make tensors fakes that claim to be on a GPU, with autocast to bfloat16 there."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda:0"):
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        try:
+            yield torch.device("cuda:0")
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+            torch.set_autocast_dtype("cuda", torch.float16)
+
+
+def queries(head):
+    return torch.randn(CLASSES, networks.WIDTH) if head in networks.OF_WORDS else None
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("head", networks.HEADS)
+def test_every_head_stays_on_the_gpu(on_cuda, head, training):
+    model = networks.HEADS[head](32).train(training)
+    logits = model(torch.randn(2, 16, 32), queries(head))
+    assert (logits.shape, logits.device, logits.dtype) == ((2, CLASSES), on_cuda, torch.float32)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_kind_of_backbone_stays_on_the_gpu(on_cuda, name):
+    # timm reads values when it builds a network: fakes have none, and those of "meta" are not read.
+    with unset_fake_temporarily(), torch.device("meta"):
+        backbone = TimmBackbone(pretrained=False, **BACKBONES[name])
+        model = Classifier(backbone, networks.HEADS["groups"](backbone.num_features))
+    model.to_empty(device=on_cuda)
+
+    size = BACKBONES[name].get("image_size", SIZE)
+    images = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+    logits = model(images.to(memory_format=torch.channels_last))
+    assert (logits.shape, logits.device) == ((2, CLASSES), on_cuda)
+
+
+@pytest.mark.parametrize("path", LOSSES, ids=lambda path: path.stem)
+def test_every_loss_stays_on_the_gpu(on_cuda, path):
+    if path.stem == "two_way":
+        pytest.skip("the shapes of this loss depend on the labels; see WAITS")
+
+    # timm reads the counts of the labels when it builds a loss, on a CPU.
+    with unset_fake_temporarily(), torch.device("cpu"):
+        loss = loss_of_option(path, CLASSES)
+    loss.to_empty(device=on_cuda)
+    targets = torch.zeros(4, CLASSES, dtype=torch.int8)
+    value = loss(torch.randn(4, CLASSES), targets)
+    assert (value.shape, value.device) == ((), on_cuda)
+
+
+@pytest.fixture
+def targets_as_on_cuda(monkeypatch):
+    """Leave out the one look at the targets that losses take on a CPU only."""
+    for module in (common, cross_entropy):
+        monkeypatch.setattr(module, "require", lambda good, logits, fault: logits)
+
+
+def waits_of_a_step(head, loss, *settings):
+    """Return what hands values to the host in the third of three steps, by name."""
+    torch.manual_seed(0)
+    settings = ("+experiment=digits", "optim.name=adamw", "train.clip_grad=1", *settings)
+    backbone = TimmBackbone(pretrained=False, **BACKBONES["resnet"])
+    model = Classifier(backbone, networks.HEADS[head](backbone.num_features))
+    learner = Learner(
+        compose(list(settings)),
+        model,
+        loss,
+        device=torch.device("cpu"),
+        steps=12,
+        word_vectors=queries(head),
+    )
+    learner.train()
+
+    images = torch.randint(256, (4, 3, SIZE, SIZE), dtype=torch.uint8)
+    targets = torch.nn.functional.one_hot(torch.arange(4), CLASSES).to(torch.int8)
+    step = partial(learner.learn, [Batch(images, targets, torch.arange(4))], 4)
+    step()
+    step()
+    return seen(step)
+
+
+@pytest.mark.usefixtures("targets_as_on_cuda")
+@pytest.mark.parametrize("head", networks.HEADS)
+def test_a_step_waits_for_no_head(head):
+    loss = loss_of_option(LOSSES[0].with_stem("asl"))
+    for nonfinite in ("stop", "skip"):
+        assert waits_of_a_step(head, loss, f"train.nonfinite={nonfinite}") == {}
+
+
+@pytest.mark.usefixtures("targets_as_on_cuda")
+@pytest.mark.parametrize("path", LOSSES, ids=lambda path: path.stem)
+def test_a_step_waits_for_these_losses_only(path):
+    waits = waits_of_a_step("groups", loss_of_option(path, CLASSES))
+    assert waits == WAITS.get(path.stem, {})
