@@ -13,7 +13,7 @@ from mldec.tools.benchmark.cost import POINTS, Point
 # of TResNet-M the only one that they released.
 START_L = "init=zoo:tresnet_l_pretrain"
 START_M = "init=zoo:tresnet_m_openimages_224"
-ZSL = "+experiment=nuswide_zsl_tresnet_l"
+ZSL = ["+experiment=nuswide_zsl_tresnet_m", "backbone=tresnet_l"]
 NOISE, RANDOM = "train.query_noise=0.1", "train.random_queries=1"
 READ_OFF = "read off the plot"
 CROP = "test crop: that of procedure A2"
@@ -73,13 +73,14 @@ def zero_shot(run: str, label: str, settings: list[str], value: float) -> Row:
     choice = "start: the paper's is not confirmed"
     if settings:
         choice += "; how the augmentations are drawn"
-    return Row(run, label, [ZSL, START_L, *settings], {"zsl_mAP": value}, choice=choice)
+    return Row(run, label, [*ZSL, START_L, *settings], {"zsl_mAP": value}, choice=choice)
 
 
 def imagenet(point: Point) -> Row:
     """Return a point of figure 6, trained with A2."""
-    experiment = f"imagenet_{point.backbone.replace('-', '').lower()}_a2"
-    settings = [f"+experiment={experiment}"]
+    backbone = point.backbone.replace("-", "").lower()
+    experiment = f"imagenet_{backbone}_a2"
+    settings = ["+experiment=imagenet_resnet50_a2", f"backbone={backbone}_scratch"]
     paper = {"top1": point.paper_top1}
 
     if point.head == "gap":
@@ -90,8 +91,7 @@ def imagenet(point: Point) -> Row:
 
 
 def query2label(
-    dataset: str,
-    model: str,
+    run: str,
     label: str,
     values: list[float],
     choice: str,
@@ -99,15 +99,12 @@ def query2label(
 ) -> Row:
     """Return a model of the Query2Label paper, with the first of its `Q2L_METRICS`.
 
-    Its AP is the interpolated one. `settings` are added to the experiment `q2l_DATASET_MODEL`.
+    Its AP is the interpolated one. `settings` default to the experiment `run`.
     """
-    experiment = f"q2l_{dataset}_{model}"
-    run = "_".join(
-        [experiment, *(word.partition("=")[0].rpartition(".")[2] for word in settings or [])]
-    )
+    own = settings or [f"+experiment={run}"]
     paper = dict(zip(Q2L_METRICS, values, strict=False))
     note = "" if values else "the figure was not found"
-    return Row(run, label, [f"+experiment={experiment}", *(settings or [])], paper, note, choice)
+    return Row(run, label, own, paper, note, choice)
 
 
 def recipe(
@@ -122,6 +119,7 @@ def recipe(
     return Row(run, label, own, paper or {}, note, "recipe: see the header of its experiment")
 
 
+Q2L = "+experiment=q2l_coco_resnet101_448"
 Q2L_METRICS = ("mAP_interpolated", "CF1", "OF1", "CF1@3", "OF1@3")
 ADDS = "ADDS (arXiv 2208.09562), another decoder on the same encoders"
 ADDS_NUSWIDE = f"{ADDS} with ViT-L/14 336; RAM (arXiv 2503.15337) has 53.2, by an index of results"
@@ -190,7 +188,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
             Row(
                 "coco_resnet101",
                 "ResNet101 448, ML-Decoder",
-                ["+experiment=coco_resnet101"],
+                ["+experiment=coco_tresnet_l", "backbone=resnet101"],
                 {"mAP": 87.1},
                 choice="start: ImageNet-1K; the paper's, trained on Open Images, was not released",
             ),
@@ -198,14 +196,14 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
             Row(
                 "coco_tresnet_l_640",
                 "TResNet-L 640, ML-Decoder",
-                ["+experiment=coco_tresnet_l_640", START_L],
+                ["+experiment=coco_tresnet_l", "data.image_size=640", START_L],
                 {"mAP": 91.1},
                 "abstract, WACV",
             ),
             Row(
                 "coco_tresnet_xl_640",
                 "TResNet-XL 640, ML-Decoder",
-                ["+experiment=coco_tresnet_xl_640"],
+                ["+experiment=coco_tresnet_l", "backbone=tresnet_xl", "data.image_size=640"],
                 {"mAP": 91.4},
                 "abstract, arXiv",
                 "starts from random weights: none were released",
@@ -213,7 +211,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
             Row(
                 "coco_tresnet_m_224",
                 "TResNet-M 224, ML-Decoder",
-                ["+experiment=coco_tresnet_m_224", START_M],
+                ["+experiment=coco_tresnet_m", "data.image_size=224", START_M],
                 {"mAP": 84.2},
                 "model zoo",
                 COCO_M.choice,
@@ -226,7 +224,7 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
             Row(
                 "nuswide_zsl_both",
                 "ML-Decoder",
-                [ZSL, START_L, NOISE, RANDOM],
+                [*ZSL, START_L, NOISE, RANDOM],
                 TABLE_6,
                 choice="start: the paper's is not confirmed; how the augmentations are drawn",
             ),
@@ -325,68 +323,73 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
         "Query2Label",
         [
             query2label(
-                "coco",
-                "resnet101_448",
+                "q2l_coco_resnet101_448",
                 "MS-COCO, ResNet-101 448",
                 [84.9, 79.3, 81.5, 73.3, 75.4],
                 CUTOUT,
             ),
             query2label(
-                "coco",
-                "resnet101_448",
+                "q2l_coco_resnet101_448_encoder_layers_decoder_layers",
                 "MS-COCO, ResNet-101 448, 1 decoder layer, no encoder",
                 [],
                 CUTOUT,
-                ["head.encoder_layers=0", "head.decoder_layers=1"],
+                [Q2L, "head.encoder_layers=0", "head.decoder_layers=1"],
             ),
             query2label(
-                "coco",
-                "resnet101_448",
+                "q2l_coco_resnet101_448_self_attention",
                 "MS-COCO, ResNet-101 448, self-attention of the queries",
                 [],
                 CUTOUT,
-                ["head.self_attention=true"],
+                [Q2L, "head.self_attention=true"],
             ),
             query2label(
-                "coco",
-                "resnet101_576",
+                "q2l_coco_resnet101_576",
                 "MS-COCO, ResNet-101 576",
                 [86.5, 81.0, 82.8, 76.5, 78.3],
                 BATCH,
+                [Q2L, "data.image_size=576", "train.batch_size=64"],
             ),
             query2label(
-                "coco",
-                "tresnet_l_448",
+                "q2l_coco_tresnet_l_448",
                 "MS-COCO, TResNet-L 448",
                 [87.3, 81.6, 83.1, 77.0, 78.5],
                 TRESNET_Q2L,
             ),
             query2label(
-                "coco",
-                "tresnet_l_22k_448",
+                "q2l_coco_tresnet_l_22k_448",
                 "MS-COCO, TResNet-L 22k 448",
                 [89.2, 83.8, 84.9, 79.0, 80.2],
                 TRESNET_Q2L,
             ),
             query2label(
-                "coco",
-                "swin_l_384",
+                "q2l_coco_swin_l_384",
                 "MS-COCO, Swin-L 384",
                 [90.5, 85.4, 86.4, 80.5, 81.2],
                 BATCH,
             ),
             query2label(
-                "coco",
-                "cvt_w24_384",
+                "q2l_coco_cvt_w24_384",
                 "MS-COCO, CvT-w24 384",
                 [91.3, 85.9, 86.8, 80.8, 81.6],
                 BATCH,
             ),
-            query2label("voc2007", "tresnet_l_448", "VOC 2007, TResNet-L 448", [], OURS),
-            query2label("voc2012", "tresnet_l_448", "VOC 2012, TResNet-L 448", [96.2], OURS),
-            query2label("nuswide81", "resnet101_448", "NUS-WIDE, ResNet-101 448", [65.0], OURS),
-            query2label("nuswide81", "tresnet_l_448", "NUS-WIDE, TResNet-L 448", [66.3], OURS),
-            query2label("vg500", "resnet101_576", "Visual Genome 500, ResNet-101 576", [], OURS),
+            query2label("q2l_voc2007_tresnet_l_448", "VOC 2007, TResNet-L 448", [], OURS),
+            query2label(
+                "q2l_voc2012_tresnet_l_448",
+                "VOC 2012, TResNet-L 448",
+                [96.2],
+                OURS,
+                ["+experiment=q2l_voc2007_tresnet_l_448", "data=voc2012"],
+            ),
+            query2label("q2l_nuswide81_resnet101_448", "NUS-WIDE, ResNet-101 448", [65.0], OURS),
+            query2label(
+                "q2l_nuswide81_tresnet_l_448",
+                "NUS-WIDE, TResNet-L 448",
+                [66.3],
+                OURS,
+                ["+experiment=q2l_coco_tresnet_l_448", "data=nuswide81"],
+            ),
+            query2label("q2l_vg500_resnet101_576", "Visual Genome 500, ResNet-101 576", [], OURS),
         ],
     ),
     "recipes": (
@@ -414,6 +417,12 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "NUS-WIDE zero-shot, SigLIP 2 ViT-B/16",
                 {"zsl_mAP": 39.01},
                 ADDS_NUSWIDE,
+                [
+                    "+experiment=nuswide_zsl_clip_b16",
+                    "data.vectors=clip:ViT-B-16-SigLIP2:webli",
+                    "backbone.name=vit_base_patch16_siglip_gap_224.v2_webli",
+                    "head.word_dim=768",
+                ],
             ),
         ],
     ),
@@ -423,14 +432,14 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
             Row(
                 "asl_coco_tresnet_m_224",
                 "TResNet-M 224, GAP",
-                ["+experiment=asl_coco_tresnet_m_224"],
+                ["+experiment=asl_coco_tresnet_l_448", "backbone=tresnet_m", "data.image_size=224"],
                 {"mAP": 81.8},
                 "model zoo of ASL",
             ),
             Row(
                 "asl_coco_resnet101_448",
                 "ResNet-101 448, GAP",
-                ["+experiment=asl_coco_resnet101_448"],
+                ["+experiment=asl_coco_tresnet_l_448", "backbone=resnet101"],
                 {"mAP": 85.0},
                 choice="start: not named",
             ),

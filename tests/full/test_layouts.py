@@ -126,13 +126,12 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(cli, tree,
 
 # Experiment -> layout of its data, and settings that fit the few images.
 TWO_STEPS = {
-    "coco_json_tresnet_l": ("coco", ["data.train=train2014", "data.val=val2014"]),
+    "coco_tresnet_l": ("coco", ["data=coco_json", "data.train=train2014", "data.val=val2014"]),
     "coco_partial_rps": ("coco", []),
-    "coco_single_positive_gr": ("coco", []),
-    "voc_single_positive_em": ("voc", ["data.single_positive=null", "data.observed=0.4"]),
-    "coco_partial_fpc": ("coco", ["data.keep_per_class=3"]),
+    "coco_single_positive": ("coco", ["loss=gr"]),
+    "voc_single_positive": ("voc", ["loss=em", "data.single_positive=null", "data.observed=0.4"]),
     "openimages_tresnet_m": ("openimages", ["head.num_groups=5"]),
-    "voc2012_tresnet_l": ("voc", []),
+    "voc2007_tresnet_l": ("voc", ["data=voc2012"]),
 }
 
 

@@ -142,7 +142,7 @@ def test_recipes_are_those_of_the_official_commands():
     optim = config.optim
     assert (optim.name, optim.lr, optim.weight_decay) == ("adamw", 1e-4, 1e-2)
 
-    asl = compose(["+experiment=asl_coco_tresnet_m_224"]).train
+    asl = compose(["+experiment=asl_coco_tresnet_l_448"]).train
     assert (asl.epochs, asl.stop_epoch, asl.batch_size) == (80, 41, 128)
 
 
@@ -154,7 +154,6 @@ ENCODERS = {
     "coco_dinov2_b": ["data.image_size=56", SHALLOW],
     "coco_clip_l_336": ["data.image_size=56", SHALLOW, "data.vectors=words.txt"],
     "nuswide_zsl_clip_b16": ["data.image_size=64", SHALLOW, "data.vectors=words.txt"],
-    "nuswide_zsl_siglip2_b16": ["data.image_size=64", SHALLOW, "data.vectors=words.txt"],
     "tags_tresnet_l": ["data.image_size=64", *NETWORKS["tresnet"]],
 }
 

@@ -72,7 +72,7 @@ def test_every_precision_trains(tmp_path, precision, compiled):
 
 
 def test_tresnet_trains_in_channels_last(tmp_path):
-    words = ["+experiment=coco_tresnet_m_224", f"data.root={tmp_path / 'coco'}", "init=null"]
+    words = ["+experiment=coco_tresnet_m", f"data.root={tmp_path / 'coco'}", "init=null"]
     words += ["backbone.pretrained=false", "data.image_size=64", "train.batch_size=8"]
     words += ["train.epochs=1", "train.log_every=1", "train.workers=2", "name=digits"]
     write_coco(tmp_path / "coco", images=24)

@@ -11,11 +11,11 @@ EXPERIMENTS = {
     "coco_tresnet_l": 80,
     "q2l_coco_resnet101_448": 80,
     "coco_partial_rps": 80,
-    "coco_single_positive_gr": 80,
-    "voc_single_positive_em": 20,
+    "coco_single_positive": 80,
+    "voc_single_positive": 20,
     "vg500_tresnet_l": 500,
     "openimages_tresnet_m": 9605,
-    "imagenet_resnet18_a2": 1000,
+    "imagenet_resnet50_a2": 1000,
     "cars_tresnet_l": 196,
     "cifar100_swin_l": 100,
     "nuswide_zsl_tresnet_m": 925,
@@ -24,13 +24,13 @@ EXPERIMENTS = {
     "finetune": 20,
     "finetune_frozen": 20,
     "finetune_dinov2_frozen": 20,
-    "finetune_siglip2": 20,
+    "finetune_dinov2": 20,
     "tags_tresnet_l": 12547,
 }
 
 # Waits of the host per step, where there are any. The optimizers Muon and LAMB read whether the
 # step counts; timm's DINOv3 makes a tensor on the host.
-STREAM_WAITS = {"digits": 1, "digits_zsl": 1, "imagenet_resnet18_a2": 1, "coco_dinov3_b": 1}
+STREAM_WAITS = {"digits": 1, "digits_zsl": 1, "imagenet_resnet50_a2": 1, "coco_dinov3_b": 1}
 PAGEABLE_COPIES = {"coco_dinov3_b": 1}
 
 

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     backbone: str  # with the option file of its name, in lower case
     head: str  # likewise
     classes: int
-    word_vectors: int | None  # None for GAP
+    queries: int | None  # None for GAP
     image_size: int  # side in pixels; the paper does not name it, but its figures fit no other
     paper_gmac: float  # the paper's GFLOPs
 
@@ -78,14 +78,16 @@ POINTS = (
 def built(row: Row | Point) -> nn.Module:
     """Build a model from the option files, on the meta device, which takes no memory."""
     if isinstance(row, Point):
-        number, num_classes = row.backbone.removeprefix("ResNet-"), 1000
-        settings = [f"+experiment=imagenet_resnet{number}_a2", f"head={row.head}"]
+        num_classes = 1000
+        backbone = row.backbone.lower().replace("-", "")
+        settings = ["+experiment=imagenet_resnet50_a2", f"backbone={backbone}_scratch"]
+        settings.append(f"head={row.head}")
     else:
         num_classes = row.classes
         backbone, head = (name.lower().replace("-", "_") for name in (row.backbone, row.head))
         settings = ["+experiment=coco_tresnet_m", f"backbone={backbone}", f"head={head}"]
         if head == "ml_decoder":
-            settings.append(f"head.num_groups={row.word_vectors}")
+            settings.append(f"head.num_groups={row.queries}")
 
     parts = build.check(compose(settings), build.MODEL_PARTS)
     classes = Classes(tuple(f"class {i}" for i in range(num_classes)))
@@ -103,7 +105,7 @@ def cost(args: argparse.Namespace | None = None) -> dict[str, Any]:
         counted = {
             "gmac": gmac,
             "difference": gmac - row.paper_gmac,
-            "explained": row.word_vectors != 9600,
+            "explained": row.queries != 9600,
             "trainable_parameters": trainable,
             "parameters": total,
         }

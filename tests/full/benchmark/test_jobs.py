@@ -34,8 +34,8 @@ TINY = [
 # One of each family. All experiments are composed and checked in tests/unit/config.
 FAMILIES = [
     "coco_tresnet_l",
-    "coco_partial_fpc",
-    "coco_single_positive_gr",
+    "coco_partial_rps",
+    "coco_single_positive",
     "coco_zsl_48_17",
     "coco_dinov3_l_frozen",
     "asl_coco_tresnet_l_448",

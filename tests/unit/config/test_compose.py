@@ -28,7 +28,7 @@ def digits():
 
 
 @pytest.mark.parametrize("name", options("experiment"))
-def test_every_experiment_composes_and_says_how_to_run_it(name):
+def test_experiments_compose_and_document_their_command(name):
     config = compose([f"+experiment={name}"])
     build.check(config)
     assert config.name == name
@@ -36,7 +36,18 @@ def test_every_experiment_composes_and_says_how_to_run_it(name):
     text = Path(config_dir(), "experiment", f"{name}.yaml").read_text()
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert any(f"# Command: mldec train +experiment={name}" in line for line in header)
-    assert any(line.startswith("# Costs:") for line in header)
+    assert any(line.startswith("# Cost:") for line in header)
+
+
+def test_the_parent_of_an_experiment_has_no_parent():
+    folder = Path(config_dir(), "experiment")
+    parents = {}
+    for file in folder.glob("*.yaml"):
+        entries = yaml.safe_load(file.read_text())["defaults"]
+        names = [entry for entry in entries if isinstance(entry, str) and entry != "_self_"]
+        assert len(names) <= 1, file.name
+        parents[file.stem] = names
+    assert all(parents[parent] == [] for names in parents.values() for parent in names)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -184,8 +195,8 @@ def test_recipes_for_transformers_have_the_settings_of_paddleclas(name):
 
 
 @pytest.mark.parametrize("network", ["resnet18", "resnet34", "resnet50"])
-def test_the_recipe_of_figure_6_is_that_of_the_official_command(network):
-    config = compose([f"+experiment=imagenet_{network}_a2"])
+def test_the_recipe_of_figure_6_matches_the_official_command(network):
+    config = compose(["+experiment=imagenet_resnet50_a2", f"backbone={network}_scratch"])
     train, optim, schedule, mix = config.train, config.optim, config.schedule, config.mix
     assert train.batch_size == 2048
     assert train.epochs - (schedule.cooldown_epochs or 0) == 300
@@ -225,11 +236,18 @@ def test_one_positive_at_a_constant_rate_without_augmentation_but_flips(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "gammas", "simulation"),
-    [("coco_partial_rps", (0, 1, 4), (0.5, None)), ("coco_partial_fpc", (0, 3, 4), (0.0, 1000))],
+    ("settings", "gammas", "simulation"),
+    [
+        ([], (0, 1, 4), (0.5, None)),
+        (
+            ["data.drop_labels=0", "data.keep_per_class=1000", "loss.gamma_neg=3"],
+            (0, 3, 4),
+            (0.0, 1000),
+        ),
+    ],
 )
-def test_simulations_of_partial_labels_are_those_of_csls_examples(name, gammas, simulation):
-    config = compose([f"+experiment={name}"])
+def test_partial_label_simulations_match_the_examples_of_csl(settings, gammas, simulation):
+    config = compose(["+experiment=coco_partial_rps", *settings])
     config = build.recorded(config, build.check(config))
     kinds = ("gamma_pos", "gamma_neg", "gamma_unannotated")
     assert tuple(config.loss[kind] for kind in kinds) == gammas

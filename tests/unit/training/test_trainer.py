@@ -431,7 +431,7 @@ def test_images_per_batch_norm_are_counted(tmp_path, monkeypatch):
         (["+experiment=coco_tresnet_l"], "pretrained tresnet_v2_l.miil_in21k"),
         (["+experiment=coco_tresnet_l", "init=zoo:tresnet_l_pretrain"], "init=zoo:tresnet_l_pret"),
         (["+experiment=coco_tresnet_l", "backbone.pretrained=l.pth"], "backbone.pretrained=l.pth"),
-        (["+experiment=coco_tresnet_xl_640"], "random"),
+        (["+experiment=coco_tresnet_l", "backbone=tresnet_xl"], "random"),
     ],
 )
 def test_the_log_names_the_weights_that_a_run_starts_from(words, expected):
