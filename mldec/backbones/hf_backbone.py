@@ -26,7 +26,6 @@ from mldec.errors import ConfigError, naming_errors, suggest
 
 # Parameters of the prefix tokens, which precede the patch tokens.
 PREFIX_TOKENS = ("cls_token", "distillation_token", "register_tokens")
-USUAL_SIZE = 224  # pixels per side of the trial image if the config has no size
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -88,7 +87,7 @@ class HFBackbone(Backbone):
                 self._num_prefix += parameter.shape[1]
 
         size = image_size or getattr(self.network.config, "image_size", None)
-        side = size if isinstance(size, int) else USUAL_SIZE
+        side = size if isinstance(size, int) else 224
         tokens, unused = self._try_out(side, side)
         self.num_features = tokens.shape[2]
 
@@ -116,25 +115,22 @@ class HFBackbone(Backbone):
             The complete arguments, as plain data for a checkpoint.
         """
         transformers = _import_transformers()
-        arguments = dict(arguments)
+        arguments = {"config": None, "mean": None, "std": None, **arguments}
+        if None not in (arguments["config"], arguments["mean"], arguments["std"]):
+            return arguments
+
         name = arguments["name"]
         source = str(Path(name).expanduser())
-
-        if arguments.get("config") is None:
-            where = f"backbone.name={name}: config.json"
-            remedy = "give a repository of transformers or a folder of save_pretrained"
-            with quick_hub(), naming_errors(where, ConfigError, remedy=remedy):
+        remedy = "give a repository or folder of transformers, or pass backbone.mean and .std"
+        with quick_hub(), naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
+            if arguments["config"] is None:
                 config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-            arguments["config"] = _recorded(config)
-
-        if arguments.get("mean") is None or arguments.get("std") is None:
-            where = f"backbone.name={name}: preprocessor_config.json"
-            remedy = "pass backbone.mean=[R,G,B] backbone.std=[R,G,B]"
-            with quick_hub(), naming_errors(where, ConfigError, remedy=remedy):
+                arguments["config"] = _recorded(config)
+            if arguments["mean"] is None or arguments["std"] is None:
                 processor, _ = transformers.BaseImageProcessor.get_image_processor_dict(source)
                 mean, std = _mean_and_std(processor)
-            arguments["mean"] = arguments.get("mean") or mean
-            arguments["std"] = arguments.get("std") or std
+                arguments["mean"] = arguments["mean"] or mean
+                arguments["std"] = arguments["std"] or std
         return arguments
 
     def _create(self, config: Mapping[str, Any], drop_path: float | None) -> Any:

@@ -9,10 +9,6 @@ from torch import Tensor, nn
 from mldec.backbones.timm_backbone import Backbone
 from mldec.errors import ConfigError, naming_errors
 
-# Settings that override the config of a tower: it returns only the embedding, and its weights
-# come from a checkpoint.
-_ALWAYS = {"output_tokens": False, "timm_model_pretrained": False}
-
 
 class OpenClipBackbone(Backbone):
     """Map each image to a single token, its embedding by the image tower of open_clip.
@@ -51,7 +47,9 @@ class OpenClipBackbone(Backbone):
         if trunk is not None and not timm.is_model(str(trunk).partition(".")[0]):
             raise ConfigError(f"backbone.vision.timm_model_name={trunk}: unknown in timm")
 
-        vision = {**vision, **_ALWAYS, "image_size": image_size}
+        # The tower returns only the embedding, and its weights come from a checkpoint.
+        vision = vision | {"output_tokens": False, "timm_model_pretrained": False}
+        vision["image_size"] = image_size
         remedy = "if open_clip is missing, run pip install -e '.[text]'"
         with naming_errors(f"backbone.vision: {name}", ConfigError, remedy=remedy):
             from open_clip.model import _build_vision_tower

@@ -1,6 +1,6 @@
 """Evaluators: metrics in percent from logits and targets."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ class Evaluator(Protocol):
 
     # A class is predicted if its logit is above this threshold: a float for all classes, or
     # float64 [K]. None if the evaluator has no threshold.
-    logit_threshold: float | Tensor | None
+    logit_threshold: Any
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""

@@ -262,7 +262,7 @@ def read_prior(path: str | Path) -> list[float]:
 def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
     """Write the class priors of a loss to a CSV file; see `read_prior`.
 
-    No file is written if the loss has no estimate. `names` are the names of the K classes.
+    Without an estimate, no file is written. `names` are the names of the K classes.
     """
     estimate = getattr(loss, "estimate", None)
     if not isinstance(estimate, PriorEstimate):

@@ -199,7 +199,7 @@ def test_recorded_config_is_complete_and_without_code(tmp_path):
     assert not config.keys() & {*code, "id2label", "architectures"}
     HFBackbone(**arguments)
     path.write_text(json.dumps({**content, **code, "model_type": "evil"}))
-    with pytest.raises(ConfigError, match=r"backbone\.name=.*config\.json"):
+    with pytest.raises(ConfigError, match=r"backbone\.name="):
         build(**name)
     assert not (tmp_path / "mark").exists()
 
@@ -243,7 +243,7 @@ for key in ("attn_implementation", "id2label", "auto_map", "sise"):
         ({"config": {"model_type": "vit", **VIT, key: {}}}, rf"backbone\.config\.{key}: ")
     )
 for text in ('{"do_flip_channel_order": true}', "{}", "[1]"):
-    ERRORS.append((text, r"backbone\.name=.*preprocessor_config\.json"))
+    ERRORS.append((text, r"backbone\.name="))
 ERRORS.append((None, r"pip install -e '\.\[hf\]'"))
 
 

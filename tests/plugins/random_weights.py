@@ -1,4 +1,4 @@
-"""Modules and inputs with random values, and gradients, for comparisons to the last digits."""
+"""Random modules and inputs in float64, and gradients of losses."""
 
 from typing import Any
 
