@@ -20,7 +20,7 @@ class Classifier(nn.Module):
 
     Args:
         backbone: Maps images [B, 3, H, W] to tokens [B, N, C]. Its attribute `num_features` is C.
-        head: Maps tokens [B, N, C] and optional queries [K, D_w] to logits [B, K].
+        head: Maps tokens [B, N, C] and optional word vectors [K, D_w] to logits [B, K].
     """
 
     views: str | None = None  # test-time augmentation, see `Viewed`
@@ -52,9 +52,7 @@ class Classifier(nn.Module):
             ConfigError: If `attention` is set and the head has no attention weights.
         """
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(
-                f"images have the shape {list(images.shape)}: give a batch [B, 3, H, W]"
-            )
+            raise ValueError(f"images have the shape {list(images.shape)}: it must be [B, 3, H, W]")
         return self.classify(self.backbone(images), word_vectors, attention=attention)
 
     def classify(
@@ -65,7 +63,7 @@ class Classifier(nn.Module):
         if attention:
             if not self.gives_attention:
                 raise ConfigError(
-                    f"attention: {type(self.head).__name__} has no attention weights; leave it out"
+                    f"attention: {type(self.head).__name__} has no attention weights; omit it"
                 )
             return self.head(tokens, word_vectors, attention=True)
         return self.head(tokens, word_vectors)
@@ -98,14 +96,14 @@ class Viewed(Classifier):
     ) -> Tensor:
         """Map images to logits; see `Classifier`. `attention` raises ValueError."""
         if attention:
-            raise ValueError("there is no attention of several views: take the model without them")
+            raise ValueError("attention is not supported for several views")
         if self.views == "flip":
             other = images.flip(3)
         else:
             pixels = images if images.is_floating_point() else images / 255
             size = (self.side, self.side)
             other = F.interpolate(pixels, size, mode="bilinear", antialias=True)
-        logits = [super(Viewed, self).forward(view, word_vectors) for view in (images, other)]
+        logits = [super().forward(images, word_vectors), super().forward(other, word_vectors)]
         return torch.stack(logits).mean(0)
 
 
@@ -131,9 +129,6 @@ def multiply_accumulates(
         model: The model, on any device, including meta.
         image_size: Pixels per side.
         word_vectors: Shape [K, D_w] of the word vectors of a zero-shot head, else None.
-
-    Returns:
-        The number of multiply-accumulates.
     """
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -161,16 +156,7 @@ def multiply_accumulates(
 
 
 def work_per_image(model: nn.Module, image_size: int, word_vectors: Tensor | None) -> float | None:
-    """Return the multiply-accumulates of one image, or None if they cannot be counted.
-
-    Args:
-        model: The model.
-        image_size: Pixels per side.
-        word_vectors: Word vectors [K, D_w] for a zero-shot head, else None.
-
-    Returns:
-        The number of multiply-accumulates, or None.
-    """
+    """Return `multiply_accumulates` for word vectors [K, D_w], or None if counting fails."""
     shape = None if word_vectors is None else word_vectors.shape
     try:
         return multiply_accumulates(model, image_size, shape)
@@ -180,19 +166,12 @@ def work_per_image(model: nn.Module, image_size: int, word_vectors: Tensor | Non
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Count the parameters of a model.
+    """Return the number of trainable parameters and of all parameters of a model.
 
-    Returns:
-        The number of trainable parameters, and of all parameters. The second includes the frozen
-        queries of a head, which are a buffer.
+    The second number includes the frozen queries of a head, which are a buffer.
     """
-    trainable = 0
-    total = 0
-    for parameter in model.parameters():
-        total += parameter.numel()
-        if parameter.requires_grad:
-            trainable += parameter.numel()
-
+    trainable = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    total = sum(value.numel() for value in model.parameters())
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[2] == "queries":
             total += buffer.numel()

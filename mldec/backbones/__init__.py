@@ -1,4 +1,8 @@
-"""Backbones, which map images to tokens with networks of other libraries."""
+"""Backbones, which map images to tokens with networks of other libraries.
+
+A constructor raises ConfigError if an argument is not valid, the network cannot be built, or its
+weights cannot be loaded.
+"""
 
 from mldec import lazily
 from mldec.backbones.timm_backbone import Normalize, TimmBackbone

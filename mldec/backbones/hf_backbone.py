@@ -26,7 +26,6 @@ from mldec.errors import ConfigError, naming_errors, suggest
 
 # Parameters of the prefix tokens, which precede the patch tokens.
 PREFIX_TOKENS = ("cls_token", "distillation_token", "register_tokens")
-USUAL_SIZE = 224  # pixels per side of the trial image if the config has no size
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -56,9 +55,6 @@ class HFBackbone(Backbone):
         std: Channel standard deviations. `complete` replaces None.
         config: The architecture: settings of transformers' config and `model_type`. `complete`
             replaces None. Checkpoints contain mean, std and config, so that they load offline.
-
-    Raises:
-        ConfigError: If an argument is None or not valid, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -77,8 +73,8 @@ class HFBackbone(Backbone):
         # Do not read them here: an untrusted checkpoint could then read any file or repository.
         if config is None or mean is None or std is None:
             raise ConfigError(
-                f"backbone.config=null: HFBackbone needs config, mean and std; "
-                f"HFBackbone.complete reads those of {name}"
+                f"backbone.config: config, mean and std are required; "
+                f"HFBackbone.complete reads them from {name}"
             )
         check_drop_path(drop_path)
         super().__init__(name, mean, std)
@@ -91,7 +87,7 @@ class HFBackbone(Backbone):
                 self._num_prefix += parameter.shape[1]
 
         size = image_size or getattr(self.network.config, "image_size", None)
-        side = size if isinstance(size, int) else USUAL_SIZE
+        side = size if isinstance(size, int) else 224
         tokens, unused = self._try_out(side, side)
         self.num_features = tokens.shape[2]
 
@@ -100,7 +96,7 @@ class HFBackbone(Backbone):
 
         if checkpointing:
             if not self.network.supports_gradient_checkpointing:
-                raise self._refusal("checkpointing=true", "does not support it")
+                raise self._unsupported("checkpointing=true")
             self.network.gradient_checkpointing_enable()
 
         # Load weights last, so that downloads start only if all other settings are valid.
@@ -117,54 +113,48 @@ class HFBackbone(Backbone):
 
         Returns:
             The complete arguments, as plain data for a checkpoint.
-
-        Raises:
-            ConfigError: If they cannot be read.
         """
         transformers = _import_transformers()
-        arguments = dict(arguments)
+        arguments = {"config": None, "mean": None, "std": None, **arguments}
+        if None not in (arguments["config"], arguments["mean"], arguments["std"]):
+            return arguments
+
         name = arguments["name"]
         source = str(Path(name).expanduser())
-
-        if arguments.get("config") is None:
-            where = f"backbone.name={name}: its config"
-            remedy = "give a folder that save_pretrained wrote as backbone.name"
-            with quick_hub(), naming_errors(where, ConfigError, remedy=remedy):
+        remedy = "give a repository or folder of transformers, or pass backbone.mean and .std"
+        with quick_hub(), naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
+            if arguments["config"] is None:
                 config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-            arguments["config"] = _recorded(config)
-
-        if arguments.get("mean") is None or arguments.get("std") is None:
-            where = f"backbone.name={name}: its normalisation"
-            remedy = "give backbone.mean=[R,G,B] backbone.std=[R,G,B]"
-            with quick_hub(), naming_errors(where, ConfigError, remedy=remedy):
+                arguments["config"] = _recorded(config)
+            if arguments["mean"] is None or arguments["std"] is None:
                 processor, _ = transformers.BaseImageProcessor.get_image_processor_dict(source)
-                mean, std = _normalisation(processor)
-            arguments["mean"] = arguments.get("mean") or mean
-            arguments["std"] = arguments.get("std") or std
+                mean, std = _mean_and_std(processor)
+                arguments["mean"] = arguments["mean"] or mean
+                arguments["std"] = arguments["std"] or std
         return arguments
 
     def _create(self, config: Mapping[str, Any], drop_path: float | None) -> Any:
         """Build the network of a config, without pretrained weights and without a classifier."""
         transformers = _import_transformers()
         config_class = _config_class(config.get("model_type"))
-        settings = {key: value for key, value in config.items() if key != "model_type"}
+        settings = dict(config)
+        del settings["model_type"]
 
         known = _own_settings(config_class)
-        if unknown := sorted(settings.keys() - set(known)):
-            raise ConfigError(
-                f"backbone.config.{unknown[0]}: {config_class.__name__} has no such setting"
-                f"{suggest(unknown[0], known)}"
-            )
+        for key in settings:
+            if key not in known:
+                raise ConfigError(
+                    f"backbone.config.{key}: unknown in {config_class.__name__}"
+                    f"{suggest(key, known)}"
+                )
         if drop_path and "drop_path_rate" not in known:
-            raise self._refusal(f"drop_path={drop_path}", "takes no such setting")
+            raise self._unsupported(f"drop_path={drop_path}")
 
-        with naming_errors(
-            f"backbone.config: {self._name}", ConfigError, remedy="use other settings"
-        ):
+        with naming_errors(f"backbone.config: {self._name}", ConfigError, remedy="change it"):
             network_config = config_class(**settings)
             is_cvt = config_class.model_type == "cvt"
             if is_cvt:
-                # CvT has one rate per stage. Only the last one is used, by `_mend_cvt`.
+                # CvT has one rate per stage. Only the last one is used, by `_restore_original_cvt`.
                 if drop_path is None:
                     drop_path = network_config.drop_path_rate[-1]
                 network_config.drop_path_rate = [0.0 for _ in network_config.depth]
@@ -176,7 +166,7 @@ class HFBackbone(Backbone):
                 network_class = network_class[0]
             network = network_class(network_config)
         if is_cvt:
-            _mend_cvt(network, drop_path or 0.0)
+            _restore_original_cvt(network, drop_path or 0.0)
 
         # Keep norms, because `_set_norm` may apply one to the tokens.
         for child, module in list(network.named_children()):
@@ -193,7 +183,7 @@ class HFBackbone(Backbone):
             options["interpolate_pos_encoding"] = True
         features = getattr(network(images, **options), "last_hidden_state", None)
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-            raise ValueError("its last hidden state is not one map or sequence")
+            raise ValueError("the last hidden state is not one map or sequence")
 
         tokens = features[:, self._num_prefix :]
         if features.ndim == 4:
@@ -206,20 +196,16 @@ class HFBackbone(Backbone):
         # Unknown prefix tokens would result in a token count that is not a square number.
         count = tokens.shape[1]
         if count == 0 or math.isqrt(count) ** 2 != count:
-            raise ValueError(f"it gives {count} tokens of a square image")
+            raise ValueError(f"a square image has {count} tokens")
 
     def _norm_behind_pooling(self, unused: set[str]) -> str | None:
         """Return the path of the only unused LayerNorm of C channels, or None."""
         paths = []
         for path, module in self.network.named_modules():
-            if not isinstance(module, nn.LayerNorm) or f"network.{path}.weight" not in unused:
-                continue
-            if tuple(module.normalized_shape) == (self.num_features,):
-                paths.append(path)
-
-        if len(paths) != 1:
-            return None
-        return str(paths[0])
+            is_unused = isinstance(module, nn.LayerNorm) and f"network.{path}.weight" in unused
+            if is_unused and tuple(module.normalized_shape) == (self.num_features,):
+                paths.append(str(path))
+        return paths[0] if len(paths) == 1 else None
 
 
 # transformers is optional, so its objects are annotated with Any.
@@ -228,8 +214,7 @@ def _import_transformers() -> Any:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            "backbone: HFBackbone needs transformers, which is not installed: "
-            "pip install -e '.[hf]'"
+            "backbone: transformers is not installed; run pip install -e '.[hf]'"
         ) from error
     return transformers
 
@@ -245,8 +230,8 @@ def _config_class(model_type: Any) -> Any:
             types[config_class.model_type] = config_class
     if model_type not in types:
         raise ConfigError(
-            f"backbone.config.model_type={model_type}: transformers {transformers.__version__} has "
-            f"no image classification network of this type that can be a backbone; take another"
+            f"backbone.config.model_type={model_type}: not a supported image classification "
+            f"network of transformers {transformers.__version__}; choose another one"
         )
     return types[model_type]
 
@@ -254,11 +239,8 @@ def _config_class(model_type: Any) -> Any:
 def _own_settings(config_class: Any) -> list[str]:
     """Return the settings of a config class without shared settings, which may load code."""
     shared = inspect.signature(_import_transformers().PreTrainedConfig.__init__).parameters
-    settings = []
-    for key, parameter in inspect.signature(config_class.__init__).parameters.items():
-        if key not in shared and parameter.kind not in VARIADIC:
-            settings.append(key)
-    return settings
+    own = inspect.signature(config_class.__init__).parameters.values()
+    return [one.name for one in own if one.name not in shared and one.kind not in VARIADIC]
 
 
 def _recorded(config: Any) -> dict[str, Any]:
@@ -270,17 +252,16 @@ def _recorded(config: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(settings)))
 
 
-def _normalisation(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+def _mean_and_std(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     """Return the channel means and standard deviations of a preprocessor_config.json."""
     if processor.get("do_flip_channel_order"):
-        raise ValueError("images in the order blue, green and red, which is not supported")
+        raise ValueError("do_flip_channel_order is not supported")
     if processor.get("do_normalize") is False:
         return [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
-
     return list(processor["image_mean"]), list(processor["image_std"])
 
 
-def _mend_cvt(network: Any, drop_path: float) -> None:
+def _restore_original_cvt(network: Any, drop_path: float) -> None:
     """Set the activation and the stochastic depth of transformers' CvT as in the original code."""
     stages = network.base_model.encoder.stages
     for stage in stages:
@@ -299,8 +280,8 @@ def _mend_cvt(network: Any, drop_path: float) -> None:
 
 def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
     """Load the weights of a repository, a folder or a file into the network."""
-    # transformers loads a second network with a classifier, and converts legacy names. Disable
-    # its messages about the classifier.
+    # transformers loads a second network with a classifier, and converts legacy names. Its
+    # messages about the classifier are disabled.
     logging = _import_transformers().utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -317,9 +298,8 @@ def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
 
     weights = filled.state_dict()
     wanted = network.state_dict().keys()
-    unfilled = set(report["missing_keys"])
-    unfilled |= {mismatch[0] for mismatch in report["mismatched_keys"]}
-    unfilled.intersection_update(wanted)
+    mismatched = [mismatch[0] for mismatch in report["mismatched_keys"]]
+    unfilled = wanted & set(report["missing_keys"]).union(mismatched)
     if unfilled:
-        raise ValueError(f"{len(unfilled)} do not fit, such as {min(unfilled)}")
+        raise ValueError(f"{len(unfilled)} tensors do not match, such as {min(unfilled)}")
     network.load_state_dict({key: weights[key] for key in wanted})

@@ -9,10 +9,6 @@ from torch import Tensor, nn
 from mldec.backbones.timm_backbone import Backbone
 from mldec.errors import ConfigError, naming_errors
 
-# Settings that override the config of a tower: it returns only the embedding, and its weights
-# come from a checkpoint.
-_ALWAYS = {"output_tokens": False, "timm_model_pretrained": False}
-
 
 class OpenClipBackbone(Backbone):
     """Map each image to a single token, its embedding by the image tower of open_clip.
@@ -29,9 +25,6 @@ class OpenClipBackbone(Backbone):
         quick_gelu: Whether to use OpenAI's approximation of GELU.
         mean: Channel means for images in [0, 1].
         std: Channel standard deviations for images in [0, 1].
-
-    Raises:
-        ConfigError: If the tower cannot be built.
     """
 
     def __init__(
@@ -52,14 +45,16 @@ class OpenClipBackbone(Backbone):
         # timm would also accept a repository or a folder, and read it.
         trunk = vision.get("timm_model_name")
         if trunk is not None and not timm.is_model(str(trunk).partition(".")[0]):
-            raise ConfigError(f"backbone.vision.timm_model_name={trunk}: timm has no such network")
+            raise ConfigError(f"backbone.vision.timm_model_name={trunk}: unknown in timm")
 
-        description = {**vision, **_ALWAYS, "image_size": image_size}
+        # The tower returns only the embedding, and its weights come from a checkpoint.
+        vision = vision | {"output_tokens": False, "timm_model_pretrained": False}
+        vision["image_size"] = image_size
         remedy = "if open_clip is missing, run pip install -e '.[text]'"
         with naming_errors(f"backbone.vision: {name}", ConfigError, remedy=remedy):
             from open_clip.model import _build_vision_tower
 
-            self.network = _build_vision_tower(embed_dim, description, quick_gelu)
+            self.network = _build_vision_tower(embed_dim, vision, quick_gelu)
         self._try_out(image_size, image_size)
 
     def _tokens(self, images: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from timm.models._manipulate import group_with_matcher  # in its __all__, and ex
 from torch import Tensor, nn
 
 from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
-from mldec.errors import ConfigError, naming_errors
+from mldec.errors import ConfigError, naming_errors, suggest
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
@@ -29,9 +28,6 @@ class Normalize(nn.Module):
     Args:
         mean: Channel means for images in [0, 1].
         std: Channel standard deviations for images in [0, 1], above 0.
-
-    Raises:
-        ConfigError: If there are not three values, or a standard deviation is not positive.
     """
 
     mean: Tensor
@@ -43,30 +39,20 @@ class Normalize(nn.Module):
         for setting, values in (("mean", mean), ("std", std)):
             if len(values) != 3 or (setting == "std" and min(values) <= 0):
                 raise ConfigError(
-                    f"backbone.{setting}={list(values)}: "
-                    f"give red, green and blue in [0, 1]; std is above 0"
+                    f"backbone.{setting} is {list(values)}: it must be [red, green, blue] in [0, 1]"
                 )
             channels = torch.tensor([float(value) for value in values])
             self.register_buffer(setting, channels.view(3, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalize images.
+        """Normalize images [B, 3, H, W], uint8, or floating point in [0, 1].
 
-        Args:
-            images: [B, 3, H, W], uint8, or floating point in [0, 1].
-
-        Returns:
-            Normalized images with the dtype of `mean`.
-
-        Raises:
-            ValueError: If the images have another dtype.
+        The result has the dtype of `mean`. Other dtypes raise ValueError.
         """
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255
         elif not images.is_floating_point():
-            raise ValueError(
-                f"images are {images.dtype}; give uint8 in 0..255 or floating point in [0, 1]"
-            )
+            raise ValueError(f"images are {images.dtype}: give uint8, or floats in [0, 1]")
 
         # Autocast does not change the dtype of these operations.
         return (images.to(self.mean.dtype) - self.mean) / self.std
@@ -87,14 +73,7 @@ class Backbone(Normalize):
         self._norm_path: str | None = None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the tokens of a batch of images.
-
-        Args:
-            images: [B, 3, H, W], uint8, or floating point in [0, 1].
-
-        Returns:
-            Tokens [B, N, C] in row-major order of the image.
-        """
+        """Compute the tokens [B, N, C] of images [B, 3, H, W], row by row of the image."""
         return self.norm(self._tokens(super().forward(images)))
 
     def _tokens(self, images: Tensor) -> Tensor:
@@ -106,7 +85,7 @@ class Backbone(Normalize):
 
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network on the meta device; see `try_out`."""
-        remedy = f"tried with {height} x {width} pixels; take another network or size"
+        remedy = f"the input was {height} x {width} pixels; choose another network or size"
         with naming_errors(f"backbone.name={self._name}", ConfigError, remedy=remedy):
             tokens, unused = try_out(self, (3, height, width))
             self._check_tokens(tokens)
@@ -118,17 +97,17 @@ class Backbone(Normalize):
         if feature_norm in ("auto", "pretrained"):
             self._norm_path = path
         if feature_norm == "pretrained" and path is None:
-            raise self._refusal("feature_norm=pretrained", "has no norm behind its pooling")
+            raise self._unsupported("feature_norm=pretrained")
 
-    def _refusal(self, setting: str, fault: str) -> ConfigError:
-        """Return the error for a setting that the network does not have."""
-        return ConfigError(f"backbone.{setting}: {self._name} {fault}; leave it out")
+    def _unsupported(self, setting: str) -> ConfigError:
+        """Return the error for a setting that the network does not support."""
+        return ConfigError(f"backbone.{setting}: {self._name} does not support it; omit it")
 
 
 def check_drop_path(drop_path: float | None) -> None:
     """Raise ConfigError unless the rate is None or in [0, 1)."""
     if drop_path is not None and not 0 <= drop_path < 1:
-        raise ConfigError(f"backbone.drop_path={drop_path}: give a rate in [0, 1)")
+        raise ConfigError(f"backbone.drop_path is {drop_path}: it must lie in [0, 1)")
 
 
 def read_weights(path: str) -> dict[str, Any]:
@@ -141,20 +120,19 @@ def read_weights(path: str) -> dict[str, Any]:
 
 @contextmanager
 def loading(name: str, pretrained: bool | str) -> Iterator[None]:
-    """Convert exceptions while weights are loaded into ConfigError, and keep the random state."""
+    """Convert exceptions of loading weights to ConfigError, and restore the random state."""
     try:
         # Building the second network draws random numbers, which must not change the head.
-        # torch prints downloads on standard output, which is reserved for results.
+        # torch prints download messages to stdout, which is reserved for results.
         with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr), quick_hub():
             yield
     except Exception as error:
         value = "true" if pretrained is True else pretrained
-        # torch lists mismatched tensors in several lines.
+        # The message of torch about mismatched tensors has several lines.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
         raise ConfigError(
-            f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); "
-            f"give a file with backbone.pretrained=FILE, "
-            f"or backbone.pretrained=false to start from random weights"
+            f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); pass "
+            f"backbone.pretrained=FILE, or backbone.pretrained=false for random weights"
         ) from error
 
 
@@ -177,9 +155,9 @@ def quick_hub() -> Iterator[None]:
 
 # Arguments of timm that are not allowed in `model_args`: settings of the backbone, and arguments
 # that read files or URLs.
-_RESERVED = {"num_classes", "in_chans", "img_size", "drop_path_rate", "features_only"} | {
-    argument for argument in inspect.signature(timm.create_model).parameters if argument != "kwargs"
-}
+_RESERVED = {"num_classes", "in_chans", "img_size", "drop_path_rate", "features_only"}
+_RESERVED.update(inspect.signature(timm.create_model).parameters)
+_RESERVED.discard("kwargs")
 
 
 class TimmBackbone(Backbone):
@@ -202,9 +180,6 @@ class TimmBackbone(Backbone):
         mean: Channel means for images in [0, 1]. None for the values of timm's weights.
         std: Channel standard deviations. None for the values of timm's weights.
         model_args: Further keyword arguments of the network's constructor in timm.
-
-    Raises:
-        ConfigError: If an argument is not valid, or the weights cannot be loaded.
     """
 
     def __init__(
@@ -223,11 +198,9 @@ class TimmBackbone(Backbone):
         check_drop_path(drop_path)
         # Some networks do not have the next two arguments, so pass them only if they are set.
         arguments = dict(model_args or {})
-        if clash := sorted(_RESERVED & arguments.keys()):
-            raise ConfigError(
-                f"backbone.model_args.{clash[0]}: not to be set here; use the settings of the "
-                f"backbone"
-            )
+        for key in arguments:
+            if key in _RESERVED:
+                raise ConfigError(f"backbone.model_args.{key}: not allowed; omit it")
         if image_size is not None:
             arguments["img_size"] = image_size
         if drop_path is not None:
@@ -251,7 +224,7 @@ class TimmBackbone(Backbone):
             try:
                 network.set_grad_checkpointing(True)
             except (AttributeError, AssertionError) as error:
-                raise self._refusal("checkpointing=true", "does not support it") from error
+                raise self._unsupported("checkpointing=true") from error
 
         # Load weights last, so that downloads start only if all other settings are valid.
         if pretrained:
@@ -259,20 +232,15 @@ class TimmBackbone(Backbone):
                 _load_weights(network, name, pretrained, arguments)
 
     def layers_below_head(self) -> dict[str, int]:
-        """Return the number of layers between each parameter and the head.
+        """Return the number of layers between each parameter and the head, by parameter name.
 
         Layers are counted as in timm's layer decay: 1 for the last block, the maximum for the
-        stem, and 0 for parts of the classifier, such as a norm after the pooling.
-
-        Returns:
-            The number of layers by parameter name.
-
-        Raises:
-            ConfigError: If timm has no layer groups for this network.
+        stem, and 0 for parts of the classifier, such as a norm after the pooling. ConfigError is
+        raised if timm has no layer groups for this network.
         """
         if not hasattr(self.network, "group_matcher"):
             raise ConfigError(
-                f"optim.layer_decay: timm does not know the layers of {self._name}; leave it out"
+                f"optim.layer_decay: timm has no layer groups for {self._name}; omit it"
             )
 
         # timm counts layers from the stem, and unknown names as the last layer. "classifier" is
@@ -297,15 +265,11 @@ def _create(name: str, **arguments: Any) -> Any:
     # timm would also accept a repository or a folder here, and read it.
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
-        near = get_close_matches(architecture, timm.list_models(), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() names all"
-        raise ConfigError(
-            f"backbone.name={name}: timm {timm.__version__} has no such network; {hint}"
-        )
+        hint = suggest(architecture, timm.list_models())
+        raise ConfigError(f"backbone.name={name}: unknown in timm {timm.__version__}{hint}")
 
-    settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
-    what = f"backbone.name={name} with {settings}"
-    with naming_errors(what, ConfigError, remedy="use other settings"):
+    remedy = f"the arguments were {arguments}"
+    with naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
         return timm.create_model(name, **arguments)
 
 
@@ -324,13 +288,8 @@ def _load_weights(
         num_classes = _num_classes(state, network)
         overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
 
-    filled = timm.create_model(
-        name,
-        pretrained=True,
-        num_classes=num_classes,
-        pretrained_cfg_overlay=overlay,
-        **arguments,
-    )
+    arguments = {**arguments, "num_classes": num_classes, "pretrained_cfg_overlay": overlay}
+    filled = timm.create_model(name, pretrained=True, **arguments)
     weights = filled.state_dict()
     network.load_state_dict({key: weights[key] for key in network.state_dict()})
 
@@ -340,15 +299,11 @@ def _num_classes(state: dict[str, Any], network: Any) -> int:
     cfg = network.pretrained_cfg
     classifier = cfg["classifier"]
     layers = [classifier] if isinstance(classifier, str) else list(classifier or ())
-
-    # Third-party files often use these names.
-    layers += ["head", "fc"]
-    for layer in layers:
+    for layer in layers + ["head", "fc"]:  # names in third-party files
         if f"{layer}.weight" in state:
             return len(state[f"{layer}.weight"])
 
     # The keys match a network without a classifier. Otherwise timm raises an error.
     if state.keys() == network.state_dict().keys():
         return 0
-    num_classes: int = cfg["num_classes"]
-    return num_classes
+    return int(cfg["num_classes"])

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 def misfit(features: str, width: int) -> ValueError:
     """Return the error for features that are neither a feature map nor a token sequence."""
-    return ValueError(f"its features are {features}, not one map or sequence of {width} channels")
+    return ValueError(f"the features are {features}, not one map or sequence of {width} channels")
 
 
 # timm's networks have no common type, so they are annotated with Any.
@@ -30,18 +30,12 @@ def norm_behind_pooling(network: Any) -> str | None:
 
 
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
-    """Compute the tokens of a timm network, without class and register tokens.
+    """Compute the tokens [B, N, C] of a timm network, without class and register tokens.
 
     Args:
         network: Its features must be [B, C, H, W], [B, H, W, C] or [B, N, C].
         images: Normalized images [B, 3, H, W].
         norm_path: Path of a norm in the network that is applied to the features, or None.
-
-    Returns:
-        Tokens [B, N, C].
-
-    Raises:
-        ValueError: If the features have another shape.
     """
     features = network.forward_features(images)
     shape = features.shape if isinstance(features, Tensor) else ()
@@ -69,9 +63,7 @@ def check_patches(network: Any, tokens: Tensor) -> None:
     grid = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     most = math.prod(grid) if grid else tokens.shape[1]
     if not 0 < tokens.shape[1] <= most:
-        raise misfit(
-            f"{tokens.shape[1]} tokens where there are {most} patches", network.num_features
-        )
+        raise misfit(f"{tokens.shape[1]} tokens for {most} patches", network.num_features)
 
 
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
@@ -102,10 +94,7 @@ def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, se
         for part, training in modes.items():
             part.training = training
 
-    unused: set[str] = set()
-    for name, gradient in zip(names, gradients, strict=True):
-        if gradient is None:
-            unused.add(name)
+    unused = {name for name, value in zip(names, gradients, strict=True) if value is None}
     return tokens, unused
 
 

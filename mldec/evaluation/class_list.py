@@ -21,7 +21,7 @@ from mldec.data.tasks import warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation.options import EvalOptions
-from mldec.evaluators import Evaluator, Thresholded
+from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.files.text import read_lines
 from mldec.names import check_names, format_list
@@ -220,7 +220,7 @@ def with_class_list(
 
     def evaluator(classes: Classes) -> Evaluator:
         zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")
-        if isinstance(own_evaluator, Thresholded):
+        if own_evaluator.logit_threshold is not None:
             zero_shot.logit_threshold = own_evaluator.logit_threshold
         return zero_shot
 

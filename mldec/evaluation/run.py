@@ -16,7 +16,7 @@ from mldec.data.loader import Batch, eval_loader
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation.output import Results
-from mldec.evaluators import Evaluator, Thresholded
+from mldec.evaluators import Evaluator
 from mldec.runtime import distributed
 from mldec.runtime.devices import PinnedCopies, autocast, memory_format, prefetch_one, to_device
 from mldec.runtime.environment import explain_out_of_memory
@@ -265,7 +265,7 @@ def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Ev
     """
     evaluator = data.evaluator()
     if logit_threshold is not None:
-        if not isinstance(evaluator, Thresholded):
+        if evaluator.logit_threshold is None:
             raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
         evaluator.logit_threshold = logit_threshold
     return evaluator

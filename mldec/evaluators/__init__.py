@@ -1,6 +1,6 @@
 """Evaluators: metrics in percent from logits and targets."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -13,31 +13,18 @@ class Evaluator(Protocol):
     data through `mldec.runtime.distributed` and returns the same metrics on all ranks.
     """
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch.
+    # A class is predicted if its logit is above this threshold: a float for all classes, or
+    # float64 [K]. None if the evaluator has no threshold.
+    logit_threshold: Any
 
-        Args:
-            logits: Float [B, K].
-            targets: [B, K] of 1, 0 or -1 (not annotated).
-        """
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics.
+        """Compute the metrics in percent, and numbers of classes as "classes_...".
 
-        Returns:
-            Metrics in percent, and numbers of classes as "classes_...". The first metric selects
-            the best checkpoint; the caller raises `DataError` if it is NaN.
+        The first metric selects the best checkpoint. The caller raises `DataError` if it is NaN.
         """
 
     def per_class(self) -> dict[str, list[float]]:
         """Return the columns of the JSON and CSV reports, K values each. Call `compute` first."""
-
-
-@runtime_checkable
-class Thresholded(Protocol):
-    """An evaluator that predicts a class if its logit is above a threshold.
-
-    The threshold is a float for all classes, or a float64 tensor [K] with one value per class.
-    """
-
-    logit_threshold: float | Tensor

@@ -14,16 +14,12 @@ from mldec.runtime.devices import PinnedCopies, to_device
 INTERPOLATIONS = ("none", "envelope", "11point")
 COLUMNS = 64  # classes per task of a thread
 
-
 # A matrix, or a sequence of its row blocks.
 Blocks = Tensor | np.ndarray | Sequence[Tensor | np.ndarray]
 
 
 def average_precision(
-    scores: Blocks,
-    targets: Blocks,
-    *,
-    interpolations: Sequence[str] = ("none",),
+    scores: Blocks, targets: Blocks, *, interpolations: Sequence[str] = ("none",)
 ) -> dict[str, Tensor]:
     """Compute the average precision of each class.
 
@@ -67,9 +63,7 @@ def average_precision(
 def check_finite(is_finite: bool, metric: str) -> None:
     """Raise DataError if a score is not finite."""
     if not is_finite:
-        raise DataError(
-            f"a score is not finite: {metric} has no meaning; look at the model's logits"
-        )
+        raise DataError(f"{metric}: a logit is not finite; check the model and its weights")
 
 
 def _as_blocks(values: Blocks) -> list[Tensor]:
@@ -136,10 +130,6 @@ class Predictions:
     def add(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Add a batch. This waits at most for the copies of the previous batch.
 
-        Args:
-            logits: Float [B, K].
-            targets: [B, K] of 1, 0 or -1 (not annotated).
-
         Returns:
             Logits float32 [B, K] and targets int8 [B, K], both on the device of the logits.
         """
@@ -181,15 +171,9 @@ def average_precision_of_all(
     *,
     interpolations: Sequence[str] = ("none",),
 ) -> dict[str, Tensor]:
-    """Compute `average_precision` of all K classes on all ranks.
+    """Compute `average_precision` of all K classes, the same on all ranks.
 
-    Args:
-        logits: Blocks [n, K / ranks] of `Predictions.shared_by_classes`.
-        targets: The blocks of the targets.
-        interpolations: See `average_precision`.
-
-    Returns:
-        Float64 [K] for each interpolation, the same on all ranks.
+    The arguments are the blocks [n, K / ranks] of `Predictions.shared_by_classes`.
     """
     own_classes = average_precision(logits, targets, interpolations=interpolations)
     return {name: distributed.join_columns(values) for name, values in own_classes.items()}

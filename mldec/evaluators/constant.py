@@ -9,9 +9,9 @@ from torch.nn.functional import softplus
 from mldec.runtime import distributed
 from mldec.runtime.devices import as_float64
 
-SURE = math.log(0.999 / 0.001)  # logit of a probability of 0.999
+EXTREME = math.log(0.999 / 0.001)  # logit of a probability of 0.999
 NEARLY_ALL = 0.99  # fraction of the images
-LEAST_DEVIATION = 0.01  # minimum standard deviation of the logits of a class
+MIN_DEVIATION = 0.01  # minimum standard deviation of the logits of a class
 
 
 class ConstantScores:
@@ -28,18 +28,13 @@ class ConstantScores:
         self.sums = torch.zeros(7, num_classes, dtype=torch.float64)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            logits: Float [B, K].
-            targets: [B, K] of 1, 0 or -1 (not annotated).
-        """
+        """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
         logits = as_float64(logits)
         targets = targets.to(logits.device)
         positives = (targets == 1).double()
         losses = softplus(logits) - positives * logits
         values = [torch.ones_like(logits), positives, losses, logits, logits**2]
-        values += [(logits > SURE).double(), (logits < -SURE).double()]
+        values += [(logits > EXTREME).double(), (logits < -EXTREME).double()]
         sums = torch.stack([torch.where(targets >= 0, value, 0).sum(0) for value in values])
         self.sums = self.sums.to(sums.device) + sums
 
@@ -47,8 +42,8 @@ class ConstantScores:
         """Return the indices of the constant classes over the images of all ranks."""
         images, positives, losses, logits, squares, high, low = distributed.total(self.sums.cpu())
         has_both = (positives > 0) & (positives < images)
-        is_sure = torch.maximum(high, low) >= NEARLY_ALL * images
+        is_extreme = torch.maximum(high, low) >= NEARLY_ALL * images
         is_wrong = losses > math.log(2) * images
         variance = squares / images - (logits / images) ** 2
-        found = has_both & ((is_sure & is_wrong) | (variance < LEAST_DEVIATION**2))
+        found = has_both & ((is_extreme & is_wrong) | (variance < MIN_DEVIATION**2))
         return torch.nonzero(found).flatten().tolist()

@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 TOLERANCE = 1e-8  # gradient tolerance of the fit
-MOST_STEPS = 60  # maximum number of Newton steps
-LEAST_SCALE = 0.01  # minimum standard deviation of calibrated logits
+MAX_STEPS = 60  # maximum number of Newton steps
+MIN_SCALE = 0.01  # minimum standard deviation of calibrated logits
 DEVIATION = 0.5  # prior standard deviation of a slope, relative to the common slope
 
 
@@ -36,9 +36,6 @@ def rank(logits: np.ndarray, labels: np.ndarray) -> Ranking:
     Args:
         logits: Float [N, K].
         labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
-
-    Returns:
-        The ranking of all annotated pairs.
     """
     probabilities = calibrated(logits, labels)
 
@@ -53,7 +50,7 @@ def rank(logits: np.ndarray, labels: np.ndarray) -> Ranking:
 
 
 def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Find the suspected label errors.
+    """Return the mask [N, K] of the suspected label errors.
 
     The threshold of a label is its mean probability over the images with this label (equation 2
     of the paper). A label is suspected if the probability of the opposite label reaches the
@@ -63,17 +60,14 @@ def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarra
     Args:
         probabilities: Calibrated probabilities [N, K] in [0, 1].
         labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
-
-    Returns:
-        Bool [N, K].
     """
     of_present = _mean(probabilities, labels == 1)
     of_absent = _mean(1 - probabilities, labels == 0)
 
     # Comparisons with NaN return False.
-    rather_present = (probabilities >= of_present) & (probabilities > 0.5)
-    rather_absent = (1 - probabilities >= of_absent) & (probabilities < 0.5)
-    return np.where(labels == 1, rather_absent, rather_present & (labels == 0))
+    likely_present = (probabilities >= of_present) & (probabilities > 0.5)
+    likely_absent = (1 - probabilities >= of_absent) & (probabilities < 0.5)
+    return np.where(labels == 1, likely_absent, likely_present & (labels == 0))
 
 
 def _mean(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -84,17 +78,10 @@ def _mean(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def calibrated(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Calibrate each class by Platt scaling on its annotated images.
+    """Return probabilities, float64 [N, K], by Platt scaling of each class on its labels.
 
     The asymmetric loss does not give calibrated probabilities. Uncalibrated scores of different
     classes are not comparable.
-
-    Args:
-        logits: Float [N, K].
-        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
-
-    Returns:
-        Probabilities, float64 [N, K] in [0, 1].
     """
     probabilities = np.zeros(logits.shape)
     for column in range(logits.shape[1]):
@@ -124,14 +111,9 @@ def soft_targets(present: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, n
 
 
 def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Fit a common slope for K classes, with one offset per class.
+    """Fit a common slope, above 0, for K classes with one offset per class.
 
-    Args:
-        logits: Float [N, K].
-        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
-
-    Returns:
-        The slope, above 0. It is 1 if all logits of each class are equal.
+    The slope is 1 if all logits of each class are equal. The arguments are those of `rank`.
     """
     annotated = labels >= 0
     targets, offsets = soft_targets(labels == 1, labels == 0)
@@ -145,7 +127,7 @@ def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
     # Newton's method with bounded steps. The Hessian is diagonal except for the row and the
     # column of the slope.
     slope = 0.0
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         scores = expit(slope * inputs + offsets)
         wrong = np.where(annotated, scores - targets, 0)
         weights = np.where(annotated, scores * (1 - scores), 0) + TOLERANCE
@@ -155,7 +137,7 @@ def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
         gradient = (wrong * inputs).sum() - (mixed * wrong_offsets / of_offsets).sum()
         step = gradient / ((weights * inputs**2).sum() - (mixed**2 / of_offsets).sum())
         step = np.clip(step, -1, 1)
-        slope = max(slope - step, LEAST_SCALE)
+        slope = max(slope - step, MIN_SCALE)
         offsets = offsets - np.clip((wrong_offsets - mixed * step) / of_offsets, -2, 2)
         if abs(step) < 1e-6:
             break
@@ -214,8 +196,8 @@ def platt(
     weights = minimize(loss, start, jac=True, hess=hessian, method="trust-exact", options=options).x
 
     scale, level = weights
-    if scale < LEAST_SCALE:
-        scale = LEAST_SCALE
+    if scale < MIN_SCALE:
+        scale = MIN_SCALE
         level = prior
     slope = scale / spread
     return float(slope), float(level - slope * mean)

@@ -38,12 +38,7 @@ class Counts:
         return selected
 
     def update(self, decided: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            decided: Predicted classes, bool [B, K].
-            targets: [B, K] of 1, 0 or -1 (not annotated).
-        """
+        """Add a batch: predicted classes, bool [B, K], and targets [B, K] of 1, 0 or -1."""
         positive = targets == 1
         decided = decided & (targets >= 0)
         new = as_float64(torch.stack([decided & positive, decided, positive]).sum(1))
@@ -60,13 +55,7 @@ class Counts:
         """Return the per-class (C) and overall (O) precision, recall and F1 in percent.
 
         CF1 is the harmonic mean of CP and CR, as in most papers. CF1_mean is the mean F1 of the
-        classes, as in the official validate.py.
-
-        Args:
-            suffix: Appended to the names of the metrics.
-
-        Returns:
-            The metrics by name, in percent.
+        classes, as in the official validate.py. `suffix` is appended to the names.
         """
         classes = self.per_class()
         c_precision = classes["precision"].mean()
@@ -91,7 +80,7 @@ class Counts:
 def logit_of(threshold: float) -> float:
     """Return the logit of a threshold in (0, 1). Comparing logits avoids the sigmoid."""
     if not 0 < threshold < 1:
-        raise ConfigError(f"data.threshold {threshold} is not in (0, 1)")
+        raise ConfigError(f"data.threshold is {threshold}: it must lie in (0, 1)")
     return math.log(threshold / (1 - threshold))
 
 
@@ -123,27 +112,17 @@ class MultiLabelEvaluator:
         self.at_top_k = Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            logits: Float [B, K].
-            targets: [B, K] of 1, 0 or -1 (not annotated).
-        """
+        """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
         logits, targets = self.predictions.add(logits, targets)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
         self.at_top_k.update(top_k(logits, self.top_k), targets)
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics.
+        """Compute mAP and its variants, then P, R and F1 at the threshold and at top-k, in percent.
 
-        Classes without positives count as 0 in mAP. They are ignored in mAP_skip_empty.
-
-        Returns:
-            Percentages: mAP and its variants, then P, R and F1 at the threshold and at top-k.
-
-        Raises:
-            DataError: If a score is not finite.
+        Classes without positives count as 0 in mAP. They are ignored in mAP_skip_empty. A logit
+        that is not finite raises DataError.
         """
         logits, targets = self.predictions.shared_by_classes()
         per_class_ap = average_precision_of_all(logits, targets, interpolations=INTERPOLATIONS)
@@ -184,15 +163,7 @@ def on_device(threshold: float | Tensor, device: torch.device) -> float | Tensor
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Mark the k highest logits of each row. Ties go to the lower class index.
-
-    Args:
-        logits: Float [B, K].
-        k: Number of classes per row, limited to K.
-
-    Returns:
-        Bool [B, K].
-    """
+    """Mark the k highest logits of each row: [B, K] -> bool. Ties go to the lower class index."""
     k = min(k, logits.shape[1])
     lowest_marked = logits.topk(k, dim=1).values[:, -1:]
     above = logits > lowest_marked

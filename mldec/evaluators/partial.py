@@ -28,18 +28,13 @@ class PartialLabelEvaluator:
         self.at_threshold = Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            logits: Float [B, K].
-            targets: [B, K] of 1, 0 or -1 (not annotated).
-        """
+        """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
         logits, targets = self.predictions.add(logits, targets)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics.
+        """Compute the metrics in percent, then numbers of classes.
 
         A class is valid if it has an annotated positive and an annotated negative. Each invalid
         class is counted once: without labels, else without positives, else without negatives.
@@ -49,11 +44,8 @@ class PartialLabelEvaluator:
         - mAP_naive treats labels of -1 as negative. Classes without positives count as 0.
         - P, R and F1 at the threshold use the annotated labels of the valid classes.
 
-        Returns:
-            Percentages, then numbers of classes.
-
         Raises:
-            DataError: If no class is valid, or a score is not finite.
+            DataError: If no class is valid, or a logit is not finite.
         """
         logits, targets = self.predictions.shared_by_classes()
         per_class_ap = average_precision_of_all(logits, targets)["none"]
@@ -73,8 +65,8 @@ class PartialLabelEvaluator:
 
         if not valid.any():
             raise DataError(
-                "mAP_partial does not exist: no class has both a positive and a negative "
-                "among the validation images; use more of them, or fully annotated ones"
+                "mAP_partial: no class has both a positive and a negative validation image; "
+                "use more images or more annotations"
             )
 
         weighted = (per_class_ap * positives)[valid].sum() / positives[valid].sum()

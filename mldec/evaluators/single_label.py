@@ -26,16 +26,15 @@ class SingleLabelEvaluator:
         top_k: k of the top-k accuracy, from 2 to K. None selects 5, or no top-k accuracy if K is
             smaller.
         suffix: Appended to the names of the metrics, such as "_real" for alternative labels.
-
-    Raises:
-        ConfigError: If `top_k` is out of range.
     """
+
+    logit_threshold = None
 
     def __init__(self, num_classes: int, *, top_k: int | None = None, suffix: str = "") -> None:
         if top_k is not None and top_k < 2:
-            raise ConfigError(f"data.top_k is {top_k}: give 2 or more; top-1 is always reported")
+            raise ConfigError(f"data.top_k is {top_k}: it must be at least 2")
         if top_k is not None and top_k > num_classes:
-            raise ConfigError(f"data.top_k is {top_k}, of {num_classes} classes; give at most that")
+            raise ConfigError(f"data.top_k is {top_k}: the data has only {num_classes} classes")
 
         self.k = 5 if top_k is None else top_k
         self.num_classes = num_classes
@@ -46,12 +45,7 @@ class SingleLabelEvaluator:
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            logits: Float [B, K]. `compute` raises an error if they are not finite.
-            targets: [B, K] of 1 and 0.
-        """
+        """Add a batch: logits [B, K], targets [B, K] of 1 and 0."""
         logits = logits.float()
         valid = to_device(targets, logits.device) == 1
 
@@ -68,26 +62,24 @@ class SingleLabelEvaluator:
         self.rows.append(torch.stack([label, predicted, right.long(), within.long(), fixed]))
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics.
+        """Compute top1, top-k, class_accuracy and ECE in percent.
+
+        class_accuracy is the mean accuracy of the classes with images.
 
         ECE is the expected calibration error of Guo et al. 2017 (arXiv 1706.04599, equation 3).
         The confidence is the softmax probability of the prediction. It is divided into `BINS`
         intervals (low, high] of equal width. ECE is the mean of |accuracy - mean confidence| of
         the intervals, weighted by their number of images.
 
-        Returns:
-            Percentages: top1, top-k, class_accuracy and ECE. class_accuracy is the mean accuracy
-            of the classes with images.
-
         Raises:
-            DataError: If a score is not finite, or no image has a label.
+            DataError: If a logit is not finite, or no image has a label.
         """
         own_rows = torch.cat([rows.cpu() for rows in self.rows], dim=1)
         rows = torch.cat(distributed.gather(own_rows), dim=1)
-        check_finite(bool((rows[4] >= 0).all()), "top-1")
+        check_finite(bool((rows[4] >= 0).all()), "top1")
         rows = rows[:, rows[0] >= 0]
         if not rows.shape[1]:
-            raise DataError("top-1 is undefined: no validation image that can be read has a label")
+            raise DataError("top1: no readable validation image has a label; check the data")
 
         label, predicted, right, within, confidence = rows
         self._counts = label.bincount(minlength=self.num_classes)
@@ -110,14 +102,9 @@ class SingleLabelEvaluator:
         }
 
     def pairs(self, limit: int = 20) -> list[tuple[int, int, int]]:
-        """Return the most frequent confusions. Call `compute` first.
+        """Return the most frequent confusions as (label, prediction, number of images).
 
-        Args:
-            limit: Maximum number of pairs.
-
-        Returns:
-            Label, prediction and number of images of each pair, most frequent first. Ties are
-            sorted by label and prediction.
+        Call `compute` first. Ties are sorted by label and prediction.
         """
         mistakes, counts = self._mistakes.unique(return_counts=True)
         order = counts.argsort(descending=True, stable=True)[:limit]

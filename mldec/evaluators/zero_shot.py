@@ -34,9 +34,6 @@ class ZeroShotEvaluator:
             both.
         images: "unseen" or "all".
         threshold: See `MultiLabelEvaluator`.
-
-    Raises:
-        ConfigError: If `images` is "unseen" and there are no unseen classes.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class ZeroShotEvaluator:
         self.logit_threshold: float | Tensor = logit_of(threshold)
         self.unseen = torch.as_tensor(sorted(unseen), dtype=torch.int64)
         if images == "unseen" and not len(unseen):
-            raise ConfigError("images is 'unseen', and no class is unseen: choose all")
+            raise ConfigError("data: no class is unseen; evaluate all images instead")
 
         self.all_images = images == "all"
         self.is_unseen = torch.zeros(num_classes, dtype=torch.bool).index_fill(0, self.unseen, True)
@@ -72,12 +69,7 @@ class ZeroShotEvaluator:
                 self.counts[kind, k] = Counts(width)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            logits: Float [B, K].
-            targets: [B, K] of 1, 0 or -1 (not annotated).
-        """
+        """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
         if not self.all_images:
             # Select the images on the CPU, which avoids a device sync.
             targets = targets.cpu()
@@ -117,8 +109,9 @@ class ZeroShotEvaluator:
         return predictions
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics.
+        """Compute mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1, in percent.
 
+        - Metrics that need unseen or seen classes are omitted if there are none.
         - Classes without positives count as 0, as in the official code. They are ignored in the
           metrics with `_skip_empty`.
         - harmonic_mAP is 2 s u / (s + u), where s is seen_mAP and u the mAP of the unseen classes
@@ -127,13 +120,6 @@ class ZeroShotEvaluator:
           `MultiLabelEvaluator`.
         - P, R and F1 at top-k are overall. The k highest logits of an image are predicted, or all
           of them if there are fewer classes.
-
-        Returns:
-            Percentages: mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1. Metrics that
-            need unseen or seen classes are omitted if there are none.
-
-        Raises:
-            DataError: If a score is not finite.
         """
         every = _per_class_ap(self.predictions)
         unseen = every[self.unseen]

@@ -1,8 +1,24 @@
-"""Heads: map the tokens of a backbone to one logit per class."""
+"""Heads: map the tokens of a backbone to one logit per class.
 
-from typing import Protocol
+The constructor of a head is `Head(in_features, num_classes, *, ...)`. It raises ConfigError if an
+argument is out of range. `forward(tokens, word_vectors=None)` returns logits [B, K].
 
-from torch import Tensor
+- `tokens` are tokens [B, N, C] or a feature map [B, C, H, W].
+- `word_vectors` [K, D_w] are required by zero-shot heads. Other heads raise ConfigError for them.
+- Decoder heads have the keyword `attention`. If it is set, they also return the cross-attention
+  weights of the last layer [B, G, N], averaged over attention heads.
+
+Symbols of shapes: B batch size, N tokens, C backbone width, D decoder width, D_w width of word
+vectors, G groups, K classes.
+
+Two methods are optional. `set_bias_from_prior(logits)` initializes the biases from prior logits
+[K], see `train.start_at_frequency`. `take_classes(tensors, sources, known)` copies the rows of
+classes from another head of the same kind, and returns the indices of these classes:
+
+- `tensors` are the tensors of the other head that are named in `class_tensors`.
+- `sources` has the index in the other head of each class of this head, or None.
+- `known` is the number of classes of the other head.
+"""
 
 from mldec import lazily
 from mldec.heads.ml_decoder import MLDecoder
@@ -27,32 +43,9 @@ __all__ = [
     "GAP",
     "RAM",
     "Cosine",
-    "Head",
     "MLDecoder",
     "Query2Label",
     "WordGAP",
     "WordGroupDecoder",
     "attach",
 ]
-
-# Symbols of shapes in this package: B batch size, N tokens, C backbone width, D decoder width,
-# D_w width of word vectors, G groups, K classes.
-
-
-class Head(Protocol):
-    """Interface of all heads. The constructor is `Head(in_features, num_classes, *, ...)`.
-
-    A head with a bias per class may define `set_bias_from_prior(logits)`, which
-    initializes its biases from prior logits [K]; see `train.start_at_frequency`.
-    """
-
-    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        """Compute logits [B, K].
-
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Word vectors [K, D_w], for zero-shot heads only.
-
-        Returns:
-            Logits [B, K].
-        """

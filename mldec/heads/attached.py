@@ -14,20 +14,17 @@ from mldec.heads.ml_decoder import MLDecoder
 # Models are typed as Any, because timm and torchvision models have no common interface.
 
 
-class Form(NamedTuple):
-    """Classifiers of a kind of model, and the function that computes its tokens.
+class Layout(NamedTuple):
+    """Where the classifiers of a kind of model are, and how to compute its tokens."""
 
-    Attributes:
-        classifiers: Module paths. The head replaces the first one, `nn.Identity` the others (of a
-            distilled model).
-        tokens: Maps a model and images to tokens [B, N, C] or to a map [B, C, H, W].
-    """
-
+    # Module paths. The head replaces the first one. `nn.Identity` replaces the second classifier
+    # of a distilled model.
     classifiers: tuple[str, ...]
+    # Maps a model and images to tokens [B, N, C] or to a map [B, C, H, W].
     tokens: Callable[[Any, Tensor], Tensor]
 
 
-def _in_order(layers: tuple[str, ...], model: Any, images: Tensor) -> Tensor:
+def _apply(layers: tuple[str, ...], model: Any, images: Tensor) -> Tensor:
     """Apply layers of a model in order."""
     features = images
     for layer in layers:
@@ -51,19 +48,19 @@ def _vit(model: Any, images: Tensor) -> Tensor:
 
 
 _RESNET = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
-_FEATURES = Form(("classifier",), partial(_in_order, ("features",)))
+_FEATURES = Layout(("classifier",), partial(_apply, ("features",)))
 # Classes of torchvision.models. They are listed by name, because their import is slow. The norm
 # after the pooling of ConvNeXt is applied to each token.
 _TORCHVISION = {
-    "resnet.ResNet": Form(("fc",), partial(_in_order, _RESNET)),
-    "regnet.RegNet": Form(("fc",), partial(_in_order, ("stem", "trunk_output"))),
-    "convnext.ConvNeXt": Form(("classifier.2",), partial(_in_order, ("features", "classifier.0"))),
+    "resnet.ResNet": Layout(("fc",), partial(_apply, _RESNET)),
+    "regnet.RegNet": Layout(("fc",), partial(_apply, ("stem", "trunk_output"))),
+    "convnext.ConvNeXt": Layout(("classifier.2",), partial(_apply, ("features", "classifier.0"))),
     "efficientnet.EfficientNet": _FEATURES,
     "mobilenetv2.MobileNetV2": _FEATURES,
     "mobilenetv3.MobileNetV3": _FEATURES,
-    "densenet.DenseNet": Form(("classifier",), _densenet),
-    "swin_transformer.SwinTransformer": Form(("head",), _swin),
-    "vision_transformer.VisionTransformer": Form(("heads",), _vit),
+    "densenet.DenseNet": Layout(("classifier",), _densenet),
+    "swin_transformer.SwinTransformer": Layout(("head",), _swin),
+    "vision_transformer.VisionTransformer": Layout(("heads",), _vit),
 }
 _POOLINGS = {"avgpool", "global_pool", "head.global_pool", "attn_pool"}
 
@@ -71,21 +68,15 @@ _POOLINGS = {"avgpool", "global_pool", "head.global_pool", "attn_pool"}
 class Attached(nn.Module):
     """Mixin for the class of a model with an attached head."""
 
-    _form: Form
+    _layout: Layout
 
     def forward(self, images: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Compute the logits of a batch.
+        """Compute the output of the head for normalized images [B, 3, H, W].
 
-        Args:
-            images: Images [B, 3, H, W], normalized as the weights of the model require.
-            args: Positional arguments of the head, such as queries [K, D_w].
-            options: Keyword arguments of the head, such as `attention=True`.
-
-        Returns:
-            Logits [B, K], or the output of the head with these arguments.
+        The other arguments are passed to the head, such as word vectors or `attention=True`.
         """
-        head = self.get_submodule(self._form.classifiers[0])
-        return head(self._form.tokens(self, images), *args, **options)
+        head = self.get_submodule(self._layout.classifiers[0])
+        return head(self._layout.tokens(self, images), *args, **options)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle the model by its original class: the new class is in no module."""
@@ -125,10 +116,10 @@ def attach(
         ConfigError: If the model is not supported. It is not changed then.
     """
     kinds = ", ".join(kind.partition(".")[2] for kind in _TORCHVISION)
-    remedy = f"take a network of timm that gives one map or sequence, or of torchvision: {kinds}"
+    remedy = f"supported: timm networks with one map or sequence, and torchvision: {kinds}"
     with naming_errors(f"attach: {type(model).__name__}", ConfigError, remedy=remedy):
-        form = model._form if isinstance(model, Attached) else _form_of(model)
-        trial = _Tokens(model, form)
+        layout = model._layout if isinstance(model, Attached) else _layout_of(model)
+        trial = _Tokens(model, layout)
         tokens, unused = try_out(trial, image_shape or _image_shape(model))
         check_patches(model, tokens)
 
@@ -138,15 +129,14 @@ def attach(
     decoder.to(parameter.device, parameter.dtype).train(model.training)
 
     freeze(trial, unused)
-    model.set_submodule(form.classifiers[0], decoder)
-    other_classifiers = set(form.classifiers[1:])
+    model.set_submodule(layout.classifiers[0], decoder)
     poolings = _POOLINGS & dict(model.named_modules()).keys()
-    for name in other_classifiers | poolings:
+    for name in poolings.union(layout.classifiers[1:]):
         model.set_submodule(name, nn.Identity())
 
     if hasattr(model, "num_classes"):
         model.num_classes = num_classes
-    model._form = form
+    model._layout = layout
     if not isinstance(model, Attached):
         model.__class__ = _attached_class(type(model))
     return model
@@ -155,20 +145,20 @@ def attach(
 class _Tokens(nn.Module):
     """Wrapper whose forward returns the tokens [B, N, C] of a model."""
 
-    def __init__(self, model: nn.Module, form: Form) -> None:
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
         super().__init__()
         self.model = model
-        self._form = form
+        self._layout = layout
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens = self._form.tokens(self.model, images)
+        tokens = self._layout.tokens(self.model, images)
         if tokens.ndim == 4:
             tokens = tokens.flatten(2).transpose(1, 2)
         return tokens
 
 
-def _form_of(model: Any) -> Form:
-    """Return the form of a model, based on its class."""
+def _layout_of(model: Any) -> Layout:
+    """Return the layout of a model, based on its class."""
     for cls in type(model).__mro__:
         package, _, kind = f"{cls.__module__}.{cls.__qualname__}".partition("torchvision.models.")
         if not package and kind in _TORCHVISION:
@@ -177,20 +167,19 @@ def _form_of(model: Any) -> Form:
     # Every timm image network has both, except for those built with `features_only=True`.
     classifiers = getattr(model, "pretrained_cfg", {}).get("classifier")
     if not classifiers or not hasattr(model, "forward_features"):
-        raise ValueError("it is none of these")
+        raise ValueError("unsupported class")
     if isinstance(classifiers, str):
         classifiers = (classifiers,)
-    return Form(tuple(classifiers), partial(timm_tokens, norm_path=norm_behind_pooling(model)))
+    return Layout(tuple(classifiers), partial(timm_tokens, norm_path=norm_behind_pooling(model)))
 
 
 def _image_shape(model: Any) -> tuple[int, ...]:
-    """Return the channels, height and width of the input images of a model."""
-    sides = getattr(getattr(model, "patch_embed", None), "img_size", None)  # timm
-    if sides is None and hasattr(model, "image_size"):  # ViT of torchvision
+    """Return channels, height and width of the input images of a model."""
+    sides = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))[-2:]
+    if hasattr(model, "image_size"):  # ViT of torchvision
         sides = (model.image_size, model.image_size)
-    if sides is None:
-        sides = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))[-2:]
-    height, width = sides
+    patch_embed = getattr(model, "patch_embed", None)  # timm
+    height, width = getattr(patch_embed, "img_size", None) or sides
     return 3, height, width
 
 

@@ -5,7 +5,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows, without_autocast
+from mldec.heads.layers import (
+    as_tokens,
+    at_least_one,
+    reject_word_vectors,
+    take_rows,
+    without_autocast,
+)
 
 
 class CSRA(nn.Module):
@@ -67,33 +73,18 @@ class CSRA(nn.Module):
         self.fc.bias.data.copy_(logits.repeat_interleave(heads) / (heads * (1 + self.lam)))
 
     def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        """Compute logits [B, K].
-
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Must be None.
-
-        Returns:
-            Logits [B, K].
-
-        Raises:
-            ConfigError: If `word_vectors` is given.
-        """
+        """Compute logits [B, K]; see `mldec.heads`."""
         tokens = as_tokens(tokens, self.in_features)
-        refuse_words(word_vectors, self)
+        reject_word_vectors(word_vectors, self)
         tokens = self.dropout(tokens.transpose(1, 2)).transpose(1, 2)
 
         with without_autocast(tokens.device):
             scores = self.fc(tokens.to(self.fc.weight.dtype))
             scores = scores.unflatten(2, (-1, len(self.temperatures)))  # [B, N, K, H]
             attended = []
-            for per_head, temperature in zip(scores.unbind(3), self.temperatures, strict=True):
-                attended.append(_attended(per_head, temperature))
+            for s, temperature in zip(scores.unbind(3), self.temperatures, strict=True):
+                if math.isinf(temperature):
+                    attended.append(s.amax(1))
+                else:
+                    attended.append(((temperature * s).softmax(1) * s).sum(1))
             return (scores.mean(1) + self.lam * torch.stack(attended, dim=2)).sum(2)
-
-
-def _attended(scores: Tensor, temperature: float) -> Tensor:
-    """Average scores [B, N, K] over the tokens, weighted by softmax(T scores)."""
-    if math.isinf(temperature):
-        return scores.amax(1)
-    return ((temperature * scores).softmax(1) * scores).sum(1)

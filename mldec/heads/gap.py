@@ -2,7 +2,13 @@
 
 from torch import Tensor, nn
 
-from mldec.heads.layers import as_tokens, at_least_one, refuse_words, take_rows, without_autocast
+from mldec.heads.layers import (
+    as_tokens,
+    at_least_one,
+    reject_word_vectors,
+    take_rows,
+    without_autocast,
+)
 
 
 class GAP(nn.Module):
@@ -43,20 +49,9 @@ class GAP(nn.Module):
         self.fc.bias.data.copy_(logits)
 
     def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        """Compute logits [B, K].
-
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Must be None.
-
-        Returns:
-            Logits [B, K].
-
-        Raises:
-            ConfigError: If `word_vectors` is given.
-        """
+        """Compute logits [B, K]; see `mldec.heads`."""
         tokens = as_tokens(tokens, self.in_features)
-        refuse_words(word_vectors, self)
+        reject_word_vectors(word_vectors, self)
         pooled = self.dropout(tokens.mean(1))
 
         with without_autocast(tokens.device):

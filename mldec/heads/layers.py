@@ -36,9 +36,6 @@ class Attention(nn.Module):
         dropout: Dropout probability of the attention weights.
         key_dim: Width E of keys and values. None for D with one fused projection; otherwise the
             projections are three linear layers.
-
-    Raises:
-        ConfigError: If `num_heads` is below 1 or does not divide `embed_dim`.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Attention(nn.Module):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ConfigError(
-                f"head.embed_dim {embed_dim} is not a multiple of head.num_heads {num_heads}"
+                f"head.num_heads is {num_heads}: it must divide head.embed_dim={embed_dim}"
             )
         self.num_heads = num_heads
         self.dropout = dropout
@@ -69,9 +66,7 @@ class Attention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute multi-head attention.
-
-        A query of batch size 1 is projected once for the whole batch.
+        """Compute multi-head attention. A query of batch size 1 is projected once for the batch.
 
         Args:
             query: Queries [B, G, D] or [1, G, D].
@@ -80,8 +75,7 @@ class Attention(nn.Module):
             need_weights: Whether to return the attention weights.
 
         Returns:
-            The attended values [B, G, D], and the attention weights [B, G, N] averaged over heads,
-            or None.
+            Attended values [B, G, D], and attention weights [B, G, N] averaged over heads, or None.
         """
         q = self._project(query, 0)
         k = self._project(key, 1)
@@ -98,28 +92,14 @@ class Attention(nn.Module):
         return attended, _weights(q, k).mean(1)
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the attention weights of each head, which fused kernels do not return.
-
-        Args:
-            query: Queries [B, G, D] or [1, G, D].
-            key: Keys [B, N, D] or [B, N, E].
-
-        Returns:
-            Attention weights [B, heads, G, N], float32.
-        """
+        """Return the attention weights of each head, float32 [B, heads, G, N]; see `forward`."""
         return _weights(self._project(query, 0), self._project(key, 1))
 
     def weight_gradients(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient of a scalar with respect to the attention weights.
+        """Return the gradient [B, heads, G, N] of a scalar with respect to the attention weights.
 
-        The attended values are linear in the weights, so no backward pass is needed.
-
-        Args:
-            value: Values [B, N, D] or [B, N, E].
-            gradient: Gradient of the scalar with respect to the attended values, [B, G, D].
-
-        Returns:
-            Gradient [B, heads, G, N].
+        `gradient` [B, G, D] is its gradient with respect to the attended values, which are linear
+        in the weights. No backward pass is needed.
         """
         per_head = self._split_heads(gradient @ self.out_proj.weight)
         return per_head @ self._project(value, 2).transpose(-2, -1)
@@ -145,7 +125,7 @@ def _weights(q: Tensor, k: Tensor) -> Tensor:
 def _feed_forward(
     embed_dim: int, mlp_dim: int, dropout: float, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """Return a feed-forward block with dropout after the activation: [.., D] -> [.., D]."""
+    """Return a feed-forward block with dropout after the activation, [.., D] -> [.., D]."""
     return nn.Sequential(
         nn.Linear(embed_dim, mlp_dim),
         activation(),
@@ -157,11 +137,7 @@ def _feed_forward(
 class EncoderLayer(nn.Module):
     """Encoder layer of Query2Label: self-attention over the tokens, then a feed-forward block.
 
-    Args:
-        embed_dim: Width D of the tokens.
-        num_heads: Number of attention heads. Must divide D.
-        mlp_dim: Hidden width of the feed-forward block.
-        dropout: Dropout probability in all parts.
+    The arguments are those of `DecoderLayer`.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int, dropout: float) -> None:
@@ -241,8 +217,7 @@ class DecoderLayer(nn.Module):
             need_weights: Whether to return the cross-attention weights.
 
         Returns:
-            The decoded queries [B, G, D], and the attention weights [B, G, N] averaged over heads,
-            or None.
+            Decoded queries [B, G, D], and attention weights [B, G, N] averaged over heads, or None.
         """
         if self.query_step == "self_attention":
             located = x + query_positions
@@ -262,6 +237,40 @@ class DecoderLayer(nn.Module):
         return self.norm3(x + self.dropout(self.mlp(x))), weights
 
 
+class Decoder(nn.ModuleList):
+    """Stack of decoder layers. The arguments are those of `DecoderLayer`."""
+
+    def __init__(self, num_layers: int, *sizes: Any, **options: Any) -> None:
+        super().__init__(DecoderLayer(*sizes, **options) for _ in range(num_layers))
+
+    def forward(
+        self, x: Tensor, tokens: Tensor, *, attention: bool = False, **positions: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Decode the queries with all layers.
+
+        Args:
+            x: Queries [G, D], [1, G, D] or [B, G, D].
+            tokens: Tokens [B, N, D], or [B, N, E] with `key_dim`.
+            attention: Whether to return the attention weights of the last layer.
+            positions: `query_positions` and `token_positions` of `DecoderLayer.forward`.
+
+        Returns:
+            Decoded queries [B, G, D], and attention weights [B, G, N] or None.
+        """
+        # Queries that do not depend on the image are only expanded in training, because dropout
+        # must differ between images.
+        if x.ndim == 2:
+            x = x[None]
+        if self.training:
+            x = x.expand(tokens.shape[0], -1, -1)
+
+        weights = None
+        for layer in self:
+            need_weights = attention and layer is self[-1]
+            x, weights = layer(x, tokens, need_weights=need_weights, **positions)
+        return x, weights
+
+
 def at_least_one(**sizes: int | None) -> None:
     """Raise ConfigError for the first size below 1. None is skipped."""
     for name, size in sizes.items():
@@ -270,22 +279,14 @@ def at_least_one(**sizes: int | None) -> None:
 
 
 def as_tokens(features: Tensor, width: int) -> Tensor:
-    """Return features as tokens [B, N, C]. A map is flattened row by row.
-
-    Args:
-        features: Tokens [B, N, C] or a feature map [B, C, H, W].
-        width: Expected width C.
-
-    Raises:
-        ValueError: If the features have another shape.
-    """
+    """Return tokens [B, N, C] of this width C. A map [B, C, H, W] is flattened row by row."""
     tokens = features
     if features.ndim == 4:
         tokens = features.flatten(2).transpose(1, 2)
     if tokens.ndim != 3 or tokens.shape[2] != width:
         raise ValueError(
             f"tokens have the shape {list(features.shape)}: "
-            f"give [B, N, {width}] or [B, {width}, H, W]"
+            f"it must be [B, N, {width}] or [B, {width}, H, W]"
         )
     return tokens
 
@@ -294,18 +295,9 @@ def as_tokens(features: Tensor, width: int) -> Tensor:
 def take_rows(
     head: Any, tensors: Mapping[str, Tensor], sources: Sequence[int | None], known: int
 ) -> list[int]:
-    """Copy the rows of classes from the tensors of a head of the same kind with other classes.
+    """Copy the rows of classes from another head; see `take_classes` in `mldec.heads`.
 
     Each tensor in `class_tensors` has the same number of consecutive rows for every class.
-
-    Args:
-        head: The head to copy to. Its `class_tensors` are names of parameters.
-        tensors: The `class_tensors` of the other head, by name.
-        sources: Index in the other head of each class of this head, or None if it is absent there.
-        known: Number of classes of the other head.
-
-    Returns:
-        Indices of the classes whose rows were copied.
     """
     taken = [number for number, source in enumerate(sources) if source is not None]
     rows = [source for source in sources if source is not None]
@@ -319,32 +311,23 @@ def take_rows(
     return taken
 
 
-def refuse_words(words: Tensor | None, head: nn.Module) -> None:
+def reject_word_vectors(word_vectors: Tensor | None, head: nn.Module) -> None:
     """Raise ConfigError if word vectors are passed to a head with fixed classes."""
-    if words is not None:
+    if word_vectors is not None:
         raise ConfigError(
-            f"head {type(head).__name__} takes no word queries: use head=ml_decoder with "
-            f"head.word_dim=<width>"
+            f"head: {type(head).__name__} has no word_dim and takes no word vectors; "
+            f"pass head=ml_decoder head.word_dim={word_vectors.shape[-1]}"
         )
 
 
-def check_words(words: Tensor | None, width: int) -> Tensor:
-    """Return the word vectors of a zero-shot head after a check of their shape.
-
-    Args:
-        words: Word vectors [K, D_w].
-        width: Expected width D_w.
-
-    Raises:
-        ConfigError: If the word vectors are None or have another shape.
-    """
-    if words is None or words.ndim != 2 or words.shape[1] != width:
-        given = "none" if words is None else f"the shape {list(words.shape)}"
+def check_word_vectors(word_vectors: Tensor | None, width: int) -> Tensor:
+    """Return the word vectors [K, width], or raise ConfigError if they have another shape."""
+    if word_vectors is None or word_vectors.ndim != 2 or word_vectors.shape[1] != width:
+        shape = None if word_vectors is None else list(word_vectors.shape)
         raise ConfigError(
-            f"a head with head.word_dim={width} needs word queries of that width, "
-            f"[K, {width}] floating point, got {given}"
+            f"head.word_dim={width}: word vectors have the shape {shape}; give [K, {width}]"
         )
-    return words
+    return word_vectors
 
 
 def without_autocast(device: torch.device) -> torch.autocast:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from mldec.heads.layers import (
     OFFICIAL_LAYERS,
-    DecoderLayer,
+    Decoder,
     QueryStep,
     as_tokens,
     at_least_one,
-    check_words,
-    refuse_words,
+    check_word_vectors,
+    reject_word_vectors,
     renamed,
     without_autocast,
 )
@@ -61,9 +61,6 @@ class MLDecoder(nn.Module):
         word_dim: Width D_w of word vectors. If set, the head is zero-shot (paper section 2.4):
             `forward` takes word vectors as queries, and no parameter belongs to a class.
             `num_groups` and `init_queries` are ignored.
-
-    Raises:
-        ConfigError: If a size is below 1, or `num_heads` does not divide `embed_dim`.
     """
 
     def __init__(
@@ -93,11 +90,8 @@ class MLDecoder(nn.Module):
         query_step: QueryStep = "double" if doubled_query else "norm"
         if self_attention:
             query_step = "self_attention"
-
-        self.layers = nn.ModuleList()
-        for _ in range(num_layers):
-            layer = DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step=query_step)
-            self.layers.append(layer)
+        sizes = (embed_dim, num_heads, mlp_dim, dropout)
+        self.layers = Decoder(num_layers, *sizes, query_step=query_step)
 
         # Tensors with rows of a class or of a group of classes.
         self.class_tensors: tuple[str, ...] = ()
@@ -131,8 +125,7 @@ class MLDecoder(nn.Module):
     def _add_queries(self, kind: str, groups: int, embed_dim: int) -> None:
         """Register the group queries [G, D] as a parameter or a buffer."""
         if kind == "orthogonal":
-            # If G > D, only the columns can be orthogonal. Rows are scaled to norm sqrt(D), the
-            # expected norm of a random query.
+            # If G > D, only the columns can be orthogonal.
             directions = nn.init.orthogonal_(torch.empty(groups, embed_dim))
             initial = F.normalize(directions, dim=1) * embed_dim**0.5
         else:
@@ -155,20 +148,11 @@ class MLDecoder(nn.Module):
     def take_classes(
         self, tensors: Mapping[str, Tensor], sources: Sequence[int | None], known: int
     ) -> list[int]:
-        """Copy the queries and pooling rows of classes from the tensors of another ML-Decoder.
+        """Copy queries and pooling rows of classes from another ML-Decoder; see `mldec.heads`.
 
         A pooling row is only meaningful with its query, and all classes of a group share one query.
         Each group therefore takes the most frequent old query of its classes, and only the rows
         that belong to this query.
-
-        Args:
-            tensors: The `class_tensors` of the other head, by name.
-            sources: Index in the other head of each class of this head, or None if it is absent
-                there.
-            known: Number of classes of the other head. Unused.
-
-        Returns:
-            Indices of the classes whose rows were copied.
         """
         size = self.pool_weight.shape[2]
         old_size = tensors["pool_weight"].shape[2]
@@ -197,47 +181,23 @@ class MLDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute the logits of a batch.
-
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Word vectors [K, D_w] of any classes, for a zero-shot head. Must be
-                None for other heads.
-            attention: Whether to return the cross-attention weights of the last layer too.
-
-        Returns:
-            Logits [B, K]. With `attention`, also the attention weights [B, G, N], averaged over
-            heads.
-
-        Raises:
-            ConfigError: If `word_vectors` is missing, has another width, or is given to a head
-                that is not zero-shot.
-        """
+        """Compute logits [B, K]. With `attention`, also return attention weights [B, G, N]."""
         tokens = as_tokens(tokens, self.embed.in_features)
         memory = F.relu(self.embed(tokens))
-        x = self._initial_queries(word_vectors)
-
-        # The queries do not depend on the image. They are only expanded in training, because
-        # dropout must differ between images.
-        batch_size = tokens.shape[0] if self.training else 1
-        x = x.expand(batch_size, -1, -1)
-
-        weights = None
-        for layer in self.layers:
-            x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
-
+        x, weights = self.layers(self._initial_queries(word_vectors), memory, attention=attention)
         logits = self.pool(x)
         if weights is None:
             return logits
         return logits, weights
 
-    def _initial_queries(self, words: Tensor | None) -> Tensor:
+    def _initial_queries(self, word_vectors: Tensor | None) -> Tensor:
         """Return the queries [G, D] before the first layer."""
         if self.word_dim is None:
-            refuse_words(words, self)
+            reject_word_vectors(word_vectors, self)
             return self.queries
 
-        return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))
+        word_vectors = check_word_vectors(word_vectors, self.word_dim)
+        return F.relu(self.word_proj(word_vectors.to(self.pool_bias.dtype)))
 
     def pool(self, x: Tensor) -> Tensor:
         """Apply group fully-connected pooling (paper section 2.3): [B, G, D] -> [B, K]."""

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from mldec.errors import ConfigError
 from mldec.heads.layers import (
     OFFICIAL_LAYERS,
-    DecoderLayer,
+    Decoder,
     EncoderLayer,
     QueryStep,
     as_tokens,
     at_least_one,
-    refuse_words,
+    reject_word_vectors,
     take_rows,
 )
 
@@ -48,9 +48,6 @@ class Query2Label(nn.Module):
         dropout: Dropout probability in all parts.
         input_proj: Project the tokens from C to D. Required if C and D differ.
         self_attention: Add self-attention between the label queries. Off in the official code.
-
-    Raises:
-        ConfigError: If C differs from D without a projection, or a size is out of range.
     """
 
     class_tensors = ("queries", "fc_weight", "fc_bias")
@@ -76,7 +73,7 @@ class Query2Label(nn.Module):
 
         if in_features != embed_dim and not input_proj:
             raise ConfigError(
-                f"head.embed_dim {embed_dim} differs from the backbone's width {in_features}: "
+                f"head.embed_dim: {embed_dim} differs from the backbone's width {in_features}; "
                 f"set head.input_proj=true or head.embed_dim={in_features}"
             )
 
@@ -88,9 +85,7 @@ class Query2Label(nn.Module):
         sizes = (embed_dim, num_heads, mlp_dim, dropout)
         query_step: QueryStep = "self_attention" if self_attention else "none"
         self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(encoder_layers))
-        self.decoder = nn.ModuleList()
-        for _ in range(decoder_layers):
-            self.decoder.append(DecoderLayer(*sizes, query_step=query_step))
+        self.decoder = Decoder(decoder_layers, *sizes, query_step=query_step)
 
         # The official code initializes every matrix of the transformer again. The initial weights
         # of a seed depend on the order of these draws.
@@ -114,45 +109,24 @@ class Query2Label(nn.Module):
     def forward(
         self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute the logits of a batch.
+        """Compute logits [B, K]. With `attention`, also return attention weights [B, K, N].
 
-        Args:
-            tokens: Tokens [B, N, C] of a square map, or the feature map [B, C, H, W].
-            word_vectors: Must be None, because the label queries are learned.
-            attention: Whether to return the cross-attention weights of the last decoder layer too.
-
-        Returns:
-            Logits [B, K]. With `attention`, also the attention weights [B, K, N], averaged over
-            heads.
-
-        Raises:
-            ConfigError: If `word_vectors` is given, or the map is not square.
+        The tokens must come from a square map, otherwise ConfigError is raised.
         """
         tokens = as_tokens(tokens, self.in_features)
-        refuse_words(word_vectors, self)
+        reject_word_vectors(word_vectors, self)
 
         memory = self.input_proj(tokens)
         _, num_tokens, dim = memory.shape
-        positions = sine_positions(num_tokens, dim, device=memory.device).to(memory.dtype)
+        positions = _sine_positions(num_tokens, dim, memory.device).to(memory.dtype)
 
         for layer in self.encoder:
             memory = layer(memory, positions)
 
-        # The decoder starts from zeros and the learned queries are positions, as in DETR. The
-        # zeros are only expanded in training, because dropout must differ between images.
-        x = torch.zeros_like(self.queries)[None]
-        if self.training:
-            x = x.expand(len(tokens), -1, -1)
-
-        weights = None
-        for layer in self.decoder:
-            x, weights = layer(
-                x,
-                memory,
-                query_positions=self.queries,
-                token_positions=positions,
-                need_weights=attention and layer is self.decoder[-1],
-            )
+        # The decoder starts from zeros and the learned queries are positions, as in DETR.
+        zeros = torch.zeros_like(self.queries)
+        locations = {"query_positions": self.queries, "token_positions": positions}
+        x, weights = self.decoder(zeros, memory, attention=attention, **locations)
 
         logits = (self.norm(x) * self.fc_weight).sum(-1) + self.fc_bias
         if weights is None:
@@ -160,38 +134,23 @@ class Query2Label(nn.Module):
         return logits, weights
 
 
-def sine_positions(num_tokens: int, dim: int, *, device: torch.device) -> Tensor:
-    """Return the normalized sine positions of DETR for a square map.
-
-    The first half of a position encodes y, the second half x. The ratio of the longest to the
-    shortest wavelength is 10,000.
-
-    Args:
-        num_tokens: Number of tokens N, a square number.
-        dim: Width of a position, a multiple of 4.
-        device: Device of the result.
-
-    Returns:
-        Positions [N, dim], float32.
-
-    Raises:
-        ConfigError: If N is not a square number.
-    """
+def _sine_positions(num_tokens: int, dim: int, device: torch.device) -> Tensor:
+    """Return the normalized sine positions of DETR for a square map, float32 [N, dim]."""
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
         raise ConfigError(
-            f"head Query2Label needs the tokens of a square map, got {num_tokens}: "
-            f"use square images"
+            f"head: Query2Label requires a square map, got {num_tokens} tokens; use square images"
         )
 
-    # One axis: coordinates in (0, 2 pi], dim / 4 frequencies, alternating sines and cosines.
+    # One axis: coordinates in (0, 2 pi], dim / 4 frequencies, alternating sines and cosines. The
+    # ratio of the longest to the shortest wavelength is 10,000.
     half = dim // 2
     coordinate = torch.arange(1, side + 1, device=device) / (side + 1e-6) * 2 * math.pi
     exponent = 2 * (torch.arange(half, device=device) // 2) / half
     angle = coordinate[:, None] / 10_000.0**exponent
     axis = torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=2).flatten(1)
 
-    # The map is square, so both axes have the same encoding.
+    # The first half encodes y, the second half x.
     y = axis[:, None].expand(-1, side, -1)
     x = axis[None].expand(side, -1, -1)
     return torch.cat((y, x), dim=2).flatten(0, 1)

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mldec.heads.layers import (
-    DecoderLayer,
+    Decoder,
     as_tokens,
     at_least_one,
-    refuse_words,
+    reject_word_vectors,
     take_rows,
     without_autocast,
 )
@@ -60,9 +60,6 @@ class RAM(nn.Module):
         mlp_dim: Hidden width of the feed-forward block.
         num_layers: Number of decoder layers.
         dropout: Dropout probability in all parts of the decoder.
-
-    Raises:
-        ConfigError: If a size is below 1, or `num_heads` does not divide `embed_dim`.
     """
 
     class_tensors = ("label_embed",)
@@ -96,51 +93,31 @@ class RAM(nn.Module):
             self.reweight_scale = nn.Parameter(torch.tensor(REWEIGHT_SCALE))
 
         self.word_proj = nn.Linear(word_dim, embed_dim)
-        self.layers = nn.ModuleList()
-        for _ in range(num_layers):
-            layer = DecoderLayer(
-                embed_dim,
-                num_heads,
-                mlp_dim,
-                dropout,
-                query_step="none",
-                key_dim=word_dim,
-                activation=nn.GELU,
-                eps=1e-12,
-            )
-            self.layers.append(layer)
+        self.layers = Decoder(
+            num_layers,
+            embed_dim,
+            num_heads,
+            mlp_dim,
+            dropout,
+            query_step="none",
+            key_dim=word_dim,
+            activation=nn.GELU,
+            eps=1e-12,
+        )
         self.fc = nn.Linear(embed_dim, 1)
 
     def forward(
         self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute the logits of a batch.
+        """Compute logits [B, K]. With `attention`, also return attention weights [B, K, N].
 
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Must be None, because the tag embeddings are parameters.
-            attention: Whether to return the cross-attention weights of the last layer too.
-
-        Returns:
-            Logits [B, K]. With `attention`, also the attention weights [B, K, N], averaged over
-            heads and without the weight of the mean token.
-
-        Raises:
-            ConfigError: If `word_vectors` is given.
+        The attention weight of the mean token is omitted.
         """
         tokens = as_tokens(tokens, self.embed.in_features)
-        refuse_words(word_vectors, self)
+        reject_word_vectors(word_vectors, self)
         memory = self.embed(torch.cat([tokens.mean(1, keepdim=True), tokens], 1))
         x = F.relu(self.word_proj(self._label_embeddings(memory[:, 0])))
-
-        # The queries of RAM are only expanded in training, because dropout must differ between
-        # images. The queries of RAM++ depend on the image and have batch size B.
-        if self.training:
-            x = x.expand(tokens.shape[0], -1, -1)
-
-        weights = None
-        for layer in self.layers:
-            x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
+        x, weights = self.layers(x, memory, attention=attention)
 
         with without_autocast(x.device):
             logits = self.fc(x.to(self.fc.weight.dtype)).squeeze(-1)

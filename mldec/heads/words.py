@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from mldec.errors import ConfigError
 from mldec.heads.layers import (
-    DecoderLayer,
+    Decoder,
     as_tokens,
     at_least_one,
-    check_words,
+    check_word_vectors,
     without_autocast,
 )
 
@@ -34,7 +34,7 @@ class WordGroupDecoder(nn.Module):
 
     Args:
         in_features: Width C of the tokens.
-        num_classes: Number of training classes. Ignored.
+        num_classes: Ignored.
         word_dim: Width D_w of word vectors.
         group_size: Number of classes g per group. Must divide D.
         embed_dim: Decoder width D.
@@ -42,10 +42,6 @@ class WordGroupDecoder(nn.Module):
         mlp_dim: Hidden width of the feed-forward block.
         num_layers: Number of decoder layers.
         dropout: Dropout probability in all parts of the decoder.
-
-    Raises:
-        ConfigError: If a size is below 1, or `group_size` or `num_heads` does not divide
-            `embed_dim`.
     """
 
     def __init__(
@@ -66,16 +62,14 @@ class WordGroupDecoder(nn.Module):
         at_least_one(mlp_dim=mlp_dim, num_layers=num_layers)
         if embed_dim % group_size:
             raise ConfigError(
-                f"head.group_size {group_size} does not divide head.embed_dim {embed_dim}"
+                f"head.group_size is {group_size}: it must divide head.embed_dim={embed_dim}"
             )
 
         self.word_dim = word_dim
         self.group_size = group_size
         self.embed = nn.Linear(in_features, embed_dim)
-        self.layers = nn.ModuleList()
-        for _ in range(num_layers):
-            layer = DecoderLayer(embed_dim, num_heads, mlp_dim, dropout, query_step="double")
-            self.layers.append(layer)
+        sizes = (embed_dim, num_heads, mlp_dim, dropout)
+        self.layers = Decoder(num_layers, *sizes, query_step="double")
         self.query_proj = nn.Linear(word_dim, embed_dim // group_size, bias=False)  # A
 
         # B. Decoded queries have norm sqrt(D) and word vectors have norm 1. The initial logits
@@ -86,22 +80,9 @@ class WordGroupDecoder(nn.Module):
     def forward(
         self, tokens: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Compute the logits of a batch.
-
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Word vectors [K, D_w] of any classes. Required.
-            attention: Whether to return the cross-attention weights of the last layer too.
-
-        Returns:
-            Logits [B, K]. With `attention`, also the attention weights [B, G, N], averaged over
-            heads.
-
-        Raises:
-            ConfigError: If `word_vectors` is missing or has another width.
-        """
+        """Compute logits [B, K]. With `attention`, also return attention weights [B, G, N]."""
         tokens = as_tokens(tokens, self.embed.in_features)
-        word_vectors = check_words(word_vectors, self.word_dim).to(self.pool_bias.dtype)
+        word_vectors = check_word_vectors(word_vectors, self.word_dim).to(self.pool_bias.dtype)
         word_vectors = F.normalize(word_vectors, dim=1)
 
         # Groups are random in training, because the groups at test time are different.
@@ -121,14 +102,7 @@ class WordGroupDecoder(nn.Module):
 
         memory = F.relu(self.embed(tokens))
         x = self.query_proj(slots).flatten(1)
-
-        # The queries are only expanded in training, because dropout must differ between images.
-        batch_size = tokens.shape[0] if self.training else 1
-        x = x.expand(batch_size, -1, -1)
-
-        weights = None
-        for layer in self.layers:
-            x, weights = layer(x, memory, need_weights=attention and layer is self.layers[-1])
+        x, weights = self.layers(x, memory, attention=attention)
 
         # Drop the empty slots and restore the order of the queries.
         logits = self.pool(x, slots)[:, torch.arange(num_classes, device=x.device)]
@@ -139,15 +113,7 @@ class WordGroupDecoder(nn.Module):
         return logits, weights
 
     def pool(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Compute the logits of all slots, without autocast.
-
-        Args:
-            x: Decoded queries [B, G, D].
-            slots: Word vectors of the slots [G, g, D_w].
-
-        Returns:
-            Logits [B, G g].
-        """
+        """Compute the logits of all slots [B, G g] from queries [B, G, D] and slots [G, g, D_w]."""
         with without_autocast(x.device):
             class_weights = slots.to(self.pool_proj.dtype) @ self.pool_proj.T  # [G, g, D]
             x = x.to(class_weights.dtype).transpose(0, 1)  # [G, B, D]
@@ -179,17 +145,9 @@ class WordGAP(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        """Compute logits [B, K].
-
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Word vectors [K, D_w] of any classes. Required.
-
-        Returns:
-            Logits [B, K].
-        """
+        """Compute logits [B, K]; see `mldec.heads`."""
         tokens = as_tokens(tokens, self.fc.in_features)
-        word_vectors = F.normalize(check_words(word_vectors, self.word_dim), dim=1)
+        word_vectors = F.normalize(check_word_vectors(word_vectors, self.word_dim), dim=1)
         pooled = self.dropout(tokens.mean(1))
 
         dtype = self.fc.weight.dtype
@@ -220,22 +178,14 @@ class Cosine(nn.Module):
         self.logit_bias = nn.Parameter(torch.zeros(())) if bias else None
 
     def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        """Compute logits [B, K].
-
-        Args:
-            tokens: Tokens [B, N, C] or a feature map [B, C, H, W].
-            word_vectors: Word vectors [K, C] of any classes. Required.
-
-        Returns:
-            Logits [B, K].
-        """
+        """Compute logits [B, K]; see `mldec.heads`."""
         tokens = as_tokens(tokens, self.word_dim)
-        words = check_words(word_vectors, self.word_dim)
+        word_vectors = check_word_vectors(word_vectors, self.word_dim)
 
         dtype = self.logit_scale.dtype
         with without_autocast(tokens.device):
             images = F.normalize(tokens.mean(1).to(dtype), dim=1)
-            cosines = images @ F.normalize(words.to(dtype), dim=1).T
+            cosines = images @ F.normalize(word_vectors.to(dtype), dim=1).T
             logits = self.logit_scale.exp() * cosines
             if self.logit_bias is not None:
                 logits = logits + self.logit_bias

@@ -1,8 +1,20 @@
-"""Losses: map logits and targets to a scalar, computed in float32."""
+"""Losses: map logits [B, K] and targets [B, K] to a scalar, computed in float32.
 
-from typing import Protocol
+The constructor of a loss has keyword arguments only. It raises ValueError if an argument is out of
+range. A loss has these attributes:
 
-from torch import Tensor
+- `reduction` is "sum" or "mean" over the batch. The learner rescales the loss accordingly, so that
+  the gradient of a batch does not depend on the number of ranks and micro-batches.
+- `exclusive` is True for single-label losses and False for multi-label losses. The default None
+  allows both.
+- `soft` is True if targets between 0 and 1 are allowed (`mix.labels=weighted`, `mix.smoothing`).
+  The default is False.
+- `progress` is the finished fraction of the run, in [0, 1). The learner sets it before each step.
+  A loss must not use any other state of the run, because only the step is restored on resume.
+
+Arguments named `label_counts` (counts the training labels) and `all_reduce` (sums a tensor over all
+ranks) are filled in by training. `eps` and similar constants have the values of the official code.
+"""
 
 from mldec import lazily
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
@@ -39,39 +51,6 @@ __all__ = [
     "GeneralizedRobustLoss",
     "HillLoss",
     "LargeLoss",
-    "Loss",
     "PartialAsymmetricLoss",
     "TwoWayLoss",
 ]
-
-
-class Loss(Protocol):
-    """Interface of all losses. The constructor has keyword arguments only.
-
-    `build.check_together` compares `exclusive` and `soft` with the data and the `mix` settings.
-    """
-
-    # "sum" or "mean" over the batch. The learner rescales the loss accordingly, so that the
-    # gradient of a batch does not depend on the number of ranks and micro-batches.
-    reduction: str
-
-    # True for single-label losses, False for multi-label losses, None for losses of both kinds.
-    exclusive: bool | None = None
-
-    # Whether targets between 0 and 1 are allowed (`mix.labels=weighted`, `mix.smoothing`).
-    soft: bool = False
-
-    # Finished fraction of the run, in [0, 1). The learner sets it before each step. A loss must
-    # not use any other state of the run, because only the step is restored on resume.
-    progress: float = 0.0
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32.
-
-        Args:
-            logits: Logits [B, K].
-            targets: Targets [B, K].
-
-        Returns:
-            Scalar loss.
-        """

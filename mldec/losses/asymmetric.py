@@ -35,9 +35,6 @@ class AsymmetricLoss(nn.Module):
             "sum".
         eps: Lower bound of a probability inside the logarithm.
         label_counts: Function that counts the training labels. Required for "auto".
-
-    Raises:
-        ValueError: If an argument is out of range, or "auto" is used without `label_counts`.
     """
 
     exclusive = False
@@ -67,22 +64,14 @@ class AsymmetricLoss(nn.Module):
         self.reduction = reduction
         self.eps = eps
 
-        # A buffer moves to the device together with the loss.
+        # A buffer moves to the device with the loss.
         self.pos_weight: Tensor | None
         self.register_buffer(
             "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
         )
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32.
-
-        Args:
-            logits: Logits [B, K].
-            targets: Targets [B, K] in [0, 1].
-
-        Returns:
-            Scalar loss.
-        """
+        """Compute the loss of logits [B, K] and targets [B, K] in [0, 1]."""
         logits, targets = prepare(logits, targets, soft=True)
 
         # The clip increases the probability of a negative. Easy negatives reach 1 and loss 0.
@@ -116,9 +105,6 @@ class AsymmetricLossSingleLabel(nn.Module):
         gamma_neg: Focusing of the other classes, >= 0. It has no effect without smoothing.
         gamma_pos: Focusing of the true class, >= 0.
         smoothing: Label smoothing in [0, 1), applied after the focal weight.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     reduction = "mean"
@@ -136,15 +122,7 @@ class AsymmetricLossSingleLabel(nn.Module):
         self.smoothing = smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32.
-
-        Args:
-            logits: Logits [B, K].
-            targets: One-hot targets [B, K].
-
-        Returns:
-            Scalar loss.
-        """
+        """Compute the loss of logits [B, K] and one-hot targets [B, K]."""
         logits, targets = prepare(logits, targets)
         log_probability = logits.log_softmax(-1)
         probability = log_probability.exp()

@@ -46,8 +46,8 @@ def prepare(
     """
     if logits.shape != targets.shape:
         raise DataError(
-            f"targets {tuple(targets.shape)} do not have "
-            f"the shape of the logits {tuple(logits.shape)}"
+            f"the shape of the targets is {tuple(targets.shape)}: "
+            f"it must be {tuple(logits.shape)}, as for the logits"
         )
 
     # Half precision is not accurate enough for a loss.
@@ -62,24 +62,17 @@ def prepare(
         allowed = "0 to 1" if soft else "0 and 1"
         if unknown:
             allowed += " and -1"
-        return f"target {targets[~good][0].item():g} is not allowed: this loss takes {allowed}"
+        return f"target {targets[~good][0].item():g} is not allowed: this loss allows {allowed}"
 
     return require(good, logits, fault), targets
 
 
 def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
-    """Return the logits of a batch after a check of its targets.
+    """Return the logits [B, K] of a batch if all its targets are valid.
 
-    The check needs no host sync on a GPU: the logits of invalid targets become NaN, and so does the
-    loss. Training reports the images of a non-finite step.
-
-    Args:
-        good: Mask of the valid targets, broadcast to the logits.
-        logits: Logits [B, K].
-        fault: Function that returns the error message.
-
-    Raises:
-        DataError: If a target is invalid, on the CPU.
+    On the CPU, invalid targets raise DataError with the message of `fault`. On a GPU, their logits
+    become NaN, and so does the loss, which avoids a host sync. Training reports the images of a
+    non-finite step. The mask `good` of the valid targets is broadcast to the logits.
     """
     if logits.device.type != "cpu":
         return logits.masked_fill(~good, torch.nan)
@@ -89,15 +82,10 @@ def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
 
 
 class LabelCounts(NamedTuple):
-    """Number of training images with and without each class.
+    """Number of training images with and without each class."""
 
-    Attributes:
-        positives: Number of images with the class, [K].
-        negatives: Number of images without the class, [K].
-    """
-
-    positives: Tensor
-    negatives: Tensor
+    positives: Tensor  # [K]
+    negatives: Tensor  # [K]
 
 
 # Counts the labels when it is called. Only losses that need the counts call it.
@@ -108,12 +96,12 @@ AllReduce = Callable[[Tensor], Tensor]
 
 
 def identity(value: Tensor) -> Tensor:
-    """Return the tensor itself: the all-reduce of a single process."""
+    """Return the tensor: the all-reduce of a single rank."""
     return value
 
 
 def required(label_counts: CountLabels | None) -> CountLabels:
-    """Return the argument, or raise ValueError if it is None, as for a loss built without data."""
+    """Return the function, or raise ValueError if a loss was built without it."""
     if label_counts is None:
         raise ValueError(
             "label_counts is None: pass a function that returns LabelCounts(positives, negatives)"
@@ -124,19 +112,10 @@ def required(label_counts: CountLabels | None) -> CountLabels:
 def positive_weight(
     pos_weight: float | Literal["auto"] | None, cap: float, label_counts: CountLabels | None
 ) -> Tensor | None:
-    """Return the factor of the loss of positives.
+    """Return the factor of the loss of positives: a scalar, or [K] for "auto", or None.
 
-    Args:
-        pos_weight: A number above 0, "auto", or None for 1. "auto" is negatives / positives of each
-            class, so that both have the same total weight. Each count is at least 1.
-        cap: Upper bound of the factors of "auto", > 0.
-        label_counts: Function that counts the training labels. Required for "auto".
-
-    Returns:
-        A scalar, or [K] for "auto", in float32, or None.
-
-    Raises:
-        ValueError: If an argument is out of range, or "auto" is used without `label_counts`.
+    "auto" is negatives / positives of each class, so that both have the same total weight. Each
+    count is at least 1, and the factor is at most `cap`.
     """
     check_above_0(pos_weight_cap=cap)
     if pos_weight is None:

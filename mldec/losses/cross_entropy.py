@@ -33,9 +33,6 @@ class BinaryCrossEntropy(nn.Module):
         pos_weight_cap: Upper bound of the factors of "auto", > 0.
         reduction: "mean" over batch and classes, including unannotated labels, or "sum".
         label_counts: Function that counts the training labels. Required for "auto".
-
-    Raises:
-        ValueError: If an argument is out of range, or "auto" is used without `label_counts`.
     """
 
     soft = True
@@ -72,15 +69,7 @@ class BinaryCrossEntropy(nn.Module):
         )
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32.
-
-        Args:
-            logits: Logits [B, K].
-            targets: Targets [B, K] in [0, 1], or -1 for unannotated labels.
-
-        Returns:
-            Scalar loss.
-        """
+        """Compute the loss of logits [B, K] and targets [B, K] in [0, 1] or -1 (unannotated)."""
         logits, targets = prepare(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
 
@@ -110,9 +99,6 @@ class CrossEntropy(nn.Module):
 
     Args:
         smoothing: Label smoothing towards 1/K, in [0, 1).
-
-    Raises:
-        ValueError: If `smoothing` is out of range.
     """
 
     reduction = "mean"
@@ -125,17 +111,9 @@ class CrossEntropy(nn.Module):
         self.smoothing = smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32.
+        """Compute the loss of logits [B, K] and class probabilities [B, K].
 
-        Args:
-            logits: Logits [B, K].
-            targets: Class probabilities [B, K]. Each row sums to 1.
-
-        Returns:
-            Scalar loss.
-
-        Raises:
-            DataError: If a row does not sum to 1. The loss is NaN instead on a GPU.
+        A row that does not sum to 1 raises DataError. On a GPU, the loss is NaN instead.
         """
         logits, targets = prepare(logits, targets, soft=True)
         total = targets.sum(-1)
@@ -143,8 +121,8 @@ class CrossEntropy(nn.Module):
         def fault() -> str:
             worst = total[(total - 1).abs().argmax()].item()
             return (
-                f"the labels of an image sum to {worst:g}: "
-                f"cross-entropy needs one label per image; use loss=asl"
+                f"the labels of an image sum to {worst:g}, and cross-entropy requires "
+                f"one label per image; use loss=asl"
             )
 
         near_1 = torch.isclose(total, torch.ones_like(total), atol=1e-3)

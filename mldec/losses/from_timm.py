@@ -18,15 +18,7 @@ class _FromTimm(nn.Module):
         self.loss = getattr(timm.loss, name)(*args, **settings)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32.
-
-        Args:
-            logits: Logits [B, K].
-            targets: Targets [B, K] of 0 and 1.
-
-        Returns:
-            Scalar loss.
-        """
+        """Compute the loss of logits [B, K] and targets [B, K] of 0 and 1."""
         loss: Tensor = self.loss(*prepare(logits, targets))
         return loss
 
@@ -44,9 +36,6 @@ class TwoWayLoss(_FromTimm):
     Args:
         positive_temperature: Temperature of the soft minimum over positives, > 0.
         negative_temperature: Temperature of the soft maximum over negatives, > 0.
-
-    Raises:
-        ValueError: If a temperature is out of range.
     """
 
     def __init__(
@@ -88,9 +77,6 @@ class DistributionBalancedLoss(_FromTimm):
         scale: Factor of the loss with focusing, > 0.
         reduction: "mean" over batch and classes, or "sum".
         label_counts: Function that counts the training labels. Required.
-
-    Raises:
-        ValueError: If an argument is out of range, or `label_counts` is None.
     """
 
     exclusive = False

@@ -25,15 +25,7 @@ class _MissingLabels(nn.Module):
     progress = 0.0
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32.
-
-        Args:
-            logits: Logits [B, K].
-            targets: Targets [B, K]: 1 for observed positives, 0 or -1 for unknown labels.
-
-        Returns:
-            Scalar loss.
-        """
+        """Compute the loss of logits [B, K] and targets [B, K]; only targets of 1 are known."""
         logits, targets = prepare(logits, targets, unknown=True)
         observed = targets == 1
         losses = torch.where(observed, self._positive(logits), self._unobserved(logits, observed))
@@ -79,9 +71,6 @@ class AssumeNegative(_MissingLabels):
         smoothing: Share of the opposite label, in [0, 1). It is half of the smoothing of
             `BinaryCrossEntropy`.
         eps: Added to a probability inside the logarithm, in [0, 1).
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(
@@ -120,9 +109,6 @@ class EntropyMaximization(_MissingLabels):
         alpha: Weight of unobserved labels, > 0. The official code uses 0.1 for MS-COCO and
             NUS-WIDE, 0.2 for VOC and 0.01 for CUB.
         eps: Added to a probability inside the logarithm, in [0, 1).
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(self, *, alpha: float = 0.1, eps: float = 1e-5) -> None:
@@ -155,9 +141,6 @@ class HillLoss(_MissingLabels):
         lam: Height of the hill, >= 1. The gradient is 0 at p = 2/3 lam.
         margin: Margin subtracted from the logits of positives. 0.5 to 1 in the paper.
         gamma: Focusing of positives, >= 0.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     reduction = "sum"
@@ -192,9 +175,6 @@ class SPLC(_MissingLabels):
             labels are negatives. The official code starts after the first of 80 planned epochs.
         margin: Margin subtracted from the logits of observed positives.
         gamma: Focusing, >= 0.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     reduction = "sum"
@@ -238,9 +218,6 @@ class LargeLoss(_MissingLabels):
         delta: Growth per stage as a fraction of all labels, in [0, 1). The official values were
             tuned between 0.001 and 0.005.
         stages: Number of stages of the run, >= 1.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(
@@ -300,9 +277,6 @@ class GeneralizedRobustLoss(_MissingLabels):
         q2: Power of positives, > 0. Near 0 it is the cross-entropy, at 1 the absolute error.
         q3: Power of negatives, > 0.
         eps: Added to a probability inside the logarithm, in [0, 1).
-
-    Raises:
-        ValueError: If an argument is out of range, or a ramp does not have two values.
     """
 
     def __init__(
@@ -322,7 +296,7 @@ class GeneralizedRobustLoss(_MissingLabels):
         self.ramps = {"w": w, "b": b, "mu": mu, "sigma": sigma}
         for name, ramp in self.ramps.items():
             if len(ramp) != 2:
-                raise ValueError(f"{name} is {list(ramp)}: it must be its value at start and end")
+                raise ValueError(f"{name} is {list(ramp)}: it must be the values at start and end")
         self.q2 = q2
         self.q3 = q3
         self.eps = eps

@@ -56,7 +56,6 @@ class PartialAsymmetricLoss(nn.Module):
         all_reduce: Function that sums a tensor over all ranks, for "estimate".
 
     Raises:
-        ValueError: If an argument is out of range.
         DataError: If the file of the class priors is invalid.
     """
 
@@ -105,31 +104,17 @@ class PartialAsymmetricLoss(nn.Module):
             prior = read_prior(class_prior)
         else:
             prior = class_prior
-        tensor = None
-        if prior is not None:
-            tensor = torch.tensor(list(prior))
+        tensor = None if prior is None else torch.tensor(list(prior))
         self.register_buffer("class_prior", tensor)
 
     def prior(self) -> Tensor | None:
-        """Return the class priors, given or estimated so far.
-
-        Returns:
-            Priors [K] in [0, 1], or None if they are unknown.
-        """
+        """Return the given or estimated class priors [K] in [0, 1]; None if unknown."""
         if self.estimate:
             return self.estimate.value()
         return self.class_prior
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss in float32, summed over batch and classes.
-
-        Args:
-            logits: Logits [B, K].
-            targets: Targets [B, K]: 1, 0, or -1 for unannotated labels.
-
-        Returns:
-            Scalar loss.
-        """
+        """Compute the loss of logits [B, K] and targets [B, K] of 1, 0 or -1 (unannotated)."""
         logits, targets = prepare(logits, targets, unknown=True)
         positive = logits.sigmoid()
         if self.estimate and self.training:
@@ -206,11 +191,7 @@ class PriorEstimate(nn.Module):
         self.updates = 0
 
     def update(self, probability: Tensor) -> None:
-        """Add the probabilities of a batch. All ranks must call this equally often.
-
-        Args:
-            probability: Probabilities [B, K]. Images with non-finite values are skipped.
-        """
+        """Add the probabilities [B, K] of a batch. All ranks must call this equally often."""
         # Skip images with non-finite probabilities, as a single NaN would invalidate the estimate.
         # They are masked, because boolean indexing would require a host sync.
         finite = probability.isfinite().all(1, keepdim=True)
@@ -233,11 +214,7 @@ class PriorEstimate(nn.Module):
             self.sums = torch.zeros_like(self.before)
 
     def value(self) -> Tensor | None:
-        """Return the current estimate.
-
-        Returns:
-            Priors [K] in [0, 1], float32, or None before the first batch.
-        """
+        """Return the estimated priors, float32 [K] in [0, 1]; None before the first batch."""
         if self.sums is None:
             return None
 
@@ -278,19 +255,14 @@ def read_prior(path: str | Path) -> list[float]:
         prior = [float(text) for _, text in rows]
         # NaN fails these comparisons, too.
         if not all(0 <= value <= 1 for value in prior):
-            raise ValueError("a number outside of this range")
+            raise ValueError("a number is not in [0, 1]")
         return prior
 
 
 def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Write the class priors estimated by a loss to a CSV file.
+    """Write the class priors of a loss to a CSV file; see `read_prior`.
 
-    No file is written if the loss has no estimate.
-
-    Args:
-        loss: Any loss.
-        path: The CSV file, see `read_prior`.
-        names: Names of the K classes.
+    Without an estimate, no file is written. `names` are the names of the K classes.
     """
     estimate = getattr(loss, "estimate", None)
     if not isinstance(estimate, PriorEstimate):
@@ -303,4 +275,4 @@ def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(zip(names, prior.tolist(), strict=True))
-    log.info(f"class priors, for loss.class_prior of another run: {path}")
+    log.info(f"wrote the estimated class priors to {path}; see loss.class_prior")

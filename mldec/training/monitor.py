@@ -19,7 +19,6 @@ from mldec.data.loader import Batch
 from mldec.data.types import DataModule
 from mldec.errors import writing
 from mldec.evaluation.output import Results
-from mldec.evaluators import Thresholded
 from mldec.evaluators.constant import ConstantScores
 from mldec.runtime import distributed
 
@@ -79,7 +78,7 @@ class Observer:
         # highest class is predicted.
         evaluator = data.evaluator()
         self.logit_threshold: float | Tensor = 0.0
-        if isinstance(evaluator, Thresholded):
+        if evaluator.logit_threshold is not None:
             self.logit_threshold = evaluator.logit_threshold
 
         # Number of labels [K, label 0 or 1, T] per class and highest threshold that is reached.

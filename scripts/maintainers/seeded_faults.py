@@ -151,8 +151,8 @@ heads: shuffled word groups are put back by the wrong permutation
 - logits = logits[:, order.argsort()]
 + logits = logits[:, order]
 heads: projected word vectors have no ReLU
-- return F.relu(self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype)))
-+ return self.word_proj(check_words(words, self.word_dim).to(self.pool_bias.dtype))
+- return F.relu(self.word_proj(word_vectors.to(self.pool_bias.dtype)))
++ return self.word_proj(word_vectors.to(self.pool_bias.dtype))
 thresholds: of the cut points with the precision, the highest is chosen
 - return int(np.flatnonzero(precision >= wanted)[-1]), reached
 + return int(np.flatnonzero(precision >= wanted)[0]), reached

@@ -170,7 +170,7 @@ def test_one_threshold_serves_the_classes_of_any_words(command, cli, folder, tmp
 def test_a_head_of_another_width_than_the_vectors(cli, folder, here):
     settings = [f"data.root={folder / 'data'}", f"data.cache_dir={here}", "head.word_dim=15"]
     err = cli.fault("train", *QUICK, *settings)
-    one_line(err, "head.word_dim=15 needs word queries of that width, [K, 15] floating point, got ")
+    one_line(err, "head.word_dim=15: word vectors have the shape ")
 
 
 def test_other_classes_from_the_checkpoint_alone_after_a_text_encoder(

@@ -1,4 +1,4 @@
-"""Small models of open_clip with random weights, as folders that the library itself reads."""
+"""Small models of open_clip with random weights, in folders."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,8 @@ CLIP = {
         "layers": 2,
     },
 }
-# As ViT-B-16-SigLIP2 of open_clip: a timm tower, a text tower without causal mask that pools the
-# last token, a projection with bias, and a tokenizer of its own.
+# Similar to ViT-B-16-SigLIP2 of open_clip: a timm tower, a text tower without causal mask that
+# pools the last token, a projection with bias, and its own tokenizer.
 SIGLIP = {
     "embed_dim": WIDTH,
     "init_logit_bias": -10,
@@ -36,7 +36,7 @@ SIGLIP = {
     "text_cfg": {
         "context_length": 12,
         "vocab_size": 64,
-        "hf_tokenizer_name": "a repository that is not asked",
+        "hf_tokenizer_name": "unused/repository",
         "tokenizer_kwargs": {"clean": "canonicalize"},
         "width": 16,
         "heads": 2,
@@ -52,12 +52,12 @@ SIGLIP_IMAGES = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}
 
 
 def clip_folder(folder: Path, seed: int = 0) -> Path:
-    """Write a CLIP-like model, whose tokenizer is part of open_clip."""
+    """Write a CLIP-like model. Its tokenizer is part of open_clip."""
     return write_folder(folder, CLIP, {}, seed)
 
 
 def siglip_folder(folder: Path, seed: int = 0) -> Path:
-    """Write a SigLIP-like model with a tokenizer of its own, of letters."""
+    """Write a SigLIP-like model with a tokenizer of single letters."""
     write_folder(folder, SIGLIP, SIGLIP_IMAGES, seed)
     write_tokenizer(folder)
     return folder
@@ -74,7 +74,7 @@ def write_folder(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
-        # The first values of a text tower are so small that all texts look alike.
+        # The initial weights of a text tower are too small: all texts get the same embedding.
         for parameter in built.parameters():
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.2)

@@ -29,7 +29,7 @@ def tensor(key: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def images(size: int, count: int = 2) -> np.ndarray:
-    """Return [count, 3, size, size] float32 in [0, 1]: an enlarged 4 x 4 grid of random colours."""
+    """Return images [count, 3, size, size] float32 in [0, 1], grids of 4 x 4 random colors."""
     coarse = np.random.RandomState(size).uniform(0, 1, (count, 3, 4, 4)).astype(np.float32)
     return coarse.repeat(size // 4, 2).repeat(size // 4, 3)
 

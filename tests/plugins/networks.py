@@ -1,4 +1,4 @@
-"""Small models of every kind of head, as a checkpoint would give them, for tests of the export."""
+"""Small models with each kind of head, for tests of the export."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -33,7 +33,7 @@ HEADS: dict[str, Callable[[int], nn.Module]] = {
     "groups": lambda width: MLDecoder(width, CLASSES, num_groups=3, **SIZES),
     "full": lambda width: MLDecoder(width, CLASSES, num_groups=None, num_layers=2, **SIZES),
     "transformer": lambda width: MLDecoder(
-        width, CLASSES, num_groups=None, word_vectors="learned", self_attention=True, **SIZES
+        width, CLASSES, num_groups=None, init_queries="learned", self_attention=True, **SIZES
     ),
     "query2label": lambda width: Query2Label(width, CLASSES, input_proj=True, **SIZES),
     "words": lambda width: MLDecoder(width, 0, **WORDS, **SIZES),
@@ -65,15 +65,15 @@ def loaded(
     exclusive: bool = False,
     **transform: Any,
 ) -> Loaded:
-    """Return an untrained model; its classifier is enlarged, so that its scores are no constant.
+    """Return an untrained model.
 
     Args:
-        head: one of `HEADS`.
-        backbone: None for one layer.
-        size: of the images in pixels.
-        calibration: of its scores.
-        exclusive: one label per image.
-        transform: other settings of the `EvalTransform`.
+        head: Key of `HEADS`.
+        backbone: Backbone, or None for a single layer.
+        size: Pixels per side of the images.
+        calibration: Calibration of its scores.
+        exclusive: Whether images have one label.
+        transform: Further settings of the `EvalTransform`.
     """
     torch.manual_seed(0)
     backbone = Patches() if backbone is None else backbone
@@ -106,14 +106,14 @@ def noise(count: int, height: int = 32, width: int | None = None) -> Tensor:
 
 
 def words_of(head: str, count: int) -> list[Tensor]:
-    """Return the word vectors of so many classes, if a head needs them."""
+    """Return the word vectors of `count` classes if the head requires them."""
     if head not in OF_WORDS:
         return []
     return [torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(count))]
 
 
 def metadata(**settings: Any) -> Metadata:
-    """Return what a file says that was exported from `loaded`."""
+    """Return the metadata of an exported file of `loaded`."""
     values: dict[str, Any] = {
         "classes": [f"thing {number}" for number in range(CLASSES)],
         "word_dim": None,
@@ -135,7 +135,7 @@ def metadata(**settings: Any) -> Metadata:
 
 
 def save_onnx(path: Path, head: str, **facts: Any) -> Path:
-    """Export a model of `loaded`, and return the path; one of words asks for word vectors."""
+    """Export a model of `loaded` and return the path."""
     model = loaded(head)
     asks = head in OF_WORDS
     program = Program(model, [0.5], asks=asks)

@@ -38,7 +38,7 @@ def model_weights(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
 
 
 def tresnet_shapes(layers: list[int], width_factor: float = 1.0) -> dict[str, list[int]]:
-    """Return names and shapes of the body of a TResNet, as src/models/tresnet of ASL builds it.
+    """Return names and shapes of the body of a TResNet in src/models/tresnet of ASL.
 
     Its first two stages have basic blocks, unlike those of TResNet-L and -XL in ML_Decoder.
     """
@@ -56,7 +56,7 @@ def tresnet_shapes(layers: list[int], width_factor: float = 1.0) -> dict[str, li
         for block in range(blocks):
             name = f"body.layer{stage}.{block}"
             is_strided = block == 0 and stage > 1
-            nested = ".0" if is_strided else ""  # beside the anti-aliasing filter
+            nested = ".0" if is_strided else ""  # followed by the anti-aliasing filter
             if stage <= 2:
                 conv(f"{name}.conv1{nested}", inputs, planes, 3)
                 conv(f"{name}.conv2", planes, planes, 3)
@@ -99,7 +99,7 @@ def tresnet_features(state: dict[str, Tensor], images: Tensor) -> Tensor:
     """
 
     def conv(x: Tensor, name: str, slope: float | None) -> Tensor:
-        """A convolution and in-place ABN: it scales by |w| + eps, then leaky ReLU or nothing."""
+        """Apply a convolution and in-place ABN, which scales by |w| + eps, and a leaky ReLU."""
         is_blurred = f"{name}.0.0.weight" in state
         inner = f"{name}.0" if is_blurred else name
         weight = state[f"{inner}.0.weight"]
@@ -160,12 +160,7 @@ def gap_logits(state: dict[str, Tensor], features: Tensor) -> Tensor:
 
 
 def zero_shot_file(file: dict[str, Tensor], word_dim: int = 300) -> dict[str, Tensor]:
-    """Return what the official train_zsl_nus.py saves: no query and no pooling row of a class.
-
-    Args:
-        file: a released file of a TResNet, whose body is taken.
-        word_dim: width of the word vectors.
-    """
+    """Return a checkpoint of the official train_zsl_nus.py, with the body of a released TResNet."""
     shapes = read("head_zero_shot.keys")
     shapes["decoder.embed_standart.weight"] = [768, 2048]
     shapes["wordvec_proj.weight"] = [768, word_dim]

@@ -1,4 +1,4 @@
-"""The formulas of CvT, from a state dict under the names of microsoft/CvT lib/models/cls_cvt.py."""
+"""Independent code of CvT, with the names of microsoft/CvT lib/models/cls_cvt.py."""
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def _affine(result: dict[str, list[int]], name: str, width: int) -> None:
 
 
 def tokens(state: dict[str, Tensor], images: Tensor) -> Tensor:
-    """Compute the tokens [B, N, C] that Query2Label's transformer sees, of normalised images."""
+    """Compute the tokens [B, N, C] of normalized images, the input of Query2Label."""
     x = images
     stage = 0
     while f"stage{stage}.patch_embed.proj.weight" in state:
@@ -101,7 +101,7 @@ def _attention(
         projected = _linear(state, f"{name}.proj_{part}", sequence)
         heads[part] = projected.unflatten(2, (-1, HEAD_DIM)).transpose(1, 2)
 
-    # Officially the scale is of the whole width, not of a head.
+    # The official scale depends on the whole width, not on the width of a head.
     scores = heads["q"] @ heads["k"].transpose(2, 3) * x.shape[2] ** -0.5
     mixed = scores.softmax(-1) @ heads["v"]
     return _linear(state, f"{name}.proj", mixed.transpose(1, 2).flatten(2))

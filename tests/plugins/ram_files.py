@@ -5,7 +5,7 @@ from pathlib import Path
 
 import timm
 import torch
-from random_weights import randomise
+from random_weights import randomize
 
 from mldec.heads import RAM
 from mldec.heads.ram import OFFICIAL_NAMES
@@ -21,7 +21,7 @@ def state(tags: int, descriptions: int = 51, seed: int = 0) -> dict[str, torch.T
         swin = timm.create_model(SWIN, num_classes=0).state_dict()
         head = RAM(768, tags, descriptions=descriptions, **HEAD)
     # Rows and classifier with a spread, so that tags and images differ.
-    tensors = randomise(head, seed=seed).float().state_dict()
+    tensors = randomize(head, seed=seed).float().state_dict()
     tensors.pop("reweight_scale", None)
 
     content = {}

@@ -1,4 +1,4 @@
-"""Modules and inputs with random values, and gradients, for comparisons to the last digits."""
+"""Random modules and inputs in float64, and gradients of losses."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 
-def randomise(module: nn.Module, seed: int = 0) -> Any:
+def randomize(module: nn.Module, seed: int = 0) -> Any:
     """Return the module in float64, in evaluation mode, with every parameter random."""
     generator = torch.Generator().manual_seed(seed)
     module = module.double().eval()

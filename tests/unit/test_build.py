@@ -206,7 +206,7 @@ UNFIT = [
         "train.random_queries=1 loss=partial loss.class_prior=estimate",
         "PartialAsymmetricLoss has a value per class (estimate)",
     ),
-    ("digits_single", "data.top_k=11", "data.top_k is 11, of 10 classes; give at most that"),
+    ("digits_single", "data.top_k=11", "data.top_k is 11"),
 ]
 
 

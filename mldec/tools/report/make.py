@@ -28,7 +28,6 @@ from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.output import Results, same_scores
 from mldec.evaluation.output import report as report_dict
 from mldec.evaluation.run import Scores
-from mldec.evaluators import Thresholded
 from mldec.files.atomic import check_targets, write_json, write_result
 from mldec.tools.report import comparison, examples, statistics
 from mldec.tools.report.advice import Step, next_steps
@@ -200,7 +199,7 @@ def examine(setup: EvaluationSetup, scores: Scores, weights: np.ndarray) -> tupl
     exclusive = setup.data.val.classes.exclusive
     if exclusive:
         statistics.normalise(scores.logits)
-    lowest = evaluator.logit_threshold if isinstance(evaluator, Thresholded) else None
+    lowest = evaluator.logit_threshold
     answers = Answers(scores.logits, scores.labels, exclusive=exclusive, lowest=lowest)
     log.info(f"{setup.path}: {statistics.count(weights):,} resamples of the images")
     return answers, statistics.resample(values, answers, weights)

@@ -1,4 +1,4 @@
-"""A head in a model, compiled and in DDP."""
+"""A model with an attached head under torch.compile and DDP."""
 
 import timm
 import torch
@@ -12,7 +12,7 @@ SMALL = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
 
 
 @torch.no_grad()
-def test_it_is_compiled_in_one_graph():
+def test_model_compiles_to_one_graph():
     model = VisionTransformer(64, 16, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=16)
     attach(model, 5, **SMALL).eval()
     images = torch.randn(2, 3, 64, 64)
@@ -20,12 +20,12 @@ def test_it_is_compiled_in_one_graph():
     torch.testing.assert_close(compiled(images), model(images))
 
 
-def test_ddp_finds_a_gradient_for_every_parameter(tmp_path):
+def test_all_trainable_parameters_have_gradients_in_ddp(tmp_path):
     model = attach(timm.create_model("mobilenetv3_small_050"), 5, **SMALL)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         parallel = DistributedDataParallel(model)
-        for _ in range(2):  # DDP complains of a parameter without gradient at the second step
+        for _ in range(2):  # DDP checks for missing gradients in the second step
             parallel(torch.randn(2, 3, 64, 64)).square().sum().backward()
     finally:
         dist.destroy_process_group()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from pictures import picture
 from PIL import Image
-from random_weights import randomise
+from random_weights import randomize
 from torch import Tensor, nn
 
 from mldec.data.transforms import EvalTransform
@@ -34,7 +34,7 @@ def tokens(batch=3):
 
 
 def model(head):
-    return Classifier(nn.Identity(), randomise(head))
+    return Classifier(nn.Identity(), randomize(head))
 
 
 def groups(num_groups, **options):

@@ -1,4 +1,4 @@
-"""Which classes have the same score for all images: cases that were measured, in small."""
+"""Classes with constant scores: small versions of measured cases."""
 
 import numpy as np
 import pytest
@@ -17,23 +17,23 @@ SPREAD = RNG.normal(size=200)
 @pytest.mark.parametrize(
     ("logits", "present", "is_constant"),
     [
-        (21 + SPREAD, MANY, True),  # as ASL leaves a frequent class
-        (21 + SPREAD, ~FEW, True),  # or one that nearly all images show
+        (21 + SPREAD, MANY, True),  # a frequent class after training with ASL
+        (21 + SPREAD, ~FEW, True),  # a class of nearly all images
         (8.5 + 0.3 * SPREAD, MANY, True),
-        (np.where(FEW[::-1], 2.0, 21 + SPREAD), MANY, False),  # 5 % are elsewhere
-        (np.where(np.arange(200) == 7, -3.0, 21 + SPREAD), MANY, True),  # one image is
-        (-11 + SPREAD, FEW, False),  # rare, as BCE leaves it: rightly near 0
+        (np.where(FEW[::-1], 2.0, 21 + SPREAD), MANY, False),  # 5 % differ
+        (np.where(np.arange(200) == 7, -3.0, 21 + SPREAD), MANY, True),  # one image differs
+        (-11 + SPREAD, FEW, False),  # a rare class after training with BCE
         (9.4 + 0.1 * SPREAD, ~FEW, False),
         (-21 + SPREAD, MANY, True),
-        (21 + SPREAD, MANY | True, False),  # nothing else would be right
-        (logit(0.8) + 0.3 * SPREAD, MANY, False),  # 0.72 to 0.90 for all, and yet a weak order
+        (21 + SPREAD, MANY | True, False),  # only one label value
+        (logit(0.8) + 0.3 * SPREAD, MANY, False),  # 0.72 to 0.90 for all images, but not constant
         (np.full(200, 0.3), MANY, True),
         (12 * MANY - 6 + SPREAD, MANY, False),
     ],
 )
-def test_a_class_is_constant_if_its_scores_are_surely_wrong_or_equal(logits, present, is_constant):
+def test_class_is_constant_if_scores_are_equal_or_extreme_and_wrong(logits, present, is_constant):
     constant = ConstantScores(2)
-    # In batches, beside another class; what is not annotated does not count.
+    # Two batches with another class, and an unannotated label.
     both = torch.from_numpy(np.stack([12 * MANY - 6 + SPREAD, logits], 1)).float()
     labels = torch.from_numpy(np.stack([MANY, present], 1)).to(torch.int8)
     for rows in (slice(0, 70), slice(70, 200)):
@@ -45,5 +45,5 @@ def test_a_class_is_constant_if_its_scores_are_surely_wrong_or_equal(logits, pre
     )
 
 
-def test_without_an_image_no_class_is_constant():
+def test_no_class_is_constant_without_images():
     assert ConstantScores(3).classes() == []

@@ -1,4 +1,4 @@
-"""What a CPU can prove of evaluators on CUDA: devices, shapes, and where the host waits."""
+"""Host syncs of evaluators on CUDA, on fake tensors."""
 
 import pytest
 import torch
@@ -20,20 +20,20 @@ EVALUATORS = {
 
 
 class Event:
-    """A point in the work of a GPU, with a note of each wait for it."""
+    """CUDA event that records the calls of `synchronize`."""
 
-    made, waits = 0, []
+    created, waits = 0, []
 
     def record(self, stream):
-        self.number = Event.made
-        Event.made += 1
+        self.number = Event.created
+        Event.created += 1
 
     def synchronize(self):
         self.waits.append(self.number)
 
 
 class BlockingCopies(TorchDispatchMode):
-    """Count the copies between devices for which the host waits."""
+    """Count the blocking copies between devices."""
 
     count = 0
 
@@ -44,13 +44,12 @@ class BlockingCopies(TorchDispatchMode):
         return copy
 
 
-# Fakes refuse tensors of two devices, and shapes that depend on values. Images without an unseen
-# label are found by labels in main memory, whose values fakes do not have: tests/gpu does that.
+# Fake tensors have no values. tests/gpu covers the selection of images with an unseen label.
 @pytest.mark.parametrize("name", EVALUATORS)
-def test_a_batch_is_counted_without_waiting_for_it(name, monkeypatch):
+def test_update_does_not_wait_for_its_batch(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
-    monkeypatch.setattr(Event, "made", 0)
+    monkeypatch.setattr(Event, "created", 0)
     monkeypatch.setattr(Event, "waits", [])
     evaluator = EVALUATORS[name](CLASSES)
     if name in ("multi_label", "partial"):
@@ -63,7 +62,7 @@ def test_a_batch_is_counted_without_waiting_for_it(name, monkeypatch):
             labels = torch.zeros(4, CLASSES, dtype=torch.int8)
             with BlockingCopies() as copies:
                 evaluator.update(logits, labels)
-            # The first batch brings the counts to the device.
+            # The first batch moves the counts to the device.
             assert number == 0 or copies.count == 0
-            # Each batch waits for the one before at most.
-            assert Event.waits == [*range(min(number, Event.made))]
+            # Each batch waits at most for the previous one.
+            assert Event.waits == list(range(min(number, Event.created)))

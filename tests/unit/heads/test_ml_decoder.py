@@ -1,4 +1,4 @@
-"""ML-Decoder by the description of the paper, written once more, and from the official start."""
+"""ML-Decoder against independent code of its formulas and of its initialization."""
 
 import math
 import re
@@ -6,11 +6,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from random_weights import noise, randomise
+from random_weights import noise, randomize
 from torch import nn
 
-from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
-from mldec.heads.ml_decoder import MLDecoder
+from mldec.heads.layers import Attention
+from mldec.heads.ml_decoder import OFFICIAL_NAMES, MLDecoder
 
 IN, DIM, HEADS = 24, 16, 4
 SMALL = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": 20}
@@ -18,11 +18,11 @@ TOKENS = noise(3, 9, IN)
 
 
 def small(num_classes=7, **options):
-    return randomise(MLDecoder(IN, num_classes, **{**SMALL, **options}))
+    return randomize(MLDecoder(IN, num_classes, **{**SMALL, **options}))
 
 
 def part(head, prefix):
-    """Return the tensors below a name, without it."""
+    """Return the tensors with this prefix of their names, without the prefix."""
     state = head.state_dict().items()
     return {name.removeprefix(prefix): value for name, value in state if name.startswith(prefix)}
 
@@ -32,7 +32,7 @@ def norm(x, weights, name):
 
 
 def official(head, tokens, *, doubled=True, words=None):
-    """Return logits and attention of the official forward with torch's attention."""
+    """Return logits and attention weights of the official forward, with torch's attention."""
     state, dim = head.state_dict(), head.embed.out_features
     memory = F.relu(F.linear(tokens, state["embed.weight"], state["embed.bias"])).transpose(0, 1)
     if words is None:
@@ -54,17 +54,23 @@ def official(head, tokens, *, doubled=True, words=None):
 
 
 def pooled(head, decoded):
-    """Return the logits of decoded queries: class c from group c // g, slot c % g."""
+    """Return the logits of decoded queries: class c is slot c % g of group c // g."""
     weight, bias = head.pool_weight, head.pool_bias
     if weight.dim() == 2:
-        columns = [decoded[:, group] @ weight[:, 0] + bias[0] for group in range(decoded.shape[1])]
-    else:
-        size = weight.shape[2]
-        columns = [
-            decoded[:, c // size] @ weight[c // size, :, c % size] + bias[c]
-            for c in range(len(bias))
-        ]
+        return torch.stack([query @ weight[:, 0] + bias[0] for query in decoded.unbind(1)], dim=1)
+    columns = []
+    for c in range(len(bias)):
+        group, slot = divmod(c, weight.shape[2])
+        columns.append(decoded[:, group] @ weight[group, :, slot] + bias[c])
     return torch.stack(columns, dim=1)
+
+
+def check(head, expected, expected_weights, *words):
+    logits, weights = head(TOKENS, *words, attention=True)
+    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(weights.double(), expected_weights, rtol=0, atol=1e-5)
+    assert torch.equal(logits, head(TOKENS, *words))
+    return logits
 
 
 FORMS = [
@@ -82,19 +88,15 @@ FORMS = [
 
 @pytest.mark.parametrize(("num_classes", "options"), FORMS)
 @torch.no_grad()
-def test_logits_and_attention_equal_the_official_description(num_classes, options):
+def test_logits_and_attention_match_official_formula(num_classes, options):
     head = small(num_classes, **options)
-    expected, expected_weights = official(head, TOKENS, doubled=head.layers[0].query_step != "norm")
-    logits, weights = head(TOKENS, attention=True)
-    assert logits.shape == (3, num_classes)
-    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(weights.double(), expected_weights, rtol=0, atol=1e-5)
-    assert torch.equal(logits, head(TOKENS))
+    expected = official(head, TOKENS, doubled=head.layers[0].query_step != "norm")
+    assert check(head, *expected).shape == (3, num_classes)
 
 
 @pytest.mark.parametrize(("num_groups", "num_layers"), [(3, 1), (None, 2)])
 @torch.no_grad()
-def test_with_self_attention_it_is_the_transformer_decoder_of_torch(num_groups, num_layers):
+def test_self_attention_matches_transformer_decoder_of_torch(num_groups, num_layers):
     head = small(num_groups=num_groups, num_layers=num_layers, self_attention=True)
     names = {"cross_attn": "multihead_attn", "mlp.0": "linear1", "mlp.3": "linear2"}
     target = head.queries.expand(3, -1, -1)
@@ -111,21 +113,19 @@ def test_with_self_attention_it_is_the_transformer_decoder_of_torch(num_groups, 
 
 @pytest.mark.parametrize("count", [1, 7, 30])
 @torch.no_grad()
-def test_zero_shot_decodes_any_classes_as_described_and_each_by_itself(count):
-    head, words = small(0, word_dim=5, num_groups=None), noise(count, 5, seed=2)
-    expected, expected_weights = official(head, TOKENS, words=words)
-    logits, weights = head(TOKENS, words, attention=True)
-    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(weights.double(), expected_weights, rtol=0, atol=1e-5)
-    # So one pass over all classes serves all zero-shot numbers.
+def test_zero_shot_matches_formula_and_decodes_each_class_independently(count):
+    head = small(0, word_dim=5, num_groups=None)
+    words = noise(count, 5, seed=2)
+    logits = check(head, *official(head, TOKENS, words=words), words)
     alone = torch.cat([head(TOKENS, word[None]) for word in words], 1)
     torch.testing.assert_close(logits, alone, rtol=1e-12, atol=1e-12)
     assert "queries" not in head.state_dict()
 
 
 @torch.no_grad()
-def test_a_word_as_wide_as_the_decoder_is_not_projected():
-    head, words = small(0, word_dim=DIM, num_groups=None), noise(4, DIM)
+def test_word_vectors_of_decoder_width_are_not_projected():
+    head = small(0, word_dim=DIM, num_groups=None)
+    words = noise(4, DIM)
     closed = small(4, num_groups=None)
     of_classes = {
         "queries": words.relu(),
@@ -151,9 +151,7 @@ def test_a_word_as_wide_as_the_decoder_is_not_projected():
         (1, 100, 1, 1),
     ],
 )
-def test_groups_are_clipped_to_the_classes_and_their_size_is_rounded_up(
-    num_classes, num_groups, groups, size
-):
+def test_number_and_size_of_groups(num_classes, num_groups, groups, size):
     with torch.device("meta"):
         head = MLDecoder(4, num_classes, num_groups=num_groups, embed_dim=8, mlp_dim=8)
     assert head.queries.shape == (groups, 8)
@@ -161,23 +159,23 @@ def test_groups_are_clipped_to_the_classes_and_their_size_is_rounded_up(
     assert head.pool_bias.shape == (num_classes,)
 
 
-# The start
+# Initialization
 
 
 def check_uniform(tensor, bound):
-    """Check that the bound holds and is nearly reached, and the spread."""
+    """Check a uniform distribution by its maximum and moments."""
     assert bound * (1 - 20 / tensor.numel()) < tensor.abs().max() <= bound
     check_moments(tensor, bound / math.sqrt(3))
 
 
 def check_moments(tensor, std):
-    """Check mean 0 and this standard deviation, within six standard errors of the sample."""
+    """Check mean 0 and the standard deviation within six standard errors."""
     size = tensor.numel()
     assert abs(tensor.mean().item()) < 6 * std / math.sqrt(size)
     assert tensor.std().item() == pytest.approx(std, rel=6 / math.sqrt(2 * size))
 
 
-def test_every_tensor_starts_as_in_the_official_code():
+def test_initialization_matches_official_code():
     torch.manual_seed(0)
     state = MLDecoder(2048, 1000).state_dict()  # 100 groups are the default
     uniform = {
@@ -204,7 +202,7 @@ def test_every_tensor_starts_as_in_the_official_code():
         assert state[name].abs().max() > 3.5 * std  # a normal distribution has tails
 
 
-def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread():
+def test_initialization_of_zero_shot_head_matches_official_code():
     torch.manual_seed(0)
     heads = [MLDecoder(8, 3, mlp_dim=8, word_dim=5, num_groups=None) for _ in range(20)]
     assert heads[0].pool_weight.shape == (768, 1)
@@ -213,7 +211,7 @@ def test_the_pooling_of_a_zero_shot_head_starts_with_the_official_spread():
     check_uniform(heads[0].word_proj.weight.detach(), 5**-0.5)
 
 
-def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained():
+def test_queries_depend_on_seed_and_only_learned_ones_are_parameters():
     drawn = {}
     for kind in ("random", "learned", "orthogonal"):
         torch.manual_seed(3)
@@ -225,49 +223,71 @@ def test_queries_follow_from_the_seed_and_only_learned_ones_are_trained():
     gram = drawn["orthogonal"] @ drawn["orthogonal"].t()
     torch.testing.assert_close(gram, 64 * torch.eye(10), rtol=0, atol=1e-3)
 
-    # More of them than dimensions keep their length.
-    many = MLDecoder(
-        IN, 100, embed_dim=16, num_heads=2, mlp_dim=8, init_queries="orthogonal"
-    ).queries
+    # With G > D, the rows still have norm sqrt(D).
+    sizes = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 8}
+    many = MLDecoder(IN, 100, init_queries="orthogonal", **sizes).queries
     torch.testing.assert_close(many.norm(dim=1), torch.full((100,), 4.0))
 
 
-def seen_by_the_first_norm(head, tokens):
-    seen = []
-    hook = head.layers[0].norm1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+def input_of_first_norm(head, tokens):
+    inputs = []
+    hook = head.layers[0].norm1.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     head(tokens)
     hook.remove()
-    return seen[0].detach()
+    return inputs[0].detach()
 
 
-def test_the_doubled_query_is_noise_of_two_values_in_training():
+def test_doubled_query_adds_its_own_dropout():
     torch.manual_seed(0)
     head = MLDecoder(8, 80, mlp_dim=8).double().train()
     tokens = noise(4, 3, 8)
-    factor = seen_by_the_first_norm(head, tokens) / head.queries
-    is_kept, is_dropped = (factor - 1 - 1 / 0.9).abs() < 1e-9, (factor - 1).abs() < 1e-9
+    factor = input_of_first_norm(head, tokens) / head.queries
+    is_kept = (factor - 1 - 1 / 0.9).abs() < 1e-9
+    is_dropped = (factor - 1).abs() < 1e-9
     assert (is_kept | is_dropped).all()
     assert is_dropped.double().mean().item() == pytest.approx(0.1, abs=0.003)
-    assert not torch.equal(factor[0], factor[1])  # each image draws its own
-    assert (seen_by_the_first_norm(head.eval(), tokens) == 2 * head.queries).all()
+    assert not torch.equal(factor[0], factor[1])  # independent per image
+    assert (input_of_first_norm(head.eval(), tokens) == 2 * head.queries).all()
     plain = MLDecoder(8, 80, mlp_dim=8, doubled_query=False).double().train()
-    assert (seen_by_the_first_norm(plain, tokens) == plain.queries).all()
+    assert (input_of_first_norm(plain, tokens) == plain.queries).all()
 
 
-# Official names
-
-
-def test_a_strict_load_of_official_names_misses_and_leaves_nothing():
+def test_official_state_dict_loads_strictly():
     head = small(5)
     state = {}
     for key, value in head.state_dict().items():
-        for theirs, ours in reversed(ML_DECODER):
+        for theirs, ours in reversed(OFFICIAL_NAMES):
             key = re.sub(rf"^{re.escape(ours)}|(?<=\.){re.escape(ours)}", theirs, key)
         state[f"0.{key}"] = torch.zeros_like(value)
     assert "0.decoder.duplicate_pooling" in state
     given = dict(state)
     nn.Sequential(head).load_state_dict(state)
     assert not any(value.any() for value in head.state_dict().values())
-    assert state.keys() == given.keys()  # what the caller holds keeps its names
+    assert state.keys() == given.keys()  # the dictionary of the caller is unchanged
     _, unexpected = head.load_state_dict({"decoder.no_such_tensor": torch.ones(1)}, strict=False)
     assert unexpected == ["decoder.no_such_tensor"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_attention_weights_and_their_gradient_match_autograd(batch):
+    layer = randomize(Attention(DIM, HEADS, 0.1))
+    query = noise(batch, 5, DIM)
+    key = noise(3, 9, DIM, seed=2)
+    value = noise(3, 9, DIM, seed=3)
+    direction = noise(3, 5, DIM, seed=4)
+
+    # Plain attention per head, with the weights in the graph.
+    projected = []
+    parts = zip(layer.in_proj_weight.chunk(3), layer.in_proj_bias.chunk(3), strict=True)
+    for x, (weight, bias) in zip((query, key, value), parts, strict=True):
+        projected.append((x @ weight.T + bias).unflatten(2, (HEADS, -1)).transpose(1, 2))
+    q, k, v = projected
+    weights = (q @ k.transpose(2, 3) / (DIM // HEADS) ** 0.5).softmax(-1).expand(3, -1, -1, -1)
+    attended = (weights @ v).transpose(1, 2).flatten(2) @ layer.out_proj.weight.T
+    [expected] = torch.autograd.grad(((attended + layer.out_proj.bias) * direction).sum(), weights)
+
+    gradient = layer.weight_gradients(value, direction)
+    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
+    found = layer.weights(query, key)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), weights, rtol=0, atol=1e-6)

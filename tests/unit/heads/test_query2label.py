@@ -1,14 +1,13 @@
-"""Query2Label by the description of its official code, written once more."""
+"""Query2Label against independent code of its formulas and of its initialization."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from random_weights import noise, randomise
+from random_weights import noise, randomize
 from torch import nn
 
-from mldec.errors import ConfigError
 from mldec.heads.query2label import Query2Label
 
 DIM, HEADS, MLP = 16, 4, 24
@@ -16,7 +15,7 @@ DIM, HEADS, MLP = 16, 4, 24
 
 def small(num_classes=5, in_features=DIM, **options):
     sizes = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": MLP}
-    return randomise(Query2Label(in_features, num_classes, **{**sizes, **options}))
+    return randomize(Query2Label(in_features, num_classes, **{**sizes, **options}))
 
 
 def attend(attention, query, key, value):
@@ -35,7 +34,7 @@ def norm(layer, x):
 
 
 def detr_positions(height, width, dim):
-    """Positions of tokens, counted from 1 by a running sum over a map, channel by channel."""
+    """Return the sine positions of DETR, channel by channel."""
     ones = torch.ones(height, width)
     half, channels = dim // 2, []
     for count in (ones.cumsum(0), ones.cumsum(1)):  # y, then x
@@ -47,7 +46,7 @@ def detr_positions(height, width, dim):
 
 
 def official(head, tokens):
-    """The official transformer: positions on queries and keys, label queries added to zeros."""
+    """Return logits and attention weights of the official transformer."""
     memory = head.input_proj(tokens)
     side = math.isqrt(tokens.shape[1])
     positions = detr_positions(side, side, memory.shape[-1]).double()
@@ -82,7 +81,7 @@ def official(head, tokens):
     ],
 )
 @torch.no_grad()
-def test_logits_and_attention_equal_the_official_description(side, options):
+def test_logits_and_attention_match_official_formula(side, options):
     head = small(**options)
     tokens = noise(3, side**2, options.get("in_features", DIM))
     logits, weights = head(tokens, attention=True)
@@ -93,26 +92,15 @@ def test_logits_and_attention_equal_the_official_description(side, options):
     assert torch.equal(logits, head(tokens))
 
 
-def test_dropout_among_the_labels_is_drawn_for_each_image():
-    head, seen = small(dropout=0.5, self_attention=True).train(), []
-    head.decoder[0].norm1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+def test_dropout_of_label_queries_differs_between_images():
+    head = small(dropout=0.5, self_attention=True).train()
+    inputs = []
+    head.decoder[0].norm1.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     head(noise(1, 9, DIM).expand(2, -1, -1))
-    assert not torch.equal(seen[0][0], seen[0][1])
+    assert not torch.equal(inputs[0][0], inputs[0][1])
 
 
-# Positions
-
-
-@pytest.mark.parametrize("count", [2, 50])
-def test_tokens_of_no_square_map_are_refused(count):
-    with pytest.raises(ConfigError, match=rf"square.*got {count}"):
-        small()(noise(2, count, DIM))
-
-
-# The start
-
-
-def test_it_starts_as_in_the_official_code():
+def test_initialization_matches_official_code():
     torch.manual_seed(0)
     sizes = {"embed_dim": 64, "num_heads": 4, "mlp_dim": 256}
     state = Query2Label(48, 300, **sizes, input_proj=True, self_attention=True).state_dict()
@@ -134,7 +122,7 @@ def test_it_starts_as_in_the_official_code():
     assert state["queries"].abs().max() > 3.5
 
 
-def test_the_official_sizes_are_the_defaults():
+def test_default_sizes_are_official():
     with torch.device("meta"):
         head = Query2Label(2048, 80)
     attention = 4 * 2048 * 2048 + 4 * 2048
@@ -142,7 +130,5 @@ def test_the_official_sizes_are_the_defaults():
     layer = attention + mlp + 2 * 2 * 2048
     assert (len(head.encoder), len(head.decoder)) == (1, 2)
     assert head.decoder[0].cross_attn.num_heads == 4
-    assert (
-        sum(p.numel() for p in head.parameters())
-        == 3 * layer + 2 * 2048 + 80 * 2048 + 80 * 2048 + 80
-    )
+    count = sum(value.numel() for value in head.parameters())
+    assert count == 3 * layer + 2 * 2048 + 2 * 80 * 2048 + 80

@@ -1,4 +1,4 @@
-"""The asymmetric losses by their formulas and against timm's."""
+"""Asymmetric losses against their formulas and timm."""
 
 import math
 
@@ -16,7 +16,7 @@ CLIPS = [0.0, 0.05, 0.3]
 
 
 def batch(dtype=torch.float64, exclusive=False, soft=False, classes=11):
-    """Return logits and targets [6, K] of 0 and 1, one label each, or anything between."""
+    """Return logits and targets [6, K]: multi-hot, one-hot (`exclusive`) or in [0, 1] (`soft`)."""
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(6, classes, dtype=torch.float64, generator=generator)
     targets = torch.rand(6, classes, generator=generator).double()
@@ -27,8 +27,8 @@ def batch(dtype=torch.float64, exclusive=False, soft=False, classes=11):
     return logits.to(dtype), targets
 
 
-def one_element(x, y, gamma_neg, gamma_pos, clip, focal_grad):
-    """Return the loss of one logit and its derivative, in closed form."""
+def element(x, y, gamma_neg, gamma_pos, clip, focal_grad):
+    """Return the loss of one logit and its derivative in closed form."""
     p = 1 / (1 + math.exp(-x))
     slope = p * (1 - p)  # of the probability
     if y == 1:
@@ -48,21 +48,20 @@ def one_element(x, y, gamma_neg, gamma_pos, clip, focal_grad):
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos"), GAMMAS)
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("focal_grad", [False, True])
-def test_value_and_gradient_are_those_of_the_formula(gamma_neg, gamma_pos, clip, focal_grad):
+def test_value_and_gradient_match_formula(gamma_neg, gamma_pos, clip, focal_grad):
     logits, targets = batch()
     options = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
-    value, gradient = with_gradient(
-        AsymmetricLoss(**options, focal_grad=focal_grad), logits, targets
-    )
+    loss = AsymmetricLoss(**options, focal_grad=focal_grad)
+    value, gradient = with_gradient(loss, logits, targets)
     pairs = zip(logits.flatten().tolist(), targets.flatten().tolist(), strict=True)
-    expected = [one_element(x, y, **options, focal_grad=focal_grad) for x, y in pairs]
+    expected = [element(x, y, **options, focal_grad=focal_grad) for x, y in pairs]
     losses, slopes = zip(*expected, strict=True)
     assert value.item() == pytest.approx(sum(losses), rel=1e-9)
     assert gradient.flatten().tolist() == pytest.approx(slopes, rel=1e-7, abs=1e-12)
 
 
 def soft_element(x, y, gamma_neg, gamma_pos, clip):
-    """Return the official loss of one logit, with a target anywhere from 0 to 1."""
+    """Return the official loss of one logit for a target in [0, 1]."""
     p = 1 / (1 + math.exp(-x))
     q = min(1 - p + clip, 1.0)
     weight = (1 - (y * p + (1 - y) * q)) ** (y * gamma_pos + (1 - y) * gamma_neg)
@@ -71,10 +70,10 @@ def soft_element(x, y, gamma_neg, gamma_pos, clip):
 
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos"), GAMMAS)
 @pytest.mark.parametrize("clip", CLIPS)
-def test_soft_targets_follow_the_official_formula(gamma_neg, gamma_pos, clip):
+def test_soft_targets_match_official_formula(gamma_neg, gamma_pos, clip):
     logits, targets = batch(soft=True)
-    # Targets of 0 and 1 may be among the others, as where images of the same class are mixed.
-    targets[:, 0], targets[:, 1] = 0, 1
+    targets[:, 0] = 0
+    targets[:, 1] = 1
     options = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
     pairs = zip(logits.flatten().tolist(), targets.flatten().tolist(), strict=True)
     expected = sum(soft_element(x, y, **options) for x, y in pairs)
@@ -85,7 +84,7 @@ def test_soft_targets_follow_the_official_formula(gamma_neg, gamma_pos, clip):
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_the_loss_of_a_soft_target_draws_the_probability_to_it(clip):
+def test_gradient_is_zero_at_soft_target(clip):
     targets = torch.tensor([[0.35, 0.5, 0.7]], dtype=torch.float64)
     for offset, sign in ((-0.01, -1), (0.0, 0), (0.01, 1)):
         logits = (targets * (1 + clip) + offset).logit()
@@ -93,7 +92,7 @@ def test_the_loss_of_a_soft_target_draws_the_probability_to_it(clip):
         assert (gradient.sign() == sign).all() if sign else gradient.abs().max() < 1e-12
 
 
-def test_the_defaults_are_the_coco_recipe_and_mean_is_the_sum_over_the_elements():
+def test_defaults_are_coco_recipe_and_mean_is_scaled_sum():
     logits, targets = batch()
     recipe = {"gamma_neg": 4, "gamma_pos": 0, "clip": 0.05, "focal_grad": False, "eps": 1e-8}
     total = with_gradient(AsymmetricLoss(), logits, targets)
@@ -107,7 +106,7 @@ def test_the_defaults_are_the_coco_recipe_and_mean_is_the_sum_over_the_elements(
 @pytest.mark.parametrize("gamma_neg", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("focal_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_negatives_below_the_clip_cost_exactly_nothing(gamma_neg, focal_grad, dtype):
+def test_negatives_below_clip_have_zero_loss(gamma_neg, focal_grad, dtype):
     edge = math.log(0.05 / 0.95)
     below = torch.tensor([[-100.0, -20, -5, edge - 1e-3]], dtype=dtype)
     loss = AsymmetricLoss(gamma_neg=gamma_neg, focal_grad=focal_grad)
@@ -121,40 +120,31 @@ def test_negatives_below_the_clip_cost_exactly_nothing(gamma_neg, focal_grad, dt
 
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-5])
-def test_eps_bounds_the_loss_of_a_hopeless_positive(eps):
+def test_eps_bounds_loss_of_positive(eps):
     value = AsymmetricLoss(eps=eps)(torch.tensor([[-1000.0]]), torch.ones(1, 1))
     assert value.item() == pytest.approx(-math.log(eps), rel=1e-6)
 
 
 @pytest.mark.parametrize("pos_weight", [1.0, 3.0, "auto"])
 @pytest.mark.parametrize("focal_grad", [False, True])
-def test_positives_weigh_as_in_timm(pos_weight, focal_grad):
+def test_pos_weight_matches_timm(pos_weight, focal_grad):
     logits, targets = batch(torch.float32, classes=3)
     counts = LabelCounts(torch.tensor([1, 4, 10]), torch.tensor([39, 36, 30]))
-    is_auto = pos_weight == "auto"
-    weights = torch.tensor([20.0, 9, 3] if is_auto else pos_weight)
-    ours = AsymmetricLoss(
-        pos_weight=pos_weight,
-        pos_weight_cap=20.0,
-        gamma_pos=1.0,
-        focal_grad=focal_grad,
-        label_counts=lambda: counts,
-    )
+    weights = torch.tensor([20.0, 9, 3] if pos_weight == "auto" else pos_weight)
+    options = {"pos_weight": pos_weight, "pos_weight_cap": 20.0, "label_counts": lambda: counts}
+    ours = AsymmetricLoss(gamma_pos=1.0, focal_grad=focal_grad, **options)
     theirs = timm.loss.AsymmetricLossMultiLabel(
         pos_weight=weights, disable_torch_grad_focal_loss=not focal_grad, reduction="sum"
     )
     found, expected = (with_gradient(loss, logits, targets.float()) for loss in (ours, theirs))
     torch.testing.assert_close(found, expected)
-    # A checkpoint of a run without the argument has nothing of it.
     assert not AsymmetricLoss().state_dict()
 
 
-# One label
-
-
 def single_value(logits, targets, gamma_neg, gamma_pos, smoothing):
-    """Return the official single-label formula, one element at a time."""
-    total, classes = 0.0, len(logits[0])
+    """Return the official single-label loss, one element at a time."""
+    total = 0.0
+    classes = len(logits[0])
     for row, labels in zip(logits, targets, strict=True):
         norm = math.log(sum(math.exp(x) for x in row))
         for x, y in zip(row, labels, strict=True):
@@ -166,7 +156,7 @@ def single_value(logits, targets, gamma_neg, gamma_pos, smoothing):
 
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos"), [(4.0, 0.0), (0.0, 0.0), (1.5, 0.5)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-def test_one_label_is_the_formula(gamma_neg, gamma_pos, smoothing):
+def test_single_label_loss_matches_formula(gamma_neg, gamma_pos, smoothing):
     logits, targets = batch(exclusive=True)
     loss = AsymmetricLossSingleLabel(gamma_neg=gamma_neg, gamma_pos=gamma_pos, smoothing=smoothing)
     expected = single_value(logits.tolist(), targets.tolist(), gamma_neg, gamma_pos, smoothing)
@@ -174,7 +164,7 @@ def test_one_label_is_the_formula(gamma_neg, gamma_pos, smoothing):
     assert torch.autograd.gradcheck(lambda x: loss(x, targets), logits.requires_grad_())
 
 
-def test_one_label_has_the_official_defaults_and_no_loss_of_infinite_terms():
+def test_single_label_loss_has_official_defaults_and_is_finite():
     logits, targets = batch(exclusive=True)
     official = AsymmetricLossSingleLabel(gamma_neg=4, gamma_pos=0, smoothing=0.1)
     assert torch.equal(AsymmetricLossSingleLabel()(logits, targets), official(logits, targets))

@@ -1,10 +1,10 @@
-"""The asymmetric loss for partly annotated data, and the priors of its classes."""
+"""Asymmetric loss for partial labels, and its class priors."""
 
-import logging
 import math
 
 import pytest
 import torch
+from random_weights import with_gradient
 from support import in_processes
 
 from mldec import build
@@ -18,7 +18,7 @@ TARGETS = torch.tensor([[1, 0, -1, -1], [0, -1, 1, -1]])
 
 
 @pytest.mark.parametrize("mode", ["negative", "ignore", "ignore_normalized"])
-def test_the_value_is_that_of_the_formula(mode):
+def test_value_matches_formula(mode):
     options = {"gamma_pos": 1.0, "gamma_neg": 2.0, "gamma_unannotated": 3.0, "clip": 0.05}
     alphas = {"alpha_pos": 0.5, "alpha_neg": 2.0, "alpha_unannotated": 1.5}
     loss = PartialAsymmetricLoss(mode=mode, **options, **alphas)
@@ -36,7 +36,7 @@ def test_the_value_is_that_of_the_formula(mode):
     assert loss(LOGITS, TARGETS).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_fully_annotated_data_costs_what_the_asymmetric_loss_says():
+def test_fully_annotated_data_matches_asymmetric_loss():
     targets = TARGETS.clamp(min=0)
     partial = PartialAsymmetricLoss(gamma_pos=1, gamma_neg=4, clip=0.05)
     whole = AsymmetricLoss(gamma_pos=1, gamma_neg=4)
@@ -44,20 +44,18 @@ def test_fully_annotated_data_costs_what_the_asymmetric_loss_says():
 
 
 @pytest.mark.parametrize(
-    ("options", "left_out"),
+    ("options", "ignored"),
     [
         ({"mode": "ignore"}, [[0, 2], [0, 3], [1, 1], [1, 3]]),
-        # The two highest of four in the whole batch, both in the first image.
+        # The two highest of four labels of the batch, both in the first image.
         ({"mode": "selective", "likelihood_top_k": 1}, [[0, 2], [0, 3]]),
         ({"mode": "selective", "likelihood_top_k": 9}, [[0, 2], [0, 3], [1, 1], [1, 3]]),
         ({"mode": "selective", "class_prior": [0.1, 0.9, 0.1, 0.6]}, [[0, 3], [1, 1], [1, 3]]),
     ],
 )
-def test_labels_that_do_not_count_have_no_gradient(options, left_out):
-    logits = LOGITS.clone().requires_grad_()
-    value = PartialAsymmetricLoss(**options)(logits, TARGETS)
-    (gradient,) = torch.autograd.grad(value, logits)
-    assert (gradient == 0).nonzero().tolist() == left_out
+def test_ignored_labels_have_no_gradient(options, ignored):
+    _, gradient = with_gradient(PartialAsymmetricLoss(**options), LOGITS, TARGETS)
+    assert (gradient == 0).nonzero().tolist() == ignored
 
 
 # Class priors
@@ -68,7 +66,7 @@ LABELS = torch.randint(-1, 2, (6, 4), generator=GENERATOR)
 MEANS = MANY.sigmoid().mean(0)
 
 
-def test_the_estimate_is_the_mean_prediction_in_training_only():
+def test_estimate_is_mean_prediction_in_training():
     loss = PartialAsymmetricLoss(mode="ignore", class_prior="estimate")
     assert loss.prior() is None
     plain = PartialAsymmetricLoss(mode="ignore")
@@ -76,13 +74,13 @@ def test_the_estimate_is_the_mean_prediction_in_training_only():
         assert loss(MANY[part], LABELS[part]).equal(plain(MANY[part], LABELS[part]))
     torch.testing.assert_close(loss.prior(), MEANS)
 
-    # A step that is not finite does not spoil it, and evaluation does not change it.
+    # Non-finite steps and evaluation do not change it.
     loss(torch.full((2, 4), math.nan), LABELS[:2])
     loss.eval()(MANY.neg(), LABELS)
     torch.testing.assert_close(loss.prior(), MEANS)
 
 
-def test_a_resumed_run_selects_by_the_estimate_so_far(tmp_path):
+def test_estimate_is_restored_on_resume(tmp_path):
     whole, first, second = (
         PartialAsymmetricLoss(mode="selective", class_prior="estimate") for _ in range(3)
     )
@@ -97,12 +95,12 @@ def test_a_resumed_run_selects_by_the_estimate_so_far(tmp_path):
     assert PartialAsymmetricLoss().state_dict() == {}
 
 
-def test_the_estimate_that_selects_forgets_the_beginning():
+def test_selective_estimate_uses_newest_images():
     loss = PartialAsymmetricLoss(mode="selective", class_prior="estimate")
     batches = [torch.full((3, 4), 4.0), *torch.linspace(-3, -1, 6)[:, None, None].expand(6, 3, 4)]
     for batch in batches:
         loss(batch, LABELS[:3])
-    # Of seven batches those from the third on count: windows end after 1, 2 and 4 batches.
+    # Windows end after 1, 2 and 4 batches, so the first two of seven batches are forgotten.
     expected = torch.cat(batches[2:]).sigmoid().mean(0)
     torch.testing.assert_close(loss.prior(), expected)
 
@@ -110,30 +108,28 @@ def test_the_estimate_that_selects_forgets_the_beginning():
 ESTIMATE = ["loss=partial", "loss.mode=ignore", "loss.class_prior=estimate"]
 
 
-def in_a_process(rank, world_size, folder):
+def estimate_on_rank(rank, world_size, folder):
     loss = build.loss(build.check(compose(["+experiment=digits", *ESTIMATE])))
     share = slice(0, 2) if rank == 0 else slice(2, 6)
     loss(MANY[share], LABELS[share])
     torch.save(loss.prior(), f"{folder}/{rank}.pt")
 
 
-def test_the_estimate_is_over_all_processes(tmp_path):
-    in_processes(in_a_process, 2, str(tmp_path))
+def test_estimate_includes_all_ranks(tmp_path):
+    in_processes(estimate_on_rank, 2, str(tmp_path))
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert one.equal(two)
     torch.testing.assert_close(one, MEANS)
 
 
-def test_an_estimate_is_saved_and_read(tmp_path, caplog):
+def test_estimate_is_saved_and_read(tmp_path):
     path = tmp_path / "prior.csv"
     loss = PartialAsymmetricLoss(mode="selective", class_prior="estimate")
     save_estimate(loss, path, [])
     save_estimate(AsymmetricLoss(), path, [])
     assert not path.exists()
     loss(MANY, LABELS)
-    with caplog.at_level(logging.INFO, "mldec"):
-        save_estimate(loss, path, ["Human leg", 'a "b", c', "/m/01", "Caf\u00e9"])
-    assert str(path) in caplog.text
+    save_estimate(loss, path, ["Human leg", 'a "b", c', "/m/01", "Caf\u00e9"])
     assert path.read_text(encoding="utf-8").startswith("Classes,avg_pred")
     assert read_prior(path) == loss.prior().tolist()
     from_file = PartialAsymmetricLoss(mode="selective", class_prior=str(path))
@@ -141,24 +137,17 @@ def test_an_estimate_is_saved_and_read(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    "text",
     [
-        (None, "cannot be used"),
-        ("Classes,avg_pred\na,0.1\nb,high\n", "high"),
-        ("Classes,avg_pred\na,1.5\n", "outside of this range"),
-        ('Classes,avg_pred\n"a,0.5\n', "unexpected end of data"),
+        None,
+        "Classes,avg_pred\na,0.1\nb,high\n",
+        "Classes,avg_pred\na,1.5\n",
+        'Classes,avg_pred\n"a,0.5\n',
     ],
 )
-def test_a_broken_file_of_priors_is_one_line(tmp_path, text, part):
+def test_invalid_prior_file_is_named(tmp_path, text):
     path = tmp_path / "prior.csv"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"loss\.class_prior {path}"):
         PartialAsymmetricLoss(mode="selective", class_prior=str(path))
-    message = str(caught.value)
-    assert message.startswith(f"loss.class_prior {path} cannot be used")
-    assert message.endswith(
-        "give a CSV file with the header Classes,avg_pred and a number from 0 to 1 per class"
-    )
-    assert part in message
-    assert "\n" not in message
