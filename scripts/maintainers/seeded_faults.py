@@ -276,21 +276,21 @@ xmp: keywords of an earlier run are taken for those of the user
 xmp: photos that differ in their suffix share a sidecar
 - path = photo.with_name(f"{photo.name}.xmp")
 + path = photo.with_suffix(".xmp")
-summary: one of the two one-sided tests is enough for "as good"
-- verdict = "as good" if max(above, below) < LEVEL else "open"
-+ verdict = "as good" if min(above, below) < LEVEL else "open"
+summary: the interval of a paired difference has a level of 90 %
+- test.confidence_interval(0.95)
++ test.confidence_interval(0.90)
 summary: runs with different cache folders are in different groups
-- NO_DIFFERENCE = {"seed", "name", "resume", "data.cache_dir"}
-+ NO_DIFFERENCE = {"seed", "name", "resume"}
+- IGNORED = {"seed", "name", "resume", "data.cache_dir"}
++ IGNORED = {"seed", "name", "resume"}
 summary: the deviation is that of the population, not of a sample
-- text += f" {sign} {statistics.stdev(values):.2f}"
-+ text += f" {sign} {statistics.pstdev(values):.2f}"
-summary: the highest calibration error is bold
-- np.nanmin(column) if metric in ERRORS else np.nanmax(column) for metric, column in columns
-+ np.nanmax(column) for metric, column in columns
+- statistics.stdev(values) if len(values) > 1 else None
++ statistics.pstdev(values) if len(values) > 1 else None
+summary: the difference of two groups pairs results of different seeds
+- others = [base[seed].metrics[first] for seed in seeds]
++ others = [base[seed].metrics[first] for seed in reversed(seeds)]
 summary: each metric comes from its own best evaluation
-- best = max(evaluations, key=lambda evaluation: evaluation.value)
-+ best = max(evaluations, key=lambda evaluation: evaluation.metrics.get(metric) or 0.0)
+- metrics = {key: value for key, value in found.items() if value is not None}
++ metrics = {key: max(one.metrics.get(key) or 0.0 for one in evaluations) for key in found}
 """
 
 
