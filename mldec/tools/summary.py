@@ -170,7 +170,7 @@ def _table_over_seeds(runs: Sequence[Run], args: argparse.Namespace) -> list[dic
     """Return a row per group of finished runs that differ only in their seed."""
     first = runs[0].row["metric"]
     used = []
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.row["run"]):
         if run.row["state"] == "finished" and run.row["metric"] == first and run.metrics:
             used.append(run)
         else:

@@ -37,7 +37,7 @@ TESTS = {
     "losses": "unit/losses/*.py parity/*losses*.py unit/training/*.py",
     "heads": "unit/heads/*.py parity/*heads*.py",
     "thresholds": "tools/calibration/test_fitting.py tools/calibration/test_command.py",
-    "checkpoints": "unit/runtime/*.py unit/files/*.py unit/checkpoint/*.py unit/training/*.py parity/*heads*.py",
+    "checkpoints": "unit/files/*.py unit/checkpoint/*.py unit/training/*.py parity/*heads*.py",
     "readers": "unit/data/*.py unit/data/*/*.py",
     "report": "tools/report/test_[ain]*.py tools/report/test_command.py",
     "predict": "tools/predict/*.py",

@@ -216,7 +216,7 @@ def test_names_of_groups_and_missing_metrics(cli, outputs):
     shutil.rmtree(outputs / "a")
     table, _ = markdown(cli, outputs, "--metrics", "ECE")
     assert table == {
-        r"digits\_3": ["3", "91.00 ± 1.00", "4.00 ± 1.41 (n=2)"],
+        r"digits\_0": ["3", "91.00 ± 1.00", "4.00 ± 1.41 (n=2)"],
         r"digits\_1": ["1", "80.00 ± -", "8.00 ± -"],
         "x": ["1", "70.00 ± -", "- ± - (n=0)"],
         r"x\_seed1": ["1", "60.00 ± -", "- ± - (n=0)"],

@@ -1,8 +1,6 @@
 """The command `mldec benchmark`: options, JSON files, and the job `predict`."""
 
 import json
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import hostile
 import pytest
@@ -13,7 +11,7 @@ from support import one_line
 from mldec.errors import DataError
 from mldec.runtime import environment as facts
 from mldec.tools import benchmark
-from mldec.tools.benchmark import predict, throughput
+from mldec.tools.benchmark import throughput
 
 
 def test_figures_are_printed_and_written(cli, tmp_path, monkeypatch):
@@ -71,28 +69,3 @@ def test_predict_is_compared_with_its_bound(cli, tmp_path):
     bound = 1 / (1 / figures["decode"] + 1 / figures["model"])
     assert figures["bound"] == pytest.approx(bound)
     assert figures["share"] == pytest.approx(figures["predict"] / bound)
-
-
-def test_a_gpu_gets_pinned_batches_and_one_wait_per_round(tmp_path, monkeypatch):
-    for number in range(3):
-        picture(seed=number).save(tmp_path / f"{number}.png")
-    pinned = Mock(side_effect=lambda: torch.zeros(2, 3, 8, 8))
-    scores = Mock()
-    engine = SimpleNamespace(
-        device=torch.device("cuda:0"),
-        transform=lambda image: torch.zeros(3, 8, 8),
-        decoder="pillow",
-        answer=lambda images: SimpleNamespace(scores=scores),
-    )
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned())
-    monkeypatch.setattr(predict, "opened", lambda checkpoint, options: (engine, None))
-    monkeypatch.setattr(predict, "BATCH_SIZE_GPU", 2)
-    monkeypatch.setattr(predict, "decoded", lambda *args, **options: [])
-    predictor = SimpleNamespace(rows=lambda items, stop: [])
-    monkeypatch.setattr(predict, "Predictor", lambda engine, rule: predictor)
-
-    args = SimpleNamespace(checkpoint="x.pt", images=tmp_path, device="cuda", count=3, rounds=1)
-    list(predict.predict(args))
-    assert pinned.call_count == 1
-    # In the warm-up and in the round.
-    assert scores.cpu.call_count == 2
