@@ -21,7 +21,7 @@ from mldec.runtime.devices import processors
 # Each job is a module with a function of the same name, which yields dictionaries of figures.
 JOBS = {
     "throughput": "images/s of training and inference of an experiment, on random images",
-    "profile": "time of each part of a training step, and its share of the device's peak speed",
+    "profile": "time of each part of a training step, and its speed relative to a matrix product",
     "data": "time of each part of the training transform, on one core and your photos",
     "predict": "images/s of mldec predict on your photos, and of decoding and the model alone",
 }

@@ -114,8 +114,10 @@ class Trial:
 
         # Some losses count the training labels.
         loss = build.loss(self.parts, lambda: from_dense(self._targets(1000).numpy()))
-        options = {"device": self.device, "word_vectors": self.classes.word_vectors}
-        return Learner(self.config, model, loss, steps=STEPS, **options)
+        word_vectors = self.classes.word_vectors
+        return Learner(
+            self.config, model, loss, device=self.device, steps=STEPS, word_vectors=word_vectors
+        )
 
     def random_images(self, count: int) -> Tensor:
         """Return random images on the device, uint8 [count, 3, S, S]."""

@@ -1,7 +1,6 @@
 """Multiply-accumulates of the paper's models against the paper and the committed figures."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,6 @@ def test_committed_figures_match_the_paper(script):
         else:
             assert abs(row["difference"]) < script.TOLERANCE
             assert row["explained"]
-
-
-def test_script_prints_and_writes_figures(script, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script, "cost", lambda: COMMITTED)
-    file = tmp_path / "cost.json"
-    monkeypatch.setattr(sys, "argv", ["cost_table.py", "--json", str(file)])
-    script.main()
-    assert json.loads(file.read_text())["figures"] == COMMITTED
-    assert "212.33" in capsys.readouterr().out
 
 
 def test_figure_6_by_hand(script):

@@ -27,27 +27,6 @@ def test_one_node_trains(tmp_path, monkeypatch):
     assert (tmp_path / "outputs" / "digits" / "checkpoints" / "best.pt").exists()
 
 
-def test_several_nodes_train(tmp_path):
-    """Two launchers with separate working folders simulate two machines."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = f"NODES=2 PROCESSES=1 MAIN=localhost:{port} RUN=test"
-    launch = f"{environment} {LAUNCH / 'several_nodes.sh'} {' '.join(QUICK)} train.epochs=1"
-    jobs = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        job = subprocess.Popen(
-            launch, shell=True, cwd=tmp_path / name, stderr=subprocess.PIPE, text=True
-        )
-        jobs.append(job)
-    for job in jobs:
-        _, err = job.communicate(timeout=300)
-        assert job.returncode == 0, err
-    # Only one process writes the run.
-    assert len(list(tmp_path.glob("*/outputs/digits/checkpoints/best.pt"))) == 1
-
-
 def tree(process: int) -> list[int]:
     """Return a process and its descendants. The ranks of torchrun are in other groups."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()

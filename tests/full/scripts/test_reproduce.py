@@ -32,14 +32,11 @@ def test_every_run_composes(name):
     assert costs.dataset(config) is not None
 
 
-def test_a_run_has_the_same_settings_in_all_tables():
+def test_rows_have_consistent_settings_and_sections():
     for _, table in rows.TABLES.values():
         for row in table:
             assert row.settings == RUNS[row.run].settings
             assert not row.runs or row.paper or "not found" in row.note
-
-
-def test_sections_are_in_datasets_md():
     text = "".join(path.read_text() for path in TOP.glob("DATASETS*.md"))
     for data in costs.DATASETS.values():
         assert re.search(rf"^## {re.escape(data.section)}\b", text, re.MULTILINE), data.section

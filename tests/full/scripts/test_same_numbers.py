@@ -8,20 +8,15 @@ import torch
 SCRIPT = runpy.run_path(
     str(Path(__file__).parents[3] / "scripts" / "maintainers" / "same_numbers.py")
 )
-differences, plain, verdict = (SCRIPT[name] for name in ("differences", "plain", "verdict"))
+plain, verdict = SCRIPT["plain"], SCRIPT["verdict"]
 
 
-def test_only_named_exceptions_have_a_tolerance():
-    before, after = {"temperature": 2.0}, {"temperature": 2.0001}
-    assert verdict("calibrate_class", {"result": before}, {"result": before}) == "same"
-    found = verdict("calibrate_class", {"result": before}, {"result": after})
-    assert found == "same, with 1 exceptions"
-    found = verdict("calibrate_class", {"result": before}, {"result": {"temperature": 2.1}})
-    assert found == "differs: calibrate_class/temperature: 2.0 -> 2.1, and 0 more"
-    found = verdict("evaluate_digits", {"result": before}, {"result": after})
-    assert found.startswith("differs: evaluate_digits/temperature")
-    found = verdict("resume", {"result": 1}, {"error": "no"})
-    assert found == "failed after: no"
+def test_only_exceptions_have_a_tolerance():
+    before, after = {"result": {"temperature": 2.0}}, {"result": {"temperature": 2.0001}}
+    assert verdict("calibrate_class", before, before) == "same"
+    assert verdict("calibrate_class", before, after).startswith("same, with 1")
+    assert verdict("evaluate_digits", before, after).startswith("differs: evaluate_digits/temp")
+    assert verdict("resume", before, {"error": "no"}).startswith("failed after")
 
 
 def test_moves_and_times_are_ignored(monkeypatch):
