@@ -15,9 +15,9 @@ COMMANDS = {
     "export": "write a checkpoint as an ONNX or .pt2 file that answers by itself",
     "publish": "put a checkpoint on the Hugging Face Hub, with a model card",
     "demo": "show what photos contain on a web page of this machine, and over HTTP",
-    "summary": "print a table of the runs in a folder, and plot them",
+    "summary": "print a table of the runs in a folder, or of means over seeds",
     "check-data": "count and check the images and labels of a dataset, or find its wrong labels",
-    "benchmark": "measure speed, memory and cost",
+    "benchmark": "measure the speed and memory of training and inference",
 }
 
 # Commands in the package `mldec`. The other commands are in `mldec.tools`.

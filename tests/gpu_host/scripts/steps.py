@@ -13,7 +13,7 @@ import traceback
 import torch
 from null_gpu import counted, finish
 
-from mldec.tools.benchmark.throughput import prepare, settings
+from mldec.tools.benchmark.throughput import build_trial, compose_experiment
 
 IMAGES = 4
 
@@ -22,7 +22,7 @@ def step(experiment, classes):
     """Train two steps; return the counts of the second one."""
     words = [f"train.batch_size={IMAGES}", "train.accumulate=1", "device=cuda"]
     args = argparse.Namespace(experiment=experiment, settings=words)
-    tried = prepare(settings(args), classes)
+    tried = build_trial(compose_experiment(args), classes)
     batches = tried.random_batches()
     learner = tried.learner()
     learner.train()
