@@ -32,7 +32,12 @@ from mldec.errors import ConfigError
 from mldec.tools import summary
 
 TOP = Path(__file__).parents[2]
-FILES = [*TOP.glob("*.md"), *TOP.glob("docs/**/*.md"), *TOP.glob("tests/**/*.md")]
+FILES = [
+    *TOP.glob("*.md"),
+    *TOP.glob("docs/**/*.md"),
+    *TOP.glob("benchmarks/*.md"),
+    *TOP.glob("tests/**/*.md"),
+]
 DOCUMENTS = {path.relative_to(TOP).as_posix(): path for path in sorted(FILES)}
 LARGEST_README = 8_500  # bytes
 
@@ -106,8 +111,13 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert "docs/README.md" in LINK.findall(text_of("README.md"))
     links = {link.partition("#")[0] for link in LINK.findall(text_of("docs/README.md"))}
     linked = {os.path.normpath(f"docs/{link}") for link in links}
-    pages = {name for name in DOCUMENTS if not name.startswith("tests/")}
+    pages = {name for name in DOCUMENTS if not name.startswith(("tests/", "benchmarks/"))}
     assert pages - {"README.md", "docs/README.md"} <= linked
+
+    assert "../benchmarks/README.md" in LINK.findall(text_of("docs/results.md"))
+    studies = {name for name in DOCUMENTS if name.startswith("benchmarks/")}
+    linked = {f"benchmarks/{link}" for link in LINK.findall(text_of("benchmarks/README.md"))}
+    assert studies - {"benchmarks/README.md"} <= {link.partition("#")[0] for link in linked}
 
 
 def test_the_readme_is_short() -> None:
@@ -327,7 +337,8 @@ def check_script(script: str, words: list[str]) -> None:
     for word in words:
         if word.startswith("--") and not re.search(rf"{word}\b", known):
             raise NotAccepted(f"{script} has no option {word}")
-        if "=" in word and not word.startswith("--"):
+        is_argument = word in known  # such as SET=FOLDER
+        if "=" in word and not word.startswith("--") and not is_argument:
             check_setting(word)
 
 
