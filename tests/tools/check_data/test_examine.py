@@ -1,7 +1,6 @@
 """The command `mldec check-data`: counts, errors and warnings of small datasets."""
 
 import json
-import pickle
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -161,35 +160,6 @@ def test_file_listed_twice_is_no_copy(check, root, category, labels):
     listed = f"{image(root, 2)} is listed twice, with {labels} labels"
     assert report["train"]["listed_twice"] == [listed]
     assert report["train"]["copies"] == []
-
-
-def test_copies_are_found_in_array_files(cli, tmp_path):
-    folder = tmp_path / "cifar-100-python"
-    folder.mkdir()
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 3072), dtype=np.uint8)
-    for split, rows in (("train", [0, 1, 2, 0]), ("test", [3, 2])):
-        content = {"data": pixels[rows], "fine_labels": [0] * len(rows)}
-        (folder / split).write_bytes(pickle.dumps(content, protocol=3))
-    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["apple"]}, protocol=3))
-    words = ["data=cifar100", f"data.root={tmp_path}", "train.workers=0"]
-    assert cli("check_data", *words, "--json", tmp_path / "r.json").status == 1
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert (len(report["train"]["copies"]), len(report["in_both_splits"])) == (1, 1)
-
-
-def test_unsupported_files_are_a_warning(cli, tmp_path):
-    root = tmp_path / "photos"
-    for split in ("train", "val"):
-        for name in ("cat", "dog"):
-            (root / split / name).mkdir(parents=True)
-            color = (len(split), len(name), name == "cat")
-            Image.new("RGB", (9, 9), color).save(root / split / name / "1.png")
-    (root / "train" / "dog" / "2.heic").touch()
-    words = ["data=folders", f"data.root={root}", f"data.cache_dir={tmp_path}", "train.workers=0"]
-    out = cli.out("check_data", *words, "--json", tmp_path / "r.json")
-    assert "dog/2.heic" in "".join(out.splitlines()[-2:])
-    [warning] = json.loads((tmp_path / "r.json").read_text())["warnings"]
-    assert "dog/2.heic" in warning
 
 
 @pytest.mark.parametrize(
