@@ -78,7 +78,7 @@ def best(digits_run: Path) -> Path:
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw 100 resamples instead of 1,000."""
-    monkeypatch.setattr("mldec.tools.report.statistics.MOST_RESAMPLES", 100)
+    monkeypatch.setattr("mldec.tools.report.statistics.MAX_RESAMPLES", 100)
 
 
 @pytest.fixture

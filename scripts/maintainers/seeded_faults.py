@@ -39,7 +39,7 @@ TESTS = {
     "thresholds": "tools/calibration/test_fitting.py tools/calibration/test_command.py",
     "checkpoints": "unit/files/*.py unit/checkpoint/*.py unit/training/*.py parity/*heads*.py",
     "readers": "unit/data/*.py unit/data/*/*.py",
-    "report": "tools/report/test_[ain]*.py tools/report/test_command.py",
+    "report": "tools/report/*.py extras/report/*.py",
     "predict": "tools/predict/*.py",
     "shards": "tools/predict/test_results.py tools/predict/test_command.py",
     "thresholds file": "unit/checkpoint/test_ram_files.py tools/calibration/test_command.py",
@@ -204,11 +204,11 @@ metrics: the envelope of the precision runs over lower recalls
 - envelope = np.maximum.accumulate(precision)
 + envelope = np.maximum.accumulate(precision[::-1])[::-1]
 report: the intervals hold 90 % instead of 95 %
-- low, high = np.percentile(values, (2.5, 97.5), axis=0)
-+ low, high = np.percentile(values, (5, 95), axis=0)
+- bounds: np.ndarray = np.percentile(values, (2.5, 97.5), axis=0)
++ bounds: np.ndarray = np.percentile(values, (5, 95), axis=0)
 report: two models are compared by unpaired resamples
-- name: own.resampled[name] - numbers.resampled[name]
-+ name: own.resampled[name] - numbers.resampled[name][::-1]
+- name: own.resampled[name] - other.resampled[name]
++ name: own.resampled[name] - other.resampled[name][::-1]
 report: missed images with the highest scores come first
 - "missed": (~decided & (labels == 1), scores),
 + "missed": (~decided & (labels == 1), -scores),
@@ -261,14 +261,14 @@ export: the center crop starts one pixel too early
 - return number // 2 + (number % 2) * (number // 2 % 2)
 + return number // 2
 report: the p-value is one-sided
-- return float(min(1, 2 * (1 + rarer) / (1 + resamples))), test
-+ return float(min(1, (1 + rarer) / (1 + resamples))), test
+- return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
++ return float(min(1, (1 + rarer) / (1 + len(gaps))))
 report: the interval of a class's difference is that of the first model
-- low, high = interval(first.resampled_precision - second.resampled_precision)
-+ low, high = interval(first.resampled_precision)
+- low, high = interval_bounds(first.resampled_ap - second.resampled_ap)
++ low, high = interval_bounds(first.resampled_ap)
 report: images without a label count as wrong in resampled top-1
-- shares = [right @ step[rows] / step[rows].sum(0) for step in weights]
-+ shares = [right @ step[rows] / step.sum(0) for step in weights]
+- shares = [right @ block[rows] / block[rows].sum(0) for block in weights]
++ shares = [right @ block[rows] / block.sum(0) for block in weights]
 xmp: keywords of an earlier run are taken for those of the user
 - of_user = properties[SUBJECT].texts() - earlier
 + of_user = properties[SUBJECT].texts()

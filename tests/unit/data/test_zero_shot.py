@@ -12,7 +12,7 @@ from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import ZeroShot, split_classes, warn_duplicate_names
 from mldec.data.types import Classes, in_folder
 from mldec.errors import DataError
-from mldec.tools.check_data.examine import neighbours
+from mldec.tools.check_data.examine import nearest_classes
 from mldec.words.types import VectorOrigin, WordVectors
 from mldec.words.vectors import ClassList, read_class_list
 
@@ -125,16 +125,16 @@ def test_roles_that_cannot_be(unseen, seen, expected):
 
 def test_the_nearest_seen_classes_of_each_unseen_one():
     vectors = torch.tensor([[2.0, 0], [0, 3], [1, 1], [5, 0.1]])
-    table = neighbours(
+    table = nearest_classes(
         Classes(("a", "b", "c")), Classes(("a", "b", "c", "d"), word_vectors=vectors), 2
     )
     assert list(table) == ["d"]
     assert [name for name, _ in table["d"]] == ["a", "c"]
     assert table["d"][0][1] == pytest.approx(5 / np.hypot(5, 0.1))
     train = Classes(("ant", "cat"), word_vectors=VECTORS[SEEN])
-    near = neighbours(train, Classes(NAMES, word_vectors=VECTORS))
+    near = nearest_classes(train, Classes(NAMES, word_vectors=VECTORS))
     assert {name: of_name[0][0] for name, of_name in near.items()} == {"bee": "ant", "dogs": "cat"}
-    assert neighbours(Classes(("ant", "cat")), Classes(NAMES)) == {}
+    assert nearest_classes(Classes(("ant", "cat")), Classes(NAMES)) == {}
 
 
 # Class lists
