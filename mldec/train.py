@@ -62,14 +62,12 @@ def run(config: Config, directory: Path) -> None:
     from mldec.checkpoint import loading
     from mldec.files.run_folder import RunLock
     from mldec.runtime import distributed
-    from mldec.runtime.environment import keep_freed_memory
     from mldec.runtime.signals import listening
     from mldec.training.optim import check_trainable
 
     # 1. Validate the settings before any file or device is used.
-    keep_freed_memory()
-    for tracker in config.log.trackers:
-        require(f"log.{tracker}=true", tracker, tracker)
+    if config.log.wandb:
+        require("log.wandb=true", "wandb", "wandb")
     config = loading.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config includes the defaults of all parts, which may change in later versions.
@@ -101,13 +99,7 @@ def _train(
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
     from mldec.training.log import RunLog
-    from mldec.training.start import (
-        describe_run,
-        few_per_batch_norm,
-        is_inside,
-        prepare_trainer,
-        start_weights,
-    )
+    from mldec.training.start import describe_run, is_inside, prepare_trainer
 
     # Buffer the messages until train.log is open.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
@@ -130,13 +122,12 @@ def _train(
         earlier=early.buffer,
     )
     with closing(run_log):
-        # Describe the run once for all processes.
+        if path:
+            log.info(f"resumed from {path}")
         log.info(describe_run(trainer, config.train.precision))
-        log.info(start_weights(trainer.config, path))
         slow = trainer.config.train.precision.warning(device)
-        for warning in (slow, few_per_batch_norm(trainer)):
-            if warning and distributed.is_main():
-                log.warning(warning)
+        if slow and distributed.is_main():
+            log.warning(slow)
         trainer.fit(run_log)
 
         log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
@@ -176,7 +167,7 @@ def app(node: DictConfig) -> None:
         hydra_config = HydraConfig.get()
         under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
-            raise ConfigError("a sweep (-m) cannot run under torchrun: start one for each value")
+            raise ConfigError("--multirun does not work with torchrun; start one run per value")
 
         directory = Path(hydra_config.runtime.output_dir)
         try:

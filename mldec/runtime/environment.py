@@ -1,7 +1,5 @@
-"""Installed versions, the git commit, and memory management."""
+"""Installed versions, the git commit, and the message after an out-of-memory error."""
 
-import ctypes
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +9,6 @@ import torch
 
 import mldec
 from mldec.errors import UserError
-
-# Options of glibc's mallopt, from malloc.h.
-TRIM_THRESHOLD = -1
-MMAP_THRESHOLD = -3
-# Maximum size of blocks that are kept, in bytes. Older versions of glibc only accept the second.
-LARGEST_KEPT = (2**30, 2**25)
-OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def installed() -> dict[str, str]:
@@ -64,23 +55,3 @@ def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
             raise
 
         raise UserError(advice()) from error
-
-
-def keep_freed_memory() -> bool:
-    """Configure glibc to reuse freed memory instead of returning it to the system.
-
-    The system clears each returned page when the next step touches it. That takes 2 to 18 percent
-    of a training step on a CPU. Environment variables of the user have precedence.
-
-    Returns:
-        True if the setting was applied.
-    """
-    # `CDLL(None)` does not work on Windows.
-    if os.name == "nt":
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or any(name in os.environ for name in OF_THE_USER):
-        return False
-
-    takes_threshold = any(mallopt(MMAP_THRESHOLD, size) for size in LARGEST_KEPT)
-    return bool(takes_threshold and mallopt(TRIM_THRESHOLD, 2**31 - 1))

@@ -33,7 +33,6 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format
-from mldec.runtime.environment import keep_freed_memory
 from mldec.tools.benchmark import add_experiment, report
 from mldec.tools.benchmark.throughput import (
     STEPS,
@@ -538,7 +537,6 @@ def main() -> None:
         check_targets(args.json)
 
         # As in training.
-        keep_freed_memory()
         figures = {"head": head, "step": step}[args.job](args)
         report(f"official_{args.job}", figures, args.json)
 

@@ -94,7 +94,6 @@ def run(args: argparse.Namespace) -> None:
     check_targets(getattr(args, "trace", None), json=args.json)
 
     # As in training.
-    facts.keep_freed_memory()
     module = importlib.import_module(f"mldec.tools.benchmark.{args.job}")
     measured = getattr(module, args.job)(args)
     report(args.job, measured, args.json, getattr(module, "table", listed))
