@@ -308,7 +308,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     with one_line():
         args = parser().parse_intermixed_args()
-        config, data = build.data_from_settings(args.settings)
+        config, data, _ = build.data_from_settings(args.settings)
 
         # Refuse what shards cannot hold.
         splits = {part: getattr(data, part) for part in args.split or ("train", "val")}

@@ -4,15 +4,10 @@ Other modules do not use torch.distributed directly.
 """
 
 import inspect
-import logging
 import os
-import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,19 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped, UserError
 from mldec.runtime.devices import check_device, env_number
 
 T = TypeVar("T")
-log = logging.getLogger("mldec")
 
 # Timeout of collectives. It must exceed the work of a single rank, such as a download. NCCL would
 # otherwise use the 30 minutes of gloo.
 TIMEOUT = timedelta(minutes=20)
-
-DEVICE_FILES = Path("/dev")
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def rank() -> int:
@@ -71,38 +61,20 @@ def pick_device(name: str) -> torch.device:
             name = "mps"
         else:
             name = "cpu"
-            _warn_of_unused_gpu()
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     check_device(name)
 
     kind, _, number = name.partition(":")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device mps is not there: this is no Apple GPU; use device=cpu")
+        raise ConfigError("device=mps: there is no Apple GPU; pass device=cpu")
     if kind != "cuda":
         return torch.device(kind)
     if int(number) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu"
+            f"device={name}: there are {torch.cuda.device_count()} CUDA devices; pass device=cpu"
         )
     return torch.device("cuda", int(number))
-
-
-@cache
-def _warn_of_unused_gpu() -> None:
-    """Log a warning if there is an NVIDIA GPU that torch cannot use."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if is_hidden or not any(DEVICE_FILES.glob("nvidia[0-9]*")):
-        return
-
-    driver = "this driver"
-    if DRIVER_FILE.is_file():
-        version = re.search(r"\b\d{3}\.[\d.]+", DRIVER_FILE.read_text(encoding="utf-8"))
-        driver = f"driver {version[0]}" if version else driver
-    log.warning(
-        f"device=auto: an NVIDIA GPU is not used, as torch {torch.__version__} finds no CUDA "
-        f"device with {driver}; update the driver, or install a torch build that supports it"
-    )
 
 
 def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
@@ -116,27 +88,12 @@ def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> 
             shape.
     """
     if device.type == "cuda":
-        _warn_without_compiler()
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.benchmark = not deterministic
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    if device.type == "mps":
-        log.info("device mps: float64 and what torch cannot do on an Apple GPU go to the CPU")
-
-
-@cache
-def _warn_without_compiler() -> None:
-    """Log a warning if torch was imported before mldec and its Triton kernels cannot compile."""
-    has_kernels = "torch._native.ops.bmm_outer_product" in sys.modules
-    is_disabled = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
-    if has_kernels and not is_disabled and not triton_can_compile():
-        log.warning(
-            "torch was imported before mldec, and without a C compiler and Python.h its Triton "
-            "kernels fail in training: set TORCH_DISABLE_NATIVE_JIT=1, or import mldec first"
-        )
 
 
 @contextmanager
@@ -147,16 +104,13 @@ def processes(device: torch.device) -> Iterator[None]:
         device: The device of this rank. CUDA adds the NCCL backend.
 
     Raises:
-        ConfigError: If the environment variables of torchrun are incomplete or invalid.
+        ConfigError: If RANK or WORLD_SIZE is invalid.
     """
     if "RANK" not in os.environ:
         yield
         return
 
     rank_and_world_size()
-    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise ConfigError(f"{name} is not set, but RANK is; unset RANK, or start with torchrun")
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun, the store still holds the keys of the previous processes.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -337,7 +291,5 @@ def rank_and_world_size() -> tuple[int, int]:
     rank = env_number("RANK", 0)
     size = env_number("WORLD_SIZE", 1, smallest=1)
     if rank >= size:
-        raise ConfigError(
-            f"RANK={rank} is not below WORLD_SIZE={size}; unset both, or start with torchrun"
-        )
+        raise ConfigError(f"RANK={rank}: it must be below WORLD_SIZE={size}; unset both")
     return rank, size

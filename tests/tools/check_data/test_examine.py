@@ -182,7 +182,7 @@ def test_without_matplotlib_only_the_charts_are_refused_and_before_anything_is_r
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, out, err = check("--out", tmp_path / "pictures")
     assert (status, out) == (1, "")
-    one_line(err, "--out: a chart needs matplotlib", "pip install -e '.[plot]'")
+    one_line(err, "--out: a chart: matplotlib", "pip install -e '.[plot]'")
     assert check("--json", tmp_path / "r.json")[0] == 0
 
 

@@ -251,7 +251,7 @@ def test_models_that_cannot_be_compared_are_refused_before_the_first_image(
         importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
     )
     err = cli.fault("report", "no.pt", "--out", "r.html")
-    one_line(err, "a report needs plotly: run pip install -e '.[report]'")
+    one_line(err, "a report: plotly is missing; run pip install -e '.[report]'")
 
 
 def test_a_run_has_a_cost_and_curves(digits_run, tmp_path):

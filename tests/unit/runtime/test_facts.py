@@ -1,8 +1,6 @@
-"""The cost of a model against closed formulas, the commit of the checkout, and memory."""
+"""Cost of a model against closed formulas, git commit, and out-of-memory errors."""
 
-import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,12 +13,11 @@ from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
 from mldec.model import Classifier, multiply_accumulates
-from mldec.runtime import environment as facts
 from mldec.runtime.environment import explain_out_of_memory, git_commit, installed
 
 
 class Free(nn.Module):
-    """A backbone without work: as many tokens as an image has pixels a side."""
+    """A backbone without cost. The number of tokens is the width of the image."""
 
     num_features = 2048
 
@@ -37,14 +34,14 @@ def head_macs(head, tokens, num_classes, **arguments):
 @pytest.mark.parametrize(
     ("tokens", "groups", "classes"), [(196, 20, 80), (49, 100, 9600), (5, 3, 10)]
 )
-def test_counter_against_the_closed_formula(tokens, groups, classes):
+def test_cost_of_ml_decoder_equals_formula(tokens, groups, classes):
     expected = decoder_macs(tokens, groups, classes)
     assert head_macs(MLDecoder, tokens, classes, num_groups=groups) == expected
     full = head_macs(MLDecoder, tokens, groups, num_groups=None, self_attention=True)
     assert full == decoder_macs(tokens, groups, groups, self_attention=True)
 
 
-def test_other_heads_convolutions_and_word_queries_by_hand():
+def test_cost_of_other_parts_equals_formula():
     assert head_macs(GAP, 49, 9600) == 2048 * 9600  # pooling has no products
     convolution = nn.Conv2d(3, 8, 3, stride=2, padding=1)
     assert multiply_accumulates(convolution, 10) == 5 * 5 * 8 * 27
@@ -54,14 +51,13 @@ def test_other_heads_convolutions_and_word_queries_by_hand():
     decoder = 2 * t * d * d + 2 * k * d * d + 2 * k * t * d + 2 * k * d * f
     assert head_macs(Query2Label, t, k) == encoder + 2 * decoder
 
-    # One pooling vector for all: a full decoding with one class per group has that; then 300 x 768
-    # per query.
+    # A full decoding has one pooling vector, as one class per group. Each query costs 300 x 768.
     model = Classifier(Free(), MLDecoder(2048, 925, num_groups=None, word_dim=300))
     expected = decoder_macs(49, 1006, 1006) + 1006 * 300 * 768
     assert multiply_accumulates(model, 49, (1006, 300)) == expected
 
 
-# The commit of this package's own checkout, and of no other
+# The commit of the checkout
 
 
 def git(folder, *words):
@@ -70,7 +66,7 @@ def git(folder, *words):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_commit_and_whether_tracked_files_have_changed(tmp_path, monkeypatch):
+def test_git_commit_marks_modified_files(tmp_path, monkeypatch):
     assert installed()["mldec"] == mldec.__version__
     module = tmp_path / "mldec" / "__init__.py"
     module.parent.mkdir()
@@ -87,7 +83,7 @@ def test_the_commit_and_whether_tracked_files_have_changed(tmp_path, monkeypatch
     commit = git(tmp_path, "rev-parse", "HEAD")
     assert git_commit() == commit
 
-    # A run that is killed meanwhile must leave no lock that blocks the user's commands.
+    # A killed run must not leave a lock of git's index.
     index = tmp_path / ".git" / "index"
     module.touch()  # git would refresh its index for that
     before = index.stat().st_mtime_ns, index.read_bytes()
@@ -110,7 +106,7 @@ def test_the_commit_and_whether_tracked_files_have_changed(tmp_path, monkeypatch
 
 
 def allocate():
-    """Ask torch for more memory than any machine has."""
+    """Allocate more memory than any machine has."""
     torch.empty(2**60, dtype=torch.uint8)
 
 
@@ -119,37 +115,10 @@ def exhaust():
 
 
 @pytest.mark.parametrize("fault", [allocate, exhaust])
-def test_an_error_of_memory_becomes_the_advice_and_others_stay(fault):
+def test_out_of_memory_becomes_advice(fault):
     with pytest.raises(UserError, match=r"^use less$"):  # noqa: SIM117
         with explain_out_of_memory(lambda: "use less"):
             fault()
     with pytest.raises(RuntimeError, match="shapes differ"):  # noqa: SIM117
         with explain_out_of_memory(lambda: pytest.fail("it is no such error")):
             raise RuntimeError("shapes differ")
-
-
-# Blocks of 40 MiB, each of which has 10,240 pages; the first one has to be paid for.
-CODE = """
-import resource
-from mldec.runtime.environment import keep_freed_memory
-
-kept = keep_freed_memory()
-bytearray(b"x" * 40) * 2**20
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(3):
-    bytearray(b"x" * 40) * 2**20
-print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.parametrize("of_the_user", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
-def test_freed_memory_is_used_again_but_settings_of_the_user_stay(of_the_user):
-    clean = {key: value for key, value in os.environ.items() if key not in facts.OF_THE_USER}
-    command = [sys.executable, "-c", CODE]
-    environment = {**clean, **of_the_user}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    kept, count = done.stdout.split()
-    if not of_the_user and kept == "False":
-        pytest.skip("this C library has no mallopt")
-    assert kept == str(not of_the_user)
-    assert int(count) > 25_000 if of_the_user else int(count) < 1_000
