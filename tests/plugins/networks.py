@@ -33,7 +33,7 @@ HEADS: dict[str, Callable[[int], nn.Module]] = {
     "groups": lambda width: MLDecoder(width, CLASSES, num_groups=3, **SIZES),
     "full": lambda width: MLDecoder(width, CLASSES, num_groups=None, num_layers=2, **SIZES),
     "transformer": lambda width: MLDecoder(
-        width, CLASSES, num_groups=None, word_vectors="learned", self_attention=True, **SIZES
+        width, CLASSES, num_groups=None, init_queries="learned", self_attention=True, **SIZES
     ),
     "query2label": lambda width: Query2Label(width, CLASSES, input_proj=True, **SIZES),
     "words": lambda width: MLDecoder(width, 0, **WORDS, **SIZES),
