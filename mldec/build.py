@@ -46,16 +46,10 @@ REQUIRED = inspect.Parameter.empty
 # Parts that are needed for evaluation and prediction.
 MODEL_PARTS = ("backbone", "head")
 
-Parameters = dict[str, inspect.Parameter]
-
-
-def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=hint)
-
-
+# An argument of a part: its annotation, and its default or REQUIRED.
+Argument = tuple[Any, Any]
 # Whether a run may resume on different training data. The trainer reads it from the data node.
-CHANGED = _parameter("changed", Literal["refuse", "allow"], "refuse")
+CHANGED: Argument = (Literal["refuse", "allow"], "refuse")
 
 
 @dataclass(frozen=True)
@@ -161,16 +155,18 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
         if key not in accepted:
             hint = suggest(key, list(accepted))
             faults.append(f"{kind}.{key}: {target.__name__} has no such argument{hint}")
-        elif not matches(value, accepted[key].annotation):
-            faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key].annotation)}")
-    for key, parameter in accepted.items():
-        if parameter.default is REQUIRED and key not in node:
+        elif not matches(value, accepted[key][0]):
+            faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key][0])}")
+
+    arguments = {}
+    for key, (_, default) in accepted.items():
+        arguments[key] = node.get(key, default)
+        if arguments[key] is REQUIRED:
             faults.append(f"{kind}.{key}: {target.__name__} requires a value")
     if faults:
         raise ConfigError("; ".join(faults))
 
-    defaults = {key: parameter.default for key, parameter in accepted.items()}
-    return Part(kind, name, target, {**defaults, **node})
+    return Part(kind, name, target, arguments)
 
 
 def complete(parts: Parts) -> Parts:
@@ -237,12 +233,7 @@ def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
 
 
 def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
-    """Build the loss.
-
-    Args:
-        parts: Parts with a "loss".
-        labels: Returns the training labels, for losses that use label counts.
-    """
+    """Build the loss; `labels` returns the training labels, for losses that count them."""
     part = parts["loss"]
     runtime: dict[str, Any] = {}
     parameters = _signature(part.target).parameters
@@ -253,9 +244,8 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
 
         def count_labels() -> LabelCounts:
             table = labels()
-            positives = torch.from_numpy(table.all_counts(1))
-            negatives = torch.from_numpy(table.all_counts(0))
-            return LabelCounts(positives, negatives)
+            counts = [torch.from_numpy(table.all_counts(value)) for value in (1, 0)]
+            return LabelCounts(*counts)
 
         runtime["label_counts"] = count_labels
     module: nn.Module = part.call(**runtime)
@@ -266,27 +256,17 @@ def mixing(mix: Mix, classes: Classes) -> Mixing | None:
     """Build mixup, cutmix and label smoothing. Returns None if all of them are off."""
     if not mix.enabled and not mix.soft:
         return None
-
-    return Mixing(
-        classes,
-        mixup=mix.mixup,
-        cutmix=mix.cutmix,
-        prob=mix.prob,
-        switch_prob=mix.switch_prob,
-        mode=mix.mode.value,
-        labels=mix.labels.value,
-        smoothing=mix.smoothing,
-    )
+    options = {**vars(mix), "mode": mix.mode.value, "labels": mix.labels.value}
+    return Mixing(classes, **options)
 
 
 def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:
     """Build the backbone. Weights are never downloaded if `pretrained` is False."""
     part = parts["backbone"]
-    module: nn.Module
+    replaced = {}
     if not pretrained and "pretrained" in part.arguments:
-        module = part.call(pretrained=False)
-    else:
-        module = part.call()
+        replaced["pretrained"] = False
+    module: nn.Module = part.call(**replaced)
     return module
 
 
@@ -344,14 +324,15 @@ def _signature(target: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(target, eval_str=True)
 
 
-def _accepted(kind: str, target: Callable[..., Any]) -> Parameters:
+def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
     """Return the arguments of a part. A dataclass argument is replaced with its fields."""
-    accepted: Parameters = {}
+    accepted: dict[str, Argument] = {}
     for name, parameter in _signature(target).parameters.items():
         if dataclasses.is_dataclass(parameter.annotation):
             accepted |= _fields(parameter.annotation, parameter.default)
         elif name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC:
-            accepted[name] = parameter
+            hint = parameter.annotation
+            accepted[name] = (Any if hint is REQUIRED else hint, parameter.default)
 
     if kind == "data":
         accepted["changed"] = CHANGED
@@ -361,13 +342,12 @@ def _accepted(kind: str, target: Callable[..., Any]) -> Parameters:
     return accepted
 
 
-def _fields(group: Any, defaults: Any = None) -> Parameters:
+def _fields(group: Any, defaults: Any = None) -> dict[str, Argument]:
     """Return the fields of a dataclass, with defaults from an instance or the class."""
     hints = get_type_hints(group)
     fields = {}
     for field in dataclasses.fields(group):
-        default = getattr(defaults, field.name, field.default)
-        fields[field.name] = _parameter(field.name, hints[field.name], default)
+        fields[field.name] = (hints[field.name], getattr(defaults, field.name, field.default))
     return fields
 
 

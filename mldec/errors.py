@@ -59,11 +59,11 @@ def suggest(word: str, known: list[str]) -> str:
 
 def visible(text: str) -> str:
     """Replace control characters, which could control the terminal, by `?`."""
-    letters = ""
-    for letter in text:
-        is_visible = letter.isprintable() or unicodedata.category(letter) == "Zs"
-        letters += letter if is_visible else "?"
-    return letters
+
+    def is_visible(letter: str) -> bool:
+        return letter.isprintable() or unicodedata.category(letter) == "Zs"
+
+    return "".join(letter if is_visible(letter) else "?" for letter in text)
 
 
 def printable(text: str) -> str:
@@ -110,12 +110,7 @@ def naming_errors(
 
 @contextmanager
 def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
-    """Convert OSError of a failed write into DataError with its target.
-
-    Args:
-        target: The file or stream. OSError does not name it if the disk is full.
-        of_run: Whether the file belongs to a training run, which can be resumed.
-    """
+    """Convert OSError of a failed write into DataError; `of_run`: the run can be resumed."""
     try:
         yield
     except BrokenPipeError:

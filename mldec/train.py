@@ -41,16 +41,7 @@ log = logging.getLogger("mldec")
 
 
 def run(config: Config, directory: Path) -> None:
-    """Validate the config, lock the folder of the run, and train.
-
-    Args:
-        config: Config from the command line.
-        directory: Folder of the run.
-
-    Raises:
-        UserError: If a setting or a file is invalid.
-        Stopped: After a stop request.
-    """
+    """Validate the config, lock the folder of the run, and train."""
     # Set before torch is imported. Spinning threads make a CPU run ten times slower if another
     # process is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -196,25 +187,16 @@ def show(node: DictConfig) -> None:
 
 
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Select `app` or `show` for a command line.
+    """Return `app` or `show` for a command line, and the command line for Hydra.
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
-
-    Args:
-        arguments: Command line without the program name.
-
-    Returns:
-        The function to call, and the command line for Hydra.
     """
-    if "--cfg" not in arguments:
-        return app, arguments
-    flag = arguments.index("--cfg")
-    if arguments[flag : flag + 2] != ["--cfg", "job"]:
-        return app, arguments
-
-    # Prevent Hydra from creating an output folder.
-    no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
-    return show, arguments[:flag] + arguments[flag + 2 :] + no_folder
+    for flag in range(len(arguments) - 1):
+        if arguments[flag : flag + 2] == ["--cfg", "job"]:
+            # Prevent Hydra from creating an output folder.
+            no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
+            return show, arguments[:flag] + arguments[flag + 2 :] + no_folder
+    return app, arguments
 
 
 def main() -> None:

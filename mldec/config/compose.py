@@ -93,22 +93,16 @@ def _expand_home(word: str) -> str:
 
 
 def compose(words: list[str]) -> Config:
-    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"]."""
-    return compose_with_options(words)[0]
-
-
-def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
-    """Return the config of a command line, and the selected option of each part.
-
-    Args:
-        words: Command line such as ["+experiment=digits", "train.epochs=1"].
-
-    Returns:
-        The config, and the name of the option file by part.
+    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"].
 
     Raises:
         ConfigError: If a setting is unknown or invalid.
     """
+    return compose_with_options(words)[0]
+
+
+def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
+    """Return the config of a command line, and the name of the option file by part."""
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
             node = hydra.compose("config", prepare(words), return_hydra_config=True)
@@ -215,28 +209,25 @@ def check_key(key: str) -> None:
 
     The arguments of parts are not checked.
     """
-    kind: Any = Config
     names = key.split(".")
+    sections = get_type_hints(Config)
+    keys = []
+    for section, kind in sections.items():
+        if is_dataclass(kind):
+            keys += [f"{section}.{item.name}" for item in fields(kind)]
 
-    for depth, name in enumerate(names):
-        if not is_dataclass(kind):
-            return
+    is_open = names[0] in sections and not is_dataclass(sections[names[0]])
+    if is_open or key in sections or ".".join(names[:2]) in keys:
+        return
 
-        known = [item.name for item in fields(kind)]
-        if name not in known:
-            section = ".".join(names[:depth]) or "the config"
-            hint = suggest(name, known)
-
-            # The same name in another section is a better suggestion than a similar spelling.
-            elsewhere = []
-            for group, inner in get_type_hints(Config).items():
-                if is_dataclass(inner) and names[-1] in get_type_hints(inner):
-                    elsewhere.append(f"'{group}.{names[-1]}'")
-            if elsewhere:
-                hint = f"; did you mean {' or '.join(elsewhere)}?"
-            raise ConfigError(f"{key}: {section} has no setting '{name}'{hint}")
-
-        kind = get_type_hints(kind)[name]
+    # The same name in another section is a better suggestion than a similar spelling.
+    same_name = [f"'{other}'" for other in keys if other.endswith(f".{names[-1]}")]
+    if same_name:
+        hint = f"; did you mean {' or '.join(same_name)}?"
+    else:
+        in_section = [other for other in keys if other.startswith(f"{names[0]}.")]
+        hint = suggest(key, in_section or list(sections))
+    raise ConfigError(f"{key}: there is no such setting{hint}")
 
 
 def diff(old: Config, new: Config) -> list[str]:

@@ -4,6 +4,7 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. `build.
 them against the signature of the class or function in `_target_`.
 """
 
+import inspect
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -52,20 +53,12 @@ def matches(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """Return a description of an annotation in terms of YAML, for messages."""
-    origin = get_origin(hint)
-    arguments = get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(argument) for argument in arguments)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-
-    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
-    if hint in names:
-        return names[hint]
-    if hint is type(None):
-        return "null"
-    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"
+    """Return a description of an annotation, for messages."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in get_args(hint))
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    return "null" if hint is type(None) else inspect.formatannotation(hint)
 
 
 MAX_WORKERS = 1024  # upper limit of train.workers

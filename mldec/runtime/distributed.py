@@ -149,14 +149,14 @@ def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     if not dist.is_initialized():
         return model
 
-    # `batched_grad_copy` copies gradients per bucket. Older versions of torch have neither
-    # argument, and always broadcast the buffers.
+    options: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": static}
+    # Older versions of torch have neither argument, and always broadcast the buffers.
     newer = {"batched_grad_copy": True, "forward_sync_buffers": same_buffers}
     known = inspect.signature(DistributedDataParallel).parameters
-    options: dict[str, Any] = {name: value for name, value in newer.items() if name in known}
-    return DistributedDataParallel(
-        model, gradient_as_bucket_view=True, static_graph=static, **options
-    )
+    for name, value in newer.items():
+        if name in known:
+            options[name] = value
+    return DistributedDataParallel(model, **options)
 
 
 def copy_buffers(model: nn.Module) -> None:
@@ -167,15 +167,7 @@ def copy_buffers(model: nn.Module) -> None:
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Return a context without gradient all-reduce for a model of `wrap`.
-
-    Args:
-        model: The model of `wrap`.
-        unless: Return a context that does nothing.
-
-    Returns:
-        The context manager.
-    """
+    """Return a context without gradient all-reduce, or with `unless` one without effect."""
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
@@ -189,18 +181,12 @@ def total(value: Tensor) -> Tensor:
 
 
 def start_total(value: Tensor) -> Callable[[], Tensor]:
-    """Start to all-reduce the sum of a CPU tensor in place.
-
-    Returns:
-        A function that waits for the all-reduce and returns the tensor.
-    """
-    if not dist.is_initialized():
-        return lambda: value
-
-    work = dist.all_reduce(value, async_op=True)
+    """All-reduce the sum of a CPU tensor; the returned function waits for it, and returns it."""
+    work = dist.all_reduce(value, async_op=True) if dist.is_initialized() else None
 
     def finish() -> Tensor:
-        work.wait()
+        if work is not None:
+            work.wait()
         return value
 
     return finish

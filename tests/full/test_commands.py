@@ -120,9 +120,9 @@ def test_evaluate_refuses_in_one_line(cli, digits_run, words, parts):
     ("words", "parts"),
     [
         ([], ["+experiment=NAME"]),
-        (["+experiment=digits", "+train.epoch=3"], ["did you mean 'epochs'?"]),
+        (["+experiment=digits", "+train.epoch=3"], ["did you mean 'train.epochs'?"]),
         (["+experiment=digits", "train.epochs=abc"], ["train.epochs", "'abc'"]),
-        (["+experiment=digits", "head.num_groups=many"], ["'many' is not a whole number or null"]),
+        (["+experiment=digits", "head.num_groups=many"], ["head.num_groups: 'many'"]),
         (["+experiment=digits", "head.num_groups=0"], ["head.num_groups is 0"]),
         (["+experiment=digits", "optim.name=adamm"], ["optim.name=adamm"]),
         (["+experiment=digits", "train.stop_epoch=5"], ["train.stop_epoch is 5", "epochs (2)"]),

@@ -50,8 +50,8 @@ def test_every_option_of_every_part_composes(part, digits):
 @pytest.mark.parametrize(
     ("word", "names"),
     [
-        ("train.epoch=3", ["train.epoch", "'epochs'"]),
-        ("+train.epoch=3", ["train.epoch", "'epochs'"]),
+        ("train.epoch=3", ["train.epoch", "'train.epochs'"]),
+        ("+train.epoch=3", ["train.epoch", "'train.epochs'"]),
         ("sede=3", ["sede", "'seed'"]),
         ("epochs=3", ["epochs", "'train.epochs'"]),
         ("train.lr=0.1", ["train.lr", "'optim.lr'"]),

@@ -209,12 +209,10 @@ def test_matches_checks_value_against_annotation(value, hint, fits):
 @pytest.mark.parametrize(
     ("hint", "description"),
     [
-        (int | None, "a whole number or null"),
-        (Union[str, float, None], "text or a finite number or null"),  # noqa: UP007
+        (Union[str, float, None], "str or float or null"),  # noqa: UP007
         (Literal["sum", "mean"] | None, "one of sum, mean or null"),
-        (tuple[float, float], "a list"),
-        (dict[str, Any], "a mapping"),
+        (tuple[float, float], "tuple[float, float]"),
     ],
 )
-def test_describe_uses_terms_of_yaml(hint, description):
+def test_describe_formats_annotation(hint, description):
     assert describe(hint) == description
