@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config
-from mldec.errors import naming_errors, writing
+from mldec.errors import brief, naming_errors, writing
 from mldec.files import torch_files
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, NOT_OURS, read_log
@@ -83,7 +83,10 @@ class RunLog:
 
         # wandb must be initialized before TensorBoard, whose numbers it copies.
         if tracked is not None and tracked.log.wandb:
-            self._wandb = start_wandb(tracked, directory)
+            try:
+                self._wandb = start_wandb(tracked, directory)
+            except Exception as error:
+                log.warning(f"log.wandb: {brief(error)}; training continues without wandb")
         with writing(self._folder, of_run=True):
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 

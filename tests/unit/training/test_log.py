@@ -109,7 +109,7 @@ def test_tensorboard_drops_steps_that_resume_repeats(tmp_path, monkeypatch):
     assert [(event.step, event.value) for event in loss] == [(2, 12), (3, 13), (5, 15)]
 
 
-def test_wandb_continues_run_and_reads_tensorboard(tmp_path, monkeypatch):
+def test_wandb_continues_run_and_reads_tensorboard(tmp_path, monkeypatch, caplog):
     opened = []
     finished = []
 
@@ -132,6 +132,11 @@ def test_wandb_continues_run_and_reads_tensorboard(tmp_path, monkeypatch):
     assert first["sync_tensorboard"]
     assert first["config"]["optim"]["lr"] == 1e-2
     assert len(finished) == 2
+
+    # An error of wandb does not end the run.
+    monkeypatch.delattr(wandb, "init")
+    RunLog(tmp_path, tracked=config).close()
+    assert "log.wandb: AttributeError" in caplog.text
 
 
 def test_missing_wandb_raises_before_run(cli, monkeypatch, here):
