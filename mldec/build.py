@@ -86,8 +86,8 @@ class Part:
 
     def shared(self, kind: Any) -> Any:
         """Build a dataclass, such as `View`, from the arguments."""
-        names = [field.name for field in dataclasses.fields(kind)]
-        return self._create(kind, {name: self.arguments[name] for name in names})
+        fields = dataclasses.fields(kind)
+        return self._create(kind, {field.name: self.arguments[field.name] for field in fields})
 
     def _create(self, target: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Call a target. The message of a ValueError gets the name of the part."""

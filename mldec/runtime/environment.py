@@ -25,22 +25,19 @@ def git_commit() -> str | None:
     """
     # A killed run would leave git's index lock behind, which blocks later git commands.
     git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
-    # The package may be installed inside another repository. Check that git tracks this file.
-    commands = (
-        ["ls-files", "--error-unmatch", mldec.__file__],
-        ["rev-parse", "HEAD"],
-        ["status", "--porcelain", "--untracked-files=no"],
-    )
+
+    def run(*words: str) -> str:
+        done = subprocess.run(git + list(words), capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        tracked, commit, changes = (
-            subprocess.run(git + command, capture_output=True, text=True) for command in commands
-        )
-    except OSError:
+        # The package may be installed inside another repository. Check that git tracks this file.
+        run("ls-files", "--error-unmatch", mldec.__file__)
+        commit = run("rev-parse", "HEAD")
+        changes = run("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
         return None
-    if tracked.returncode or commit.returncode:
-        return None
-    mark = "+dirty" if changes.stdout else ""
-    return commit.stdout.strip() + mark
+    return f"{commit}+dirty" if changes else commit
 
 
 @contextmanager

@@ -176,12 +176,11 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
         )
 
     allow = config.data.get("changed") == "allow"
-    fingerprints = {
-        "training": (saved.fingerprint, trainer.fingerprint),
-        "validation": (saved.val_fingerprint, trainer.val_fingerprint),
-    }
-    for split, (before, after) in fingerprints.items():
-        warning = check_same(before, after, path, allow=allow, split=split)
+    train_warning = check_same(saved.fingerprint, trainer.fingerprint, path, allow=allow)
+    val_warning = check_same(
+        saved.val_fingerprint, trainer.val_fingerprint, path, allow=allow, split="validation"
+    )
+    for warning in (train_warning, val_warning):
         if warning:
             warn(warning)
 

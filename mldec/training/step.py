@@ -393,9 +393,10 @@ class Learner:
 def divide(batch: Batch, pieces: int) -> list[Batch]:
     """Divide a micro-batch into pieces of at least one image, whose sizes differ by at most one."""
     pieces = min(pieces, len(batch.images))
-    tensors = (batch.images, batch.targets, batch.indices)
-    parts = zip(*(tensor.tensor_split(pieces) for tensor in tensors), strict=True)
-    return [Batch(*part) for part in parts]
+    images = batch.images.tensor_split(pieces)
+    targets = batch.targets.tensor_split(pieces)
+    indices = batch.indices.tensor_split(pieces)
+    return [Batch(*piece) for piece in zip(images, targets, indices, strict=True)]
 
 
 def _clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
