@@ -301,7 +301,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     with one_line():
         args = parser().parse_intermixed_args()
-        config, data = build.data_from_settings(args.settings)
+        config, data, _ = build.data_from_settings(args.settings)
 
         splits = {part: getattr(data, part) for part in args.split or ("train", "val")}
         for part, split in splits.items():

@@ -110,4 +110,4 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hu
 @pytest.fixture
 def fp16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the forward pass use fp16 as on CUDA: torch's scaler works on a CPU too."""
-    monkeypatch.setattr(Precision, "on", lambda self, device: self)
+    monkeypatch.setattr(Precision, "for_device", lambda self, device: self)

@@ -114,7 +114,6 @@ def test_what_a_run_does_not_use_is_not_imported() -> None:
     spared = {"backbones.hf_backbone", "heads.query2label", "losses.partial"}
     spared |= {"checkpoint.released", "checkpoint.sources", "evaluation.class_list"}
     spared |= {
-        "training.trackers",
         "data.digits",
         "words.vectors",
         "data.readers.coco",

@@ -135,7 +135,7 @@ def test_bad_input_is_one_line(folder, photos, tmp_path, cli):
             ["predict", source, photo, "--classes", CLASSES, "--vectors", other],
             "the checkpoint was trained with other word vectors",
         ),
-        (["evaluate", source], "data._target_ is missing: choose an option, such as data=NAME"),
+        (["evaluate", source], "data._target_ is missing; pass data=NAME"),
         (
             ["calibrate", source, "--weights", "ema"],
             f"{folder}/open_clip_model.safetensors cannot be used: it holds no moving average",

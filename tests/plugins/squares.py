@@ -25,6 +25,7 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.training.log import RunLog
+from mldec.training.start import check_same_run
 from mldec.training.trainer import Trainer
 
 SHORT = ["train.epochs=4", "train.batch_size=8", "train.workers=0"]
@@ -129,7 +130,9 @@ def fit(job: Trainer, folder: Path) -> dict[str, float]:
 
 def resume(job: Trainer, folder: Path) -> Trainer:
     path = folder / "checkpoints" / "last.pt"
-    job.resume(loading.load(path), path)
+    saved = loading.load(path)
+    check_same_run(job, saved, path)
+    job.resume(saved, path)
     return job
 
 

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     collector = WarningCollector()
     log.addHandler(collector)
     try:
-        config, data, option = build.chosen_data_option(args.settings)
+        config, data, option = build.data_from_settings(args.settings)
         report = check(data, option, config, decode=args.decode, folder=args.out)
     finally:
         log.removeHandler(collector)

@@ -21,7 +21,7 @@ def test_a_missing_extra_names_the_pip_command(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     status, out, err = cli("demo", "absent.pt")
     assert (status, out) == (1, "")
-    one_line(err, "needs fastapi", "run pip install -e '.[demo]'")
+    one_line(err, "fastapi", "run pip install -e '.[demo]'")
 
 
 def test_a_port_in_use_is_named_before_the_model_is_loaded(cli):

@@ -61,7 +61,7 @@ def test_a_config_that_names_code_is_refused(small, tmp_path):
     state = read_torch(small)
     state["config"]["head"] = {"_target_": "os.system", "command": "true"}
     torch.save(state, tmp_path / "x.pt")
-    refused(tmp_path / "x.pt", fix="head._target_ 'os.system' ")
+    refused(tmp_path / "x.pt", fix="head._target_: 'os.system' ")
 
 
 def test_the_newest_version_that_is_intact_is_read(small, tmp_path, caplog):
@@ -78,7 +78,7 @@ def test_the_newest_version_that_is_intact_is_read(small, tmp_path, caplog):
 
 def test_a_file_cannot_allow_plugins(best):
     assert read_torch(best)["config"]["plugins"] == ["patches"]
-    refused(best, fix="needs plugins=[package]")
+    refused(best, fix="plugins=[PACKAGE]")
     assert load_model(best, plugins=["patches"]).classes.names[0] == "zero"
 
 
