@@ -12,7 +12,7 @@ COMMANDS = {
     "calibrate": "fit a threshold per class, and store it in a copy of a checkpoint",
     "report": "write a page of metrics with intervals, curves, images and suspected labels",
     "predict": "name what images show",
-    "export": "write a checkpoint as an ONNX or .pt2 file that answers by itself",
+    "export": "write a checkpoint as a self-contained ONNX file",
     "publish": "put a checkpoint on the Hugging Face Hub, with a model card",
     "demo": "show what photos contain on a web page of this machine, and over HTTP",
     "summary": "print a table of the runs in a folder, and plot them",

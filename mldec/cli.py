@@ -52,7 +52,7 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
     """
     files = ""
     if exported:
-        files = "; or an .onnx file of mldec export (a .pt2 file is refused: it can run code)"
+        files = "; or an .onnx file of mldec export"
     arguments.add_argument(
         "checkpoint",
         help="a run's folder, such as outputs/digits (its calibrated.pt if that was made from the "
