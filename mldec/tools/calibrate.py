@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
 from mldec import cli
-from mldec.checkpoint import load_model
+from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, in_order
@@ -331,6 +331,8 @@ class Outcome:
     fitted: dict[str, float]  # in-sample
     uncalibrated: dict[str, float]  # scores of the model, with the threshold `FIXED`
     per_class: dict[str, list[Any]]  # K values per column; empty for single-label data
+    objective: str | None  # None for single-label data
+    scope: str | None  # "class", "global", or None for single-label data
     slopes: list[float]  # K or one for all classes
     offsets: list[float]  # K or one for all classes
     thresholds: list[float]  # K, one for all classes, or none for single-label data
@@ -360,12 +362,17 @@ def calibrate_multi_label(
     per_class["shares_threshold"] = fitted.is_shared.tolist()
     per_class["objective_reached"] = np.isnan(fitted.best_precision).tolist()
 
-    scales = 1 if choice.single_slope else len(names)
-    slopes = fitted.slopes[:scales].tolist()
-    offsets = fitted.offsets[:scales].tolist()
-    thresholds = fitted.thresholds[: 1 if choice.scope == "global" else None].tolist()
+    slopes = fitted.slopes.tolist()
+    offsets = fitted.offsets.tolist()
+    if choice.single_slope:
+        slopes = slopes[:1]
+        offsets = offsets[:1]
+    thresholds = fitted.thresholds.tolist()
+    if choice.scope == "global":
+        thresholds = thresholds[:1]
     judged = (out_of_fold.summary(), in_sample.summary(), fixed.summary())
-    return Outcome(*judged, per_class, slopes, offsets, thresholds)
+    text = choice.objective.text
+    return Outcome(*judged, per_class, text, choice.scope, slopes, offsets, thresholds)
 
 
 def warn_about_classes(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
@@ -402,7 +409,7 @@ def calibrate_single_label(scores: Scores, folds: np.ndarray) -> Outcome:
         out_of_fold[folds == fold] = temperature(logits, labels, folds != fold) or 1.0
 
     judged = (metrics(out_of_fold), metrics(fitted * ones), metrics(ones))
-    return Outcome(*judged, {}, [1 / fitted], [0.0], [])
+    return Outcome(*judged, {}, None, None, [1 / fitted], [0.0], [])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -441,7 +448,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Score the validation images, fit, store the copy and print the metrics."""
+    """Store a copy of a checkpoint with fitted thresholds or the thresholds of a file."""
     objective = parse_objective(args.objective)
     check_targets(json=args.json, csv=args.csv, pt=args.out)
     args.settings += cli.precision_setting(args)
@@ -456,7 +463,9 @@ def calibrate(args: argparse.Namespace) -> None:
     out = target(args.out, loaded.path)
     check_targets(pt=out)
 
-    if args.thresholds is not None:
+    if args.thresholds is None:
+        calibrate_on_images(loaded, objective, source, args, out)
+    else:
         if args.json or args.csv:
             raise ConfigError("--thresholds: there are no results for --json and --csv; omit them")
         assert loaded.calibration is not None
@@ -464,8 +473,12 @@ def calibrate(args: argparse.Namespace) -> None:
         state = replace(to_store(loaded), calibration=calibration).to_state()
         torch_files.save(Path(out), state, of_run=False)
         say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
-        return
 
+
+def calibrate_on_images(
+    loaded: Loaded, objective: Objective, source: str | None, args: argparse.Namespace, out: str
+) -> None:
+    """Score the validation images, fit, store the copy and print the metrics."""
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)), calibrated=False)
     loaded = setup.loaded
     checkpoint = to_store(loaded)
@@ -493,8 +506,7 @@ def calibrate(args: argparse.Namespace) -> None:
     folds = fold_numbers(keys, args.folds, SEED)
 
     names = setup.data.val.classes.names
-    exclusive = loaded.classes.exclusive
-    if exclusive:
+    if loaded.classes.exclusive:
         outcome = calibrate_single_label(scores, folds)
     else:
         outcome = calibrate_multi_label(scores, folds, choice, names)
@@ -503,8 +515,8 @@ def calibrate(args: argparse.Namespace) -> None:
     thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
     calibration = Calibration(
         weights=loaded.weights,
-        objective=None if exclusive else objective.text,
-        scope=None if exclusive else scope,
+        objective=outcome.objective,
+        scope=outcome.scope,
         thresholds=thresholds,
         slopes=slopes,
         offsets=offsets,

@@ -86,8 +86,12 @@ class Program(nn.Module):
         takes_word_vectors: bool = False,
     ) -> None:
         super().__init__()
-        self.model: nn.Module = deepcopy(loaded.model).half() if half else loaded.model
-        self.resize = Resize(loaded.transform) if any_size else nn.Identity()
+        self.model: nn.Module = loaded.model
+        if half:
+            self.model = deepcopy(loaded.model).half()
+        self.resize: nn.Module = nn.Identity()
+        if any_size:
+            self.resize = Resize(loaded.transform)
         self.takes_word_vectors = takes_word_vectors
         # A graph for several groups of classes does not support a single group.
         self.min_classes = getattr(loaded.model.head, "group_size", 0) + 1
@@ -359,7 +363,9 @@ def compare(
     found = torch.cat(file_scores)
     expected = torch.cat(checkpoint_scores)
     difference = (found - expected).abs().max().item()
-    limit = MAX_RESIZE_DIFFERENCE if metadata.resizes else MAX_DIFFERENCE
+    limit = MAX_DIFFERENCE
+    if metadata.resizes:
+        limit = MAX_RESIZE_DIFFERENCE
     if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
         raise CheckpointError(
             f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "
@@ -488,14 +494,21 @@ def chosen_thresholds(loaded: Loaded, threshold: float | None) -> tuple[list[flo
 
 def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
     """Return the metadata of the file."""
-    word_vectors = loaded.classes.word_vectors
-    takes_word_vectors = program.takes_word_vectors and word_vectors is not None
+    word_dim = None
+    if program.takes_word_vectors:
+        assert loaded.classes.word_vectors is not None
+        word_dim = loaded.classes.word_vectors.shape[1]
+
     # Backbones of a plugin may have no normalization.
-    mean = getattr(loaded.model.backbone, "mean", None)
-    std = getattr(loaded.model.backbone, "std", None)
+    normalization: dict[str, list[float] | None] = {"mean": None, "std": None}
+    for name in normalization:
+        value = getattr(loaded.model.backbone, name, None)
+        if isinstance(value, Tensor):
+            normalization[name] = value.flatten().tolist()
+
     return Metadata(
         classes=list(loaded.classes.names),
-        word_dim=word_vectors.shape[1] if takes_word_vectors else None,
+        word_dim=word_dim,
         exclusive=loaded.classes.exclusive,
         calibrated=loaded.calibration is not None and loaded.calibration.images > 0,
         thresholds=None if program.thresholds is None else program.thresholds.tolist(),
@@ -504,8 +517,8 @@ def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Meta
         interpolation=loaded.transform.interpolation,
         resize=loaded.transform.resize,
         resizes=args.any_size,
-        mean=mean.flatten().tolist() if isinstance(mean, Tensor) else None,
-        std=std.flatten().tolist() if isinstance(std, Tensor) else None,
+        mean=normalization["mean"],
+        std=normalization["std"],
         precision=args.precision,
         versions=environment.installed() | {name: version(name) for name in PACKAGES},
         checkpoint={

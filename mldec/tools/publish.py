@@ -27,15 +27,7 @@ from mldec.checkpoint import Loaded, load_model, published, sources
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.state import Checkpoint
 from mldec.cli import add_weights_options, command, run_command
-from mldec.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    naming_errors,
-    printable,
-    say,
-    visible,
-)
+from mldec.errors import ConfigError, DataError, naming_errors, printable, say, visible
 from mldec.evaluation.output import meaning
 from mldec.files.atomic import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, folder_of_run, read_facts
@@ -76,16 +68,18 @@ def without_folders(text: str) -> str:
 
 def published_config(value: Any) -> Any:
     """Copy a tree of settings without the folders of absolute paths."""
-    if isinstance(value, Mapping):
-        tree = {}
-        for key, item in value.items():
-            # Class names may look like paths, such as /m/01g317.
-            is_names = key == "classes" and isinstance(item, list)
-            tree[key] = item if is_names else published_config(item)
-        return tree
+    if isinstance(value, str):
+        return without_folders(value)
     if isinstance(value, list):
         return [published_config(item) for item in value]
-    return without_folders(value) if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        return value
+
+    tree = {key: published_config(item) for key, item in value.items()}
+    # Class names may look like paths, such as /m/01g317.
+    if isinstance(value.get("classes"), list):
+        tree["classes"] = value["classes"]
+    return tree
 
 
 def shareable(loaded: Loaded) -> Checkpoint:
@@ -144,8 +138,10 @@ def initial_weights(checkpoint: Checkpoint, loaded: Loaded) -> tuple[str, str, s
 def cost_of(loaded: Loaded, path: Path) -> dict[str, str]:
     """Return the cost per image, and the training time if `path` is in the folder of a run."""
     size = loaded.transform.image_size
+    macs = UNKNOWN
     count = work_per_image(loaded.model, size, loaded.classes.word_vectors)
-    macs = UNKNOWN if count is None else f"{count / 1e9:,.3f} billion per image"
+    if count is not None:
+        macs = f"{count / 1e9:,.3f} billion per image"
 
     time = UNKNOWN
     folder = folder_of_run(path)
@@ -161,14 +157,16 @@ def cost_of(loaded: Loaded, path: Path) -> dict[str, str]:
 def command_of(path: Path) -> str | None:
     """Return the training command of a checkpoint, or None if `path` is not in a run's folder."""
     folder = folder_of_run(path)
-    facts = None if folder is None else read_facts(folder)
+    if folder is None:
+        return None
+    facts = read_facts(folder)
     if facts is None:
         return None
 
     words = []
     for word in shlex.split(facts.command):
         key, sign, value = word.partition("=")
-        words.append(f"{key}={without_folders(value)}" if sign else without_folders(key))
+        words.append(without_folders(key) + sign + without_folders(value))
     return shlex.join(words)
 
 
@@ -259,9 +257,11 @@ def card(known: Known) -> str:
 
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
-    data = f"{reader} in {node['root']}" if node.get("root") else reader
+    data = reader
     if known.data_name:
         data = known.data_name
+    elif node.get("root"):
+        data += f" in {node['root']}"
 
     main = (*MAIN_METRICS, next(iter(measured.metrics), None))
     results = []
@@ -272,7 +272,7 @@ def card(known: Known) -> str:
         license=known.license,
         library_name="mldec",
         pipeline_tag=TASK,
-        tags=["mldec", kind] + ([head] if head != UNKNOWN else []),
+        tags=["mldec", kind] if head == UNKNOWN else ["mldec", kind, head],
         base_model=known.base_model,
         model_name=known.repository.partition("/")[2],
         metrics=sorted({result.metric_type for result in results}) or None,
@@ -324,7 +324,9 @@ def number(value: float | None, digits: int = 2) -> str:
     """Format a number. Integers have no decimals; undefined values are a dash."""
     if value is None or not math.isfinite(value):
         return UNDEFINED
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.{digits}f}"
+    if value == int(value):
+        digits = 0
+    return f"{value:,.{digits}f}"
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -337,7 +339,7 @@ def publish(args: argparse.Namespace) -> None:
     # Check the options before the model is loaded.
     sources.check_repository(args.repository)
     if args.checkpoint.startswith(PREFIX):
-        raise CheckpointError(
+        raise ConfigError(
             f"{args.checkpoint}: a third-party model is not published; publish a calibrated copy"
         )
     if args.dry_run is None:

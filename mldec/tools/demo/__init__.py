@@ -97,8 +97,11 @@ def listener(host: str, port: int) -> socket.socket:
 def print_address(host: str, server: socket.socket) -> None:
     """Print the address of the page, and a warning if other machines can open it."""
     address, port = server.getsockname()[:2]
-    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-    if ip_address(address).is_loopback:
+    is_loopback = ip_address(address).is_loopback
+    if ":" in address:
+        address = f"[{address}]"
+    url = f"http://{address}:{port}"
+    if is_loopback:
         say(f"{url}: only this machine can open the page; stop with Ctrl-C")
     else:
         print_error(

@@ -38,8 +38,8 @@ MAX_PIXELS = 50_000_000  # per photo
 MAX_CLASSES = 1000  # typed into the page
 CLASS_LISTS = 8  # cached lists of typed classes
 HEAT_MAPS = 6  # per photo
-PICTURE = 480  # longer side in pixels of the photo on the page
-HEAT_PICTURE = 240  # of a heat map
+PICTURE = 480  # longer side of a picture on the page in pixels
+HEAT_PICTURE = 240  # longer side of a heat map in pixels
 QUALITY = 85  # of JPEG
 DIGITS = 6  # decimals of a score
 HEAT_DIGITS = 4  # decimals of a heat map
@@ -50,9 +50,10 @@ POLICY = (
 )
 
 
-class Options(BaseModel):
-    """Options of a request."""
+class PredictRequest(BaseModel):
+    """Photos and options."""
 
+    photos: list[UploadFile] = Field(description=f"1 to {MAX_PHOTOS} image files")
     threshold: float | None = Field(
         default=None,
         ge=0,
@@ -68,12 +69,6 @@ class Options(BaseModel):
         f"class if none is present",
     )
     pictures: bool = Field(default=False, description="add JPEG pictures as data URLs")
-
-
-class PredictRequest(Options):
-    """A request: photos and options."""
-
-    photos: list[UploadFile] = Field(description=f"1 to {MAX_PHOTOS} image files")
 
 
 class Prediction(BaseModel):
@@ -132,12 +127,7 @@ class ModelInfo(BaseModel):
 
 
 class Predictor:
-    """Predictions and heat maps for photos.
-
-    Args:
-        engine: The model.
-        vectors: File of word vectors or text encoder for typed classes, see `read_classes`.
-    """
+    """Predictions and heat maps for photos. `vectors` are for typed classes, see `read_classes`."""
 
     def __init__(self, engine: Engine, vectors: str | None = None) -> None:
         self.engine = engine
@@ -164,16 +154,8 @@ class Predictor:
             typed_classes=engine.zero_shot and has_vectors,
         )
 
-    def predict(self, photos: Sequence[tuple[str, bytes]], options: Options) -> list[Result]:
-        """Return one result per photo. Not thread-safe.
-
-        Args:
-            photos: Names and contents of image files.
-            options: Options of the request.
-
-        Raises:
-            ConfigError: If an option does not fit the model.
-        """
+    def predict(self, photos: Sequence[tuple[str, bytes]], options: PredictRequest) -> list[Result]:
+        """Return one result per photo, given its name and content. Not thread-safe."""
         engine = self.engine
         if options.classes.strip():
             engine = self._engine_of(options.classes)
@@ -196,7 +178,9 @@ class Predictor:
             results.append(result)
         return results
 
-    def _fill(self, result: Result, content: bytes, engine: Engine, options: Options) -> None:
+    def _fill(
+        self, result: Result, content: bytes, engine: Engine, options: PredictRequest
+    ) -> None:
         """Add predictions, heat maps and pictures to a result."""
         if len(content) > MAX_FILE:
             raise DataError(f"more than {MAX_FILE // MiB} MiB")
@@ -317,7 +301,7 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
 
 
 def _is_own_name(host: str, names: set[str]) -> bool:
-    """Return True if a Host header contains one of the names or an IP address."""
+    """Return True if a Host header is an IP address or in `names`."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name in names or ip_address(name) is not None

@@ -183,7 +183,9 @@ def test_requests_are_limited_and_stay_in_memory(client, monkeypatch):
 
 def test_file_names_are_text(engine, tmp_path):
     names = [str(tmp_path), "../../etc/passwd", "C:\\photos\\a\x1b[2J<b>.jpg", ""]
-    results = Predictor(engine).predict([(name, b"text") for name in names], app.Options())
+    results = Predictor(engine).predict(
+        [(name, b"text") for name in names], app.PredictRequest(photos=[])
+    )
     images = [tmp_path.name, "passwd", "a?[2J<b>.jpg", "photo"]
     assert [result.image for result in results] == images
     assert all(result.error for result in results)

@@ -259,7 +259,7 @@ def test_folder_has_labels_of_csv_or_class_folders_or_none(loaded, tmp_path, cap
     folder = write_photos(tmp_path / "other", "dog/a.png", "other/b.png")
     (folder / "other" / "c.png").write_bytes(b"no image")
     assert targets(folder, loaded) == [None, None]
-    one_line(capsys.readouterr().err.splitlines()[-1], "c.png")
+    assert "c.png" in capsys.readouterr().err
 
 
 def test_int8_is_calibrated_on_images_of_a_folder(loaded, tmp_path, monkeypatch):

@@ -68,21 +68,6 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
             assert present[name] == {**item, "threshold": threshold}
 
 
-def test_threshold_option_overrides_stored_thresholds(cli, best, tmp_path):
-    out = tmp_path / "x.pt"
-    words = ["--scope", "global", "--objective", "recall:0.8", "--out", out]
-    assert cli("calibrate", best, *WORDS, *words)[0] == 0
-
-    metrics = []
-    for more in ([], ["--threshold", "0.9999"], ["data.threshold=0.9999"]):
-        words = [*WORDS, *more, "--json", tmp_path / "e.json"]
-        cli.out("evaluate", out, *words)
-        metrics.append(json.loads((tmp_path / "e.json").read_text())["metrics"])
-    assert metrics[0]["OR"] >= 80
-    assert metrics[1]["OR"] < 5
-    assert metrics[1] == metrics[2]
-
-
 def test_rare_classes_and_unreachable_objectives_are_logged(cli, best, tmp_path):
     words = ["--objective", "precision:1", "--min-positives", "30", "--out", tmp_path / "x.pt"]
     out = cli.out("calibrate", best, *WORDS, *words, "--json", tmp_path / "c.json")
@@ -148,18 +133,6 @@ def test_thresholds_of_a_file_are_stored(cli, best, tmp_path):
     thresholds = {name: row["threshold"] for name, row in reports[0]["per_class"].items()}
     expected = {name: number / 20 for number, name in enumerate(names[::-1])}
     assert thresholds == pytest.approx(expected, abs=1e-6)
-
-
-def test_class_names_are_stored_with_thresholds_of_a_file(cli, best, tmp_path):
-    names = loading.load(best).classes.names
-    given = tmp_path / "given.csv"
-    renamed = tmp_path / "names.txt"
-    out = tmp_path / "renamed.pt"
-    renamed.write_text("".join(f"{name}!\n" for name in names))
-    given.write_text("class,threshold\n" + "".join(f"{name}!,0.5\n" for name in names))
-    words = ["--plugin", "patches", "--thresholds", given, "--class-names", renamed, "--out", out]
-    cli.out("calibrate", best, *words)
-    assert loading.load(out).classes.names == tuple(f"{name}!" for name in names)
 
 
 def test_calibrated_file_replaces_best_checkpoint_until_it_changes(cli, digits_run, here):
