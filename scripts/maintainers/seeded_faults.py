@@ -43,7 +43,7 @@ TESTS = {
     "predict": "tools/predict/*.py",
     "shards": "tools/predict/test_results.py tools/predict/test_command.py",
     "thresholds file": "unit/checkpoint/test_ram_files.py tools/calibration/test_command.py",
-    "export": "extras/export/test_program.py extras/export/test_verify.py",
+    "export": "extras/export/test_program.py extras/export/test_command.py",
     "xmp": "tools/predict/test_xmp.py",
     "summary": "tools/test_summary.py",
 }
@@ -249,8 +249,8 @@ thresholds file: the calibrated thresholds override those of the file
 - values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
 + values = dict(zip(given, above, strict=True)) | dict(zip(classes.names, known, strict=False))
 thresholds: the temperature is stored in place of the slope
-- return Outcome(*judged, {}, [1 / fitted], [0.0], [])
-+ return Outcome(*judged, {}, [fitted], [0.0], [])
+- return Outcome(*judged, {}, None, None, [1 / fitted], [0.0], [])
++ return Outcome(*judged, {}, None, None, [fitted], [0.0], [])
 thresholds: calibrated values stay in the order of the classes of the data
 - thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
 + thresholds, slopes, offsets = (tuple(v) for v in values)

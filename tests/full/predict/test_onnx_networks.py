@@ -8,7 +8,7 @@ import torch
 from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
 
 from mldec.backbones import HFBackbone, TimmBackbone
-from mldec.tools.export import Program, onnx_content, open_axes, traced, translated
+from mldec.tools.export import Program, serialize, to_onnx
 from mldec.tools.predict.engine import OnnxFile
 
 pytest.importorskip("onnxruntime")
@@ -39,9 +39,9 @@ def agrees(backbone, head, size, path):
     """Export a model and compare its answers."""
     backbone.eval()
     loaded = networks.loaded(head, backbone, size=size, calibration=CALIBRATION)
-    program = Program(loaded, [0.5], asks=head in OF_WORDS)
-    model = translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
-    path.write_bytes(onnx_content(model, metadata(), path.name))
+    program = Program(loaded, [0.5], takes_word_vectors=head in OF_WORDS)
+    model = to_onnx(program, loaded, "x.pt")
+    path.write_bytes(serialize(model, metadata(), path.name))
     opened = OnnxFile(path)
     for images, classes in ((1, 3), (3, 9)):
         inputs = [noise(images, size), *words_of(head, classes)]

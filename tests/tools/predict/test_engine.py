@@ -21,7 +21,7 @@ from mldec.evaluation.class_list import with_classes
 from mldec.evaluation.run import decided, scores
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
-from mldec.tools.export import Program, onnx_content, open_axes, quantised, traced, translated
+from mldec.tools.export import Program, quantize, serialize, to_onnx
 from mldec.tools.predict.engine import (
     ExportedEngine,
     OnnxFile,
@@ -209,11 +209,11 @@ def whole():
     pytest.importorskip("onnxruntime")
     loaded = networks.loaded("groups", calibration=CALIBRATION)
     program = Program(loaded, [0.5], any_size=True)
-    return program, translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
+    return program, to_onnx(program, loaded, "x.pt")
 
 
 def write(model, path, **settings):
-    path.write_bytes(onnx_content(model, metadata(**settings), path.name))
+    path.write_bytes(serialize(model, metadata(**settings), path.name))
     return OnnxFile(path)
 
 
@@ -255,7 +255,8 @@ def test_onnx_runtime_reports_to_nobody():
 def test_eight_bits_change_a_little(whole, tmp_path, monkeypatch):
     program, model = whole
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    small = quantised(model, [(noise(1, side),) for side in (32, 40, 48)])
+    inputs = ({"images": noise(1, side).numpy()} for side in (32, 40, 48))
+    small = quantize(model, inputs)
     assert logging.getLogger().handlers == [], "our messages would be printed twice"
     kinds = {node.op_type for node in small.graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
