@@ -18,7 +18,7 @@ log = logging.getLogger("mldec")
 
 
 def cached_table(
-    name: str, sources: Sequence[Path], parse: Callable[[], Table], cache_dir: str | None, see: str
+    name: str, sources: Sequence[Path], parse: Callable[[], Table], cache_dir: str | None
 ) -> Table:
     """Return the table of some annotation files, from the cache if it is valid.
 
@@ -29,11 +29,10 @@ def cached_table(
         sources: Annotation files or folders.
         parse: Function that reads the annotation files.
         cache_dir: Folder of the cache, see `cache_folder`.
-        see: Documentation hint for messages.
     """
     key = f"{FORMAT} {name}"
     for source in sources:
-        with reading(source, see):
+        with reading(source):
             stat = source.stat()
         key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 

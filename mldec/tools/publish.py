@@ -199,7 +199,7 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
 
 def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
     """Read a file of `mldec report --json` or `mldec evaluate --json` for the published weights."""
-    content = read_json(path, _SEE)
+    content = read_json(path)
     with naming_errors(path, DataError, remedy=_SEE):
         measured = Measured(
             source=f"from {path.name}",

@@ -135,9 +135,8 @@ def read(folder: Path, name: str) -> Run:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run: its settings by their full keys."""
     file = folder / "config.yaml"
-    remedy = "name the folder of a run"
-    with naming_errors(file, remedy=remedy):
-        return flat(read_yaml(file, remedy))
+    with naming_errors(file, remedy="name the folder of a run"):
+        return flat(read_yaml(file))
 
 
 def gather(root: Path) -> list[Run]:
