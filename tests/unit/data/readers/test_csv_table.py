@@ -176,8 +176,8 @@ def test_columns_of_other_programs(write, reader, caplog, text, settings, unused
     assert data.train.classes.names == ("cat", "dog")
     assert (names(data.train), targets(data.train)) == (["1.png"], [[0, 1]])
     assert (names(data.val), targets(data.val)) == (["4.png"], [[1, 0]])
-    logged = [message for message in caplog.messages if "columns that are not used" in message]
-    assert [message.partition("not used: ")[2] for message in logged] == ([unused] if unused else [])
+    logged = [text for text in caplog.messages if "columns that are not used" in text]
+    assert [text.partition("not used: ")[2] for text in logged] == ([unused] if unused else [])
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
