@@ -97,6 +97,11 @@ def given_names(classes: str | list[str] | None, root: Path) -> tuple[str, ...] 
     return check_names(map(str.strip, classes), "data.classes")
 
 
+def indices_of(names: Iterable[str]) -> dict[str, int]:
+    """Map names to their indices."""
+    return {name: index for index, name in enumerate(names)}
+
+
 def abbreviate(value: object) -> str:
     """Return the repr of a value for a message, truncated to 60 characters."""
     text = repr(value)

@@ -37,7 +37,7 @@ def cached_table(
         key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
     # Use one file per set of sources, so that a newer table replaces the old one.
-    identity = " ".join([name] + [str(source) for source in sources])
+    identity = " ".join([name, *map(str, sources)])
     digest = sha256(os.fsencode(identity)).hexdigest()[:16]
     path = cache_folder(cache_dir) / f"{name.split()[0]}-{digest}.npz"
     if stored := read_cached(path, key):

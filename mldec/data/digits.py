@@ -119,25 +119,18 @@ class Scenes:
         return f"digit scene {index}{origin}"
 
 
-DrawScene = Callable[..., tuple[Image.Image, Tensor]]  # see `scenes_module`
+# Maps a generator, `writings` and `size` to a scene and its target.
+DrawScene = Callable[..., tuple[Image.Image, Tensor]]
 
 
-def scenes_module(
+def _scenes_module(
     settings: SceneSettings,
     make_evaluator: Callable[[Classes], Evaluator],
     *,
     train: tuple[DrawScene, Classes],
     val: tuple[DrawScene, Classes],
 ) -> DataModule:
-    """Return the data module of generated scenes. Validation scenes are fixed by the seed.
-
-    Args:
-        settings: Number and size of the scenes.
-        make_evaluator: Maps the classes to an evaluator.
-        train: Function that draws a training scene and its target, and the classes. Its arguments
-            are a generator, `writings` and `size`.
-        val: The same for validation.
-    """
+    """Return the data module of scenes: a function that draws a scene, and classes per split."""
     size = settings.image_size
     train_writings, val_writings = split_writings(settings.seed)
     draw_train = partial(train[0], writings=train_writings, size=size)
@@ -238,7 +231,7 @@ def digits(
     check_minimum("max_digits", max_digits, 1)
     evaluator = multi_label(threshold)
     split = (partial(draw_scene, max_digits=max_digits), Classes(NAMES))
-    return scenes_module(scenes, evaluator, train=split, val=split)
+    return _scenes_module(scenes, evaluator, train=split, val=split)
 
 
 def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
@@ -246,7 +239,7 @@ def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> 
     evaluator = single_label(top_k)
     draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
     split = (draw, Classes(NAMES, exclusive=True))
-    return scenes_module(scenes, evaluator, train=split, val=split)
+    return _scenes_module(scenes, evaluator, train=split, val=split)
 
 
 def draw_scene(
@@ -357,7 +350,7 @@ def coloured_digits(
     evaluator = multi_label(threshold)
     draw = partial(draw_coloured, classes=range(len(names)), max_digits=max_digits)
     split = (draw, Classes(names))
-    return scenes_module(scenes, evaluator, train=split, val=split)
+    return _scenes_module(scenes, evaluator, train=split, val=split)
 
 
 def digits_zsl(
@@ -408,7 +401,7 @@ def digits_zsl(
     draw = partial(draw_coloured, max_digits=max_digits, full=True)
     train = (partial(draw, classes=seen), seen_classes)
     val = (partial(draw, classes=range(len(names))), all_classes)
-    return scenes_module(scenes, evaluator, train=train, val=val)
+    return _scenes_module(scenes, evaluator, train=train, val=val)
 
 
 def choose_unseen(colours: int, count: int, seed: int) -> list[int]:

@@ -119,14 +119,13 @@ def from_entries(
     entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0
 ) -> Labels:
     """Return the labels of N images from one mapping of class index to value per image."""
-    starts = _starts([len(image_entries) for image_entries in entries])
+    starts = _starts(list(map(len, entries)))
     total = int(starts[-1])
 
     # Stream the entries into arrays. Lists would need a multiple of their memory.
-    columns = chain.from_iterable(entries)
-    codes = chain.from_iterable(image_entries.values() for image_entries in entries)
-    classes = np.fromiter(columns, np.int32, total)
-    values = np.fromiter(codes, np.int8, total)
+    classes = np.fromiter(chain.from_iterable(entries), np.int32, total)
+    values_of_images = (image_entries.values() for image_entries in entries)
+    values = np.fromiter(chain.from_iterable(values_of_images), np.int8, total)
     return Labels(starts, classes, values, num_classes, default)
 
 

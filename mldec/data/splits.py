@@ -69,22 +69,16 @@ def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) 
     hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
     order = np.argsort(hashes, kind="stable")
     is_held_out = stratified(table.labels, order, fraction)
-    hold_out_each_class(table.labels, order, is_held_out)
+    _hold_out_each_class(table.labels, order, is_held_out)
     if val:
         return table.select(is_held_out)
     return table.select(~is_held_out)
 
 
-def hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
-    """Hold out one image for each class with at least two positives and none held out.
-
-    The chosen image removes the last training positive of as few classes as possible.
-
-    Args:
-        labels: The labels of N images.
-        order: Permutation of the images, int [N]. Ties go to the first image.
-        is_held_out: Mask of the held-out images, bool [N]. It is modified in place.
-    """
+def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
+    """Hold out an image of each class with at least two positives and none held out, in place."""
+    # Choose the image that removes the last training positive of as few classes as possible. Ties
+    # go to the first image in the order.
     positives = labels.only(labels.values == 1)
     num_held_out = positives.select(is_held_out).counts()
     num_left = positives.counts() - num_held_out

@@ -10,7 +10,7 @@ import numpy as np
 
 from mldec.data.labels import Labels, from_entries
 from mldec.errors import DataError
-from mldec.names import check_names, unknown_class
+from mldec.names import check_names, indices_of, unknown_class
 
 log = logging.getLogger("mldec")
 
@@ -48,7 +48,7 @@ class TableBuilder:
         self.classes = None if classes is None else tuple(classes)
         self.default = default
 
-        self._columns = {name: column for column, name in enumerate(classes or ())}
+        self._columns = indices_of(classes or ())
         self._first_seen: dict[str, str] = {}  # path -> `where` of its first occurrence
         self._entries: list[dict[int, int]] = []  # one mapping of column to value per image
 
@@ -111,7 +111,7 @@ class TableBuilder:
 
 def encode_paths(paths: Sequence[str]) -> np.ndarray:
     """Return paths as fixed-width bytes [N], see `Table.files`."""
-    return np.array([os.fsencode(path) for path in paths], np.bytes_)
+    return np.array(list(map(os.fsencode, paths)), np.bytes_)
 
 
 def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:

@@ -11,7 +11,7 @@ from mldec.data.types import Classes, StoredImages
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.names import format_list
+from mldec.names import format_list, indices_of
 from mldec.words.types import WordVectors
 
 log = logging.getLogger("mldec")
@@ -183,10 +183,9 @@ def split_classes(
             faulty_names = format_list(sorted(faulty))
             raise DataError(f"{where}: {len(faulty):,} classes {fault}: {faulty_names}; correct it")
 
-    indices = {name: index for index, name in enumerate(names)}
+    indices = indices_of(names)
     seen_indices = sorted(indices[name] for name in seen)
-    unseen_indices = sorted(indices[name] for name in unseen)
-    return seen_indices, unseen_indices
+    return seen_indices, sorted(indices[name] for name in unseen)
 
 
 def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None:

@@ -22,7 +22,7 @@ from mldec.data.tasks import ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json
-from mldec.names import COCO_NAMES, as_name, names_fault
+from mldec.names import COCO_NAMES, as_name, indices_of, names_fault
 
 log = logging.getLogger("mldec")
 
@@ -64,17 +64,11 @@ def coco(
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "MS-COCO")
     load = partial(_load_split, folder, annotated_only=annotated_only)
-    source = Source(
-        load=load,
-        load_train=partial(load, thin=thin),
-        train=train,
-        val=val,
-        where=folder,
-        evaluator=evaluator,
-    )
-    if words.vectors is None:
-        return source
-    return replace(source, vectors=lambda names: words.of_classes(folder, names, names)[1:])
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
+    vectors = None
+    if words.vectors is not None:
+        vectors = lambda names: words.of_classes(folder, names, names)[1:]  # noqa: E731
+    return replace(source, load_train=partial(load, thin=thin), vectors=vectors)
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
@@ -146,7 +140,7 @@ def _parse(annotations: Path) -> Table:
         is_group = first.get("supercategory") == "none" and first["name"] in groups
         if is_group and annotations.name == _ROBOFLOW:
             del categories[0]
-        columns = {category: column for column, category in enumerate(categories)}
+        columns = indices_of(categories)
 
         # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.
         image_rows = array("q")
@@ -223,14 +217,9 @@ def coco_zsl(
         where=str(folder),
         threshold=threshold,
     )
-    return Source(
-        load=partial(_load_zero_shot, folder),
-        train=train,
-        val=val,
-        where=folder,
-        evaluator=task.evaluator,
-        zero_shot=task,
-    )
+    load = partial(_load_zero_shot, folder)
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=task.evaluator)
+    return replace(source, zero_shot=task)
 
 
 def _load_zero_shot(folder: Path, split: str, cache_dir: str | None) -> StoredImages:

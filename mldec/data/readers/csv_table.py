@@ -217,7 +217,7 @@ def recognize(
     rows = _filled_rows(source, delimiter, codec)
     line, header = next(rows, (1, [""]))
     where = f"{source}, row {line}"
-    names = [name.strip() for name in header]
+    names = list(map(str.strip, header))
     roles = _find_roles(names, path_column, labels_column, where)
 
     # Count the cells of each column, except for columns with a different text in each row.
@@ -346,7 +346,7 @@ def _parse(
     split_of_rows = []
     for where, cells in _rows(source, form):
         labels = _labels(cells, form, separator, where)
-        count = sum(value == 1 for value in labels.values())
+        count = list(labels.values()).count(1)
         if exclusive and count != 1:
             raise DataError(f"{where}: {count} labels instead of one (data.exclusive); correct it")
         builder.add(cells["path"], labels, where)
@@ -355,7 +355,7 @@ def _parse(
     table = builder.build(source)
     if split is None:
         return table
-    return table.select(np.array([name == split for name in split_of_rows], bool))
+    return table.select(np.array(split_of_rows, str) == split)
 
 
 def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
@@ -365,7 +365,7 @@ def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[
     """
     num_columns = None
     for line, fields in csv_rows(source, delimiter=delimiter, encoding=encoding):
-        if not any(field.strip() for field in fields):
+        if not "".join(fields).strip():
             continue
         if num_columns is None:
             num_columns = len(fields)

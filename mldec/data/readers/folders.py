@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
-from mldec.names import as_name, check_names, given_names, unknown_class
+from mldec.names import as_name, check_names, given_names, indices_of, unknown_class
 
 log = logging.getLogger("mldec")
 
@@ -46,7 +47,7 @@ def read_class_folders(
             raise unknown_class(name, class_names, str(folder))
 
     def parse() -> Table:
-        columns = {name: column for column, name in enumerate(class_names)}
+        columns = indices_of(class_names)
         files: list[str] = []
         classes: list[int] = []
         for name in sorted(present, key=columns.__getitem__):
@@ -67,14 +68,13 @@ def read_class_folders(
 
 def list_class_folders(folder: Path) -> list[str]:
     """Return the sorted names of the folders in a folder, without hidden folders."""
-    entries = [entry for entry in list_folder(folder) if entry.name[0] != "."]
-    return sorted(as_name(entry.name, folder) for entry in entries if entry.is_dir())
+    return [as_name(entry.name, folder) for entry in _visible(folder) if entry.is_dir()]
 
 
 def list_images(folder: Path) -> list[str]:
     """Return the sorted names of the image files in a folder, without hidden files."""
-    entries = [entry for entry in list_folder(folder) if entry.name[0] != "."]
-    images = sorted(entry.name for entry in entries if Path(entry.name).suffix.lower() in READ)
+    entries = _visible(folder)
+    images = [entry.name for entry in entries if Path(entry.name).suffix.lower() in READ]
 
     # Do not silently ignore images in inner folders.
     if not images and any(entry.is_dir() for entry in entries):
@@ -87,11 +87,15 @@ def find_unsupported(folder: Path) -> UnsupportedFiles:
     """Return the unsupported image files in class folders, without hidden files."""
     unsupported = UnsupportedFiles()
     for name in list_class_folders(folder):
-        entries = list_folder(folder / name)
-        for file in sorted(entry.name for entry in entries):
-            if file[0] != ".":
-                unsupported.add(f"{name}/{file}")
+        for entry in _visible(folder / name):
+            unsupported.add(f"{name}/{entry.name}")
     return unsupported
+
+
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the sorted entries of a folder, without hidden entries."""
+    entries = [entry for entry in list_folder(folder) if entry.name[0] != "."]
+    return sorted(entries, key=attrgetter("name"))
 
 
 def folders(

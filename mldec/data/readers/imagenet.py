@@ -20,7 +20,7 @@ from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_columns, read_json, read_lines
-from mldec.names import check_names, disambiguate, unknown_class
+from mldec.names import check_names, disambiguate, indices_of, unknown_class
 
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
 _SOLUTION = "LOC_val_solution.csv"
@@ -116,7 +116,7 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
     """Read Kaggle's table of image ids and boxes ("wnid x y x y")."""
-    columns = {wnid: column for column, wnid in enumerate(wnids)}
+    columns = indices_of(wnids)
     images = []
     for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"]):
         for row, (image, boxes) in enumerate(zip(*chunk, strict=True), first_row):

@@ -140,7 +140,7 @@ def _parse(source: Path, split: str) -> Table:
         # Add rows of other splits without labels. The builder raises for duplicate images.
         used = labels if split_of_rows[-1] in _SPLITS else []
         builder.add(fields[0], dict.fromkeys(used, 1), where)
-    return builder.build(source).select(np.array([name == split for name in split_of_rows], bool))
+    return builder.build(source).select(np.array(split_of_rows, str) == split)
 
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:
@@ -241,9 +241,9 @@ def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
                 columns.append((tag, labels_of_tag))
 
     columns.sort(key=itemgetter(0))
-    names = check_names((name for name, _ in columns), name_list)
-    labels = np.stack([column for _, column in columns], axis=1)
-    return Table(encode_paths(files), from_dense(labels), names)
+    names, labels = zip(*columns, strict=True)
+    matrix = from_dense(np.stack(labels, axis=1))
+    return Table(encode_paths(files), matrix, check_names(names, name_list))
 
 
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:

@@ -21,7 +21,7 @@ from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_columns, read_lines
 from mldec.files.torch_files import read_torch
-from mldec.names import abbreviate, check_names, disambiguate, without_quotes
+from mldec.names import abbreviate, check_names, disambiguate, indices_of, without_quotes
 
 log = logging.getLogger("mldec")
 
@@ -74,7 +74,8 @@ def _load_split(
     root: Path, names: str, prefix: int, split: str, cache_dir: str | None
 ) -> StoredImages:
     """Return the images of a split."""
-    sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
+    annotations = root / "annotations"
+    sources = [annotations / LABELS[split], annotations / TRAINABLE, annotations / DESCRIPTIONS]
     parse = partial(_parse, sources, names, prefix)
     table = cached_table(f"openimages {names} {prefix}", sources, parse, cache_dir)
     log_split("openimages", split, table)
@@ -112,12 +113,12 @@ def _read_statements(
     Returns the image id of each run of rows with the same image, bytes [R]. For each statement its
     run, int32 [M], class, int32 [M] (-1 if unknown), and value, int8 [M] (1 or 0).
     """
-    columns = {mid: column for column, mid in enumerate(mids)}
+    columns = indices_of(mids)
     num_runs = 0
 
     # Chunks of the result. The empty first chunk sets the types if the file has no rows.
-    types = ("S1", np.int32, np.int32, np.int8)
-    empty = tuple(np.zeros(0, dtype) for dtype in types)
+    no_integers = np.zeros(0, np.int32)
+    empty = (np.zeros(0, "S1"), no_integers, no_integers, np.zeros(0, np.int8))
     pieces: list[tuple[np.ndarray, ...]] = [empty]
 
     header = ["ImageID", "Source", "LabelName", "Confidence"]
@@ -239,7 +240,7 @@ def _parse_miil(
     mids = tuple(sorted(codes))
     if class_file:
         mids = check_names(read_lines(class_file), class_file)
-    columns = {mid: column for column, mid in enumerate(mids)}
+    columns = indices_of(mids)
     column_of_code = np.array([columns.get(mid, -1) for mid in codes], np.int32)
     labels = _labels(data, images, column_of_code[classes], values, (len(files), len(mids)))
 

@@ -73,7 +73,7 @@ def vg500(
 def _parse(image_list: Path, label_file: Path, num_classes: int) -> Table:
     """Return the images of a list with their labels."""
     labels = read_json(label_file)
-    builder = TableBuilder(classes=[str(column) for column in range(num_classes)])
+    builder = TableBuilder(list(map(str, range(num_classes))))
     with naming_errors(label_file, DataError, remedy="use the map of images to classes"):
         for number, name in enumerate(read_lines(image_list), 1):
             builder.add(name, dict.fromkeys(labels[name], 1), f"{image_list}, line {number}")

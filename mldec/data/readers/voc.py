@@ -52,15 +52,9 @@ def voc(
     """
     evaluator = multi_label(threshold)
     folder = _find(check_folder(root, f"Pascal VOC {year}"), year)
-
-    return Source(
-        load=partial(_load_split, folder, difficult_val),
-        load_train=partial(_load_split, folder, difficult_train),
-        train=train,
-        val=val,
-        where=folder,
-        evaluator=evaluator,
-    )
+    load = partial(_load_split, folder, difficult_val)
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
+    return replace(source, load_train=partial(_load_split, folder, difficult_train))
 
 
 def _find(root: Path, year: int) -> Path:

@@ -96,7 +96,7 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
     """Return the class names of a list, or of a mapping of index to name."""
     if isinstance(names, dict) and set(names) == set(range(len(names))):
-        names = [names[index] for index in range(len(names))]
+        names = [names[index] for index in sorted(names)]
     if not isinstance(names, list) or not names:
         fault = f"names is {abbreviate(names)}"
         raise DataError(f"{source}: {fault}; list the names, or map 0, 1, ... to names")

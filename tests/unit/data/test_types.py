@@ -229,8 +229,6 @@ def test_sampling_settings_are_used():
     for threshold, used in ((None, 0.001), (0.1, 0.1)):
         sampling = Sampling(sampler="repeat_factor", repeat_threshold=threshold)
         assert np.array_equal(sampling.factors(lambda: labels), repeat_factors(labels, used))
-    with pytest.raises(ValueError, match=r"^repeat_threshold"):
-        Sampling(repeat_threshold=0.0)
 
 
 # Fingerprints

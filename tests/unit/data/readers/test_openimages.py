@@ -76,9 +76,8 @@ def test_images_are_in_sub_folders(build):
 # The MIIL format
 
 
-def test_miil_has_positives_negatives_and_unknown(miil, caplog, monkeypatch):
-    with caplog.at_level(logging.INFO, "mldec"):
-        data = miil()
+def test_miil_has_positives_negatives_and_unknown(miil, monkeypatch):
+    data = miil()
     assert (targets(data.train), targets(data.val)) == MIIL_TARGETS
     assert data.train.classes.names == data.val.classes.names
     assert data.train.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")

@@ -12,7 +12,6 @@ from support import made, one_line
 from mldec.data.readers import shards
 from mldec.data.readers.shards import load_shards
 from mldec.data.types import fixed_sample
-from mldec.errors import DataError
 
 LOGITS = torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, -1.0]])
 TRUTH = torch.tensor([[1, 0, 0], [0, 1, 0]])
@@ -82,8 +81,7 @@ def test_damaged_index_is_named(root):
         lambda: change_index(root, format=2),
     ):
         write()
-        with pytest.raises(DataError, match=str(index)):
-            load_shards(root / "val")
+        assert str(index) in Reader(shards, root).fault()
 
 
 def test_damaged_shard_is_named(cli, root):
@@ -104,5 +102,4 @@ def test_damaged_shard_is_named(cli, root):
 
     for content in (whole[:600], None):
         shard.write_bytes(content) if content else shard.unlink()
-        with pytest.raises(DataError, match=str(shard)):
-            load_shards(root / "val")
+        assert str(shard) in Reader(shards, root).fault()
