@@ -182,7 +182,7 @@ def test_a_change_of_the_data_is_refused_at_a_resume(photos, cli, tmp_path):
     (photos / "data.csv").write_text(table.replace("15.png,red,train\n", "", 1))
 
     status, out, _ = cli("train", *more, "data.changed=allow")
-    assert (status, "going on with this one, as data.changed=allow says" in out) == (0, True)
+    assert (status, "continuing because of data.changed=allow" in out) == (0, True)
     assert "changed" not in read_torch(last)["config"]["data"]
 
     # The changed table counts from now on, wherever the images are; it is accepted only once.

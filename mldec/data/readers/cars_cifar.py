@@ -40,7 +40,7 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
 
 
 def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split, in either layout."""
+    """Return the images of a split."""
     if split not in ("train", "test"):
         raise DataError(f"{root}: there is no split {split!r}; choose train or test")
 

@@ -7,7 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -149,15 +149,8 @@ def csv_table(
                     log.info(f"csv: {count:,} rows of the split {name!r} are not used")
         return in_folder(table, image_folder)
 
-    return Source(
-        load=load,
-        train=train,
-        val=val,
-        where=source,
-        evaluator=evaluator,
-        exclusive=exclusive,
-        folder_setting="data.images",
-    )
+    result = Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
+    return replace(result, exclusive=exclusive, folder_setting="data.images")
 
 
 @dataclass(frozen=True)
@@ -404,9 +397,10 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
                 f"{where}: the class {name!r} has {abbreviate(cells[name])}, not 0, 1 or an empty "
                 f"cell; correct it"
             )
-        labels[name] = _CELLS[cells[name]]
-
-    return {name: value for name, value in labels.items() if value != form.default}
+        value = _CELLS[cells[name]]
+        if value != form.default:
+            labels[name] = value
+    return labels
 
 
 def _names(text: str, separator: str, where: str) -> list[str]:

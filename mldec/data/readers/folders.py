@@ -37,9 +37,6 @@ def read_class_folders(
         class_names: Folder names in the order of the classes. Folders may be absent.
         display_names: Class names of the table, one per folder.
         cache_dir: Folder of the cache, see `cache_folder`.
-
-    Raises:
-        DataError: If there are other folders.
     """
     present = list_class_folders(folder)
     for name in present:

@@ -96,10 +96,10 @@ def nuswide81(
         val = "Test"
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
-        listed = load_all(split, cache_dir)
-        if not annotated_only:
-            return listed
-        return listed.select(listed.labels.counts_per_image() > 0)
+        loaded = load_all(split, cache_dir)
+        if annotated_only:
+            loaded = loaded.select(loaded.labels.counts_per_image() > 0)
+        return loaded
 
     return Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
 
@@ -186,14 +186,8 @@ def nuswide_official(
         threshold=threshold,
     )
     load = partial(_load_official_split, folder, images, with_tags=True)
-    return Source(
-        load=load,
-        train="Train",
-        val="Test",
-        where=folder,
-        evaluator=task.evaluator,
-        zero_shot=task,
-    )
+    source = Source(load=load, where=folder, evaluator=task.evaluator, zero_shot=task)
+    return replace(source, train="Train", val="Test")
 
 
 def _load_official_split(
@@ -241,9 +235,9 @@ def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
                 columns.append((tag, labels_of_tag))
 
     columns.sort(key=itemgetter(0))
-    names, labels = zip(*columns, strict=True)
-    matrix = from_dense(np.stack(labels, axis=1))
-    return Table(encode_paths(files), matrix, check_names(names, name_list))
+    names, labels_of_classes = zip(*columns, strict=True)
+    labels = from_dense(np.stack(labels_of_classes, axis=1))
+    return Table(encode_paths(files), labels, check_names(names, name_list))
 
 
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -263,7 +257,8 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
     for directory, _, files in os.walk(folder):
         inner = os.path.relpath(directory, folder)
         prefix = "" if inner == "." else f"{inner}/"
-        present.update(prefix + file for file in files)
+        for file in files:
+            present.add(prefix + file)
 
     # Files without a Flickr number have the number "", which must not match.
     by_number = {_flickr_number(path): path for path in sorted(present)} | {"": ""}

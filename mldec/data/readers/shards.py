@@ -53,15 +53,8 @@ def shards(
     def load(split: str, _: str | None) -> StoredImages:
         return load_shards(folder / split)
 
-    return Source(
-        load=load,
-        train=train,
-        val=val,
-        where=folder,
-        evaluator=evaluator,
-        exclusive=bool(index.exclusive),
-        vectors=vectors,
-    )
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
+    return replace(source, exclusive=bool(index.exclusive), vectors=vectors)
 
 
 @dataclass(frozen=True)

@@ -129,13 +129,15 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
 
 def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
     """Return the images in a folder (recursively) or in a text file. Counts unsupported files."""
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.name[0] != "."]
-        for file in files:
-            unsupported.add(str(file))
-        return [file for file in files if file.suffix.lower() in READ]
-
     images = []
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.name[0] != ".":
+                unsupported.add(str(file))
+                if file.suffix.lower() in READ:
+                    images.append(file)
+        return images
+
     for line in read_lines(path):
         image = path.parent / line.replace("\\", "/")
         images.append(Path(os.path.normpath(image)))
