@@ -15,11 +15,12 @@ from mldec.config.compose import compose, compose_with_options, option, override
 from mldec.config.schema import PARTS, Config, Mix, describe, matches
 from mldec.data.labels import Labels
 from mldec.data.mixing import Mixing
+from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule
-from mldec.errors import ConfigError, UserError, suggest
+from mldec.errors import ConfigError, UserError, documented, suggest
 from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -197,7 +198,10 @@ def data(parts: Parts) -> DataModule:
 
     # Validate the shared settings before the data is read.
     view, files, sampling, observed = (part.shared(kind) for kind in SHARED)
-    return assemble(part.call(), view, files, sampling, observed)
+    docs = docs_of(part.target)
+    with documented(docs):
+        source = part.call()
+    return assemble(source, view, files, sampling, observed, docs)
 
 
 def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:

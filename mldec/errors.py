@@ -109,6 +109,21 @@ def naming_errors(
 
 
 @contextmanager
+def documented(section: str) -> Iterator[None]:
+    """Append a documentation hint to a DataError that has none.
+
+    Args:
+        section: File and section, such as "DATASETS.md, section MS-COCO". "" appends nothing.
+    """
+    try:
+        yield
+    except DataError as error:
+        if section and "; see " not in str(error):
+            error.args = (f"{error}; see {section}",)
+        raise
+
+
+@contextmanager
 def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
     """Convert OSError of a failed write into DataError; `of_run`: the run can be resumed."""
     try:

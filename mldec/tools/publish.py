@@ -198,7 +198,7 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
 
 def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
     """Read a file of `mldec report --json` or `mldec evaluate --json`."""
-    content = read_json(path, _SEE)
+    content = read_json(path)
     with naming_errors(path, DataError, remedy=_SEE):
         intervals = {}
         for name, (low, high) in content.get("intervals", {}).items():

@@ -45,7 +45,7 @@ def read_run(folder: Path, name: str) -> Run:
     if facts is None:
         raise CheckpointError(f"{folder / RUN_FILE}: file not found; resume the run to write it")
     with naming_errors(folder):
-        settings = flat(read_yaml(folder / "config.yaml", "resume the run to write it"))
+        settings = flat(read_yaml(folder / "config.yaml"))
 
     # The log of a run that resumed from another folder lacks the earlier epochs.
     best = max(progress.best, facts.best, key=lambda best: best.get("value", -math.inf))

@@ -116,12 +116,15 @@ def imported(name: str, *modules: str) -> Any:
 
 def splits(settings: list[str]) -> dict[str, Any]:
     """Return order, labels, classes, fingerprint and first pixels of a reader's images."""
-    chosen_data = imported("chosen_data", "mldec.config.build", "mldec.build")
+    try:
+        build_data = imported("data_from_settings", "mldec.build")
+    except ImportError:
+        build_data = imported("chosen_data", "mldec.config.build", "mldec.build")
     labels_of = imported("labels_of", "mldec.data.split_labels", "mldec.data.loader")
     fingerprint = imported("fingerprint", "mldec.data.fingerprint")
     fixed_sample = imported("fixed_sample", "mldec.data.base", "mldec.data.types")
 
-    _, data = chosen_data(settings)
+    _, data = build_data(settings)
     result = {}
     for name, split in (("train", data.train), ("val", data.val)):
         dataset, classes = split.dataset, split.classes

@@ -143,7 +143,7 @@ def located(item: Item) -> tuple[str, bytes]:
     if storage.is_address(item.path):
         return item.name, storage.read(item.path)
     if item.size is None:
-        return item.path, read_bytes(Path(item.path), FIX)
+        return item.path, read_bytes(Path(item.path))
 
     unread = naming_errors(visible(item.name), DataError, remedy="restore it")
     with unread, open_binary(item.path) as file:

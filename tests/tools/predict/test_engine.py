@@ -96,9 +96,9 @@ def test_a_gpu_answers_in_the_half_precision_of_the_training(recorded, chosen, u
 
 
 def test_a_decoder_that_is_not_installed_is_named(loaded, monkeypatch):
-    transform = replace(loaded.transform, decoder="torchcodec")
+    transform = replace(loaded.transform, decoder="simplejpeg")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^data.decoder: torchcodec is not installed"):
+    with pytest.raises(ConfigError, match=r"^data.decoder: simplejpeg is not installed"):
         TorchEngine(replace(loaded, transform=transform))
 
 

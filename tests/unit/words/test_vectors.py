@@ -286,5 +286,5 @@ def test_descriptions_of_another_content_are_one_line(tmp_path, content, fault):
 
 
 def test_descriptions_are_for_a_text_encoder():
-    with pytest.raises(ValueError, match=r"^descriptions a.json: .* data\.vectors is glove\.txt"):
+    with pytest.raises(ValueError, match=r"^descriptions .*data\.vectors is glove\.txt"):
         VectorSettings(vectors="glove.txt", descriptions="a.json")
