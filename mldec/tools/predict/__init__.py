@@ -25,96 +25,60 @@ def parser() -> argparse.ArgumentParser:
     cli.add_model_options(arguments, exported=True)
     cli.add_views_option(arguments)
 
-    images = arguments.add_argument_group("images")
-    images.add_argument(
-        "images",
-        nargs="*",
-        help="image files, .tar files or folders: paths, or addresses such as s3://bucket/photos",
-    )
-    images.add_argument(
+    add = arguments.add_argument_group("images").add_argument
+    add("images", nargs="*", help="images, .tar files or folders: paths or addresses (s3://...)")
+    add(
         "--list",
         metavar="FILE",
         help="text file with one path or address per line (- for standard input), or a .csv or "
         ".parquet file with a column of them; .parquet also with image files as bytes",
     )
-    images.add_argument(
-        "--column",
-        metavar="NAME",
-        help="column of --list (default: image, path, url or bytes)",
-    )
-    images.add_argument(
-        "--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)"
-    )
-    images.add_argument(
-        "--draft",
-        action="store_true",
-        help="decode large JPEG files at a smaller size: faster, and pixels change slightly",
-    )
+    add("--column", metavar="NAME", help="column of --list (default: image, path, url or bytes)")
+    add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
+    add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
 
-    answers = arguments.add_argument_group("predictions")
-    answers.add_argument(
+    predictions = arguments.add_argument_group("predictions")
+    add = predictions.add_argument
+    add(
         "--content",
         choices=("top", "scores", "decisions"),
         default="top",
-        help="the classes with the highest scores, all scores, or the names of the classes above "
-        "their thresholds (default top)",
+        help="the classes with the highest scores (default), all scores, or the names of the "
+        "classes above their thresholds",
     )
-    answers.add_argument("--top", type=cli.positive, help="maximum number of classes (default 10)")
-    answers.add_argument(
+    add("--top", type=cli.positive, help="maximum number of classes (default 10)")
+    add(
         "--threshold",
         type=cli.fraction,
         help="minimum score, 0 to 1; default: the thresholds of the checkpoint, else 0. Scores "
         "after ASL are not probabilities unless they are calibrated",
     )
-    cli.add_class_options(answers)
+    cli.add_class_options(predictions)
 
-    results = arguments.add_argument_group("results")
-    results.add_argument("--jsonl", metavar="FILE", help="JSON Lines; - for standard output")
-    results.add_argument("--json", metavar="FILE", help="JSON list of the same rows, or -")
-    results.add_argument("--csv", metavar="FILE", help="CSV table, or -")
-    results.add_argument("--parquet", metavar="FILE", help="Parquet table; needs pyarrow")
-    results.add_argument(
-        "--features",
-        metavar="FILE",
-        help="mean of the backbone's tokens per image: a .npy file, float32 [N, C]",
+    add = arguments.add_argument_group("results").add_argument
+    add("--jsonl", metavar="FILE", help="JSON Lines; - for standard output")
+    add("--json", metavar="FILE", help="JSON list of the same rows, or -")
+    add("--csv", metavar="FILE", help="CSV table, or -")
+    add("--parquet", metavar="FILE", help="Parquet table; needs pyarrow")
+    add("--features", metavar="FILE", help="mean of the backbone's tokens: .npy, float32 [N, C]")
+    add("--overwrite", action="store_true", help="replace existing result files and start again")
+    add(
+        "--shard", metavar="I/N", help="write shard I of N, from 0, to the folder of --jsonl FOLDER"
     )
-    results.add_argument(
-        "--overwrite", action="store_true", help="replace existing result files and start again"
-    )
-    results.add_argument(
-        "--shard",
-        metavar="I/N",
-        help="predict shard I of N, from 0, and write it to a file in the folder of --jsonl or "
-        "--parquet; auto/N: number from SLURM or Kubernetes, auto: from torchrun",
-    )
-    results.add_argument("--merge", metavar="FOLDER", help="join the shards in a folder")
-    results.add_argument(
-        "--progress",
-        metavar="FOLDER",
-        help="folder of unfinished rows (default: next to the result, or a cache for addresses)",
-    )
-    results.add_argument(
-        "--pictures",
-        metavar="FOLDER",
-        help="write each image with a heat map per class to a JPEG file in this folder",
-    )
-    results.add_argument("--font", metavar="FILE", help="TrueType font of --pictures")
-    results.add_argument(
-        "--xmp",
-        action="store_true",
-        help="write the predicted classes as keywords to the sidecar of each photo, photo.jpg.xmp",
+    add("--merge", metavar="FOLDER", help="join the shards in a folder")
+    add("--progress", metavar="FOLDER", help="local folder of unfinished rows")
+    add("--pictures", metavar="FOLDER", help="write a JPEG file with heat maps per image")
+    add("--font", metavar="FILE", help="TrueType font of --pictures")
+    add(
+        "--xmp", action="store_true", help="write keywords to the sidecar of a photo, photo.jpg.xmp"
     )
 
-    work = arguments.add_argument_group("processing")
-    work.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
-    cli.add_precision_option(work, "that of the training if it is fp16 or bf16, else auto")
-    work.add_argument("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
-    work.add_argument(
-        "--workers",
-        type=cli.whole,
-        metavar="N",
-        help="decoding processes; 0 decodes in the main process (default: one per processor)",
-    )
+    processing = arguments.add_argument_group("processing")
+    add = processing.add_argument
+    add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
+    cli.add_precision_option(processing, "that of the training if it is fp16 or bf16, else auto")
+    add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
+    add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
     return arguments
 
 
@@ -124,8 +88,7 @@ def load(
     """Return a function that predicts the classes of photos: `mldec.load("best.pt")("photo.jpg")`.
 
     A photo is a path, the bytes of an image file, a PIL image, or uint8 values: a numpy array
-    [H, W, 3] or a torch tensor [3, H, W]. Gray images and an alpha channel, which is dropped, are
-    accepted too. Other dtypes raise an error, because their range is ambiguous.
+    [H, W, 3] or a torch tensor [3, H, W]. Gray images are accepted, and alpha is dropped.
 
     One photo gives a `Row`; iterate over it for pairs of a class name and a score. A folder, a tar
     file, a batch of arrays or any iterable of photos gives a list of rows. An unreadable photo

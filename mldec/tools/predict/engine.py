@@ -285,22 +285,16 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
         options: The options of the command.
         typed_classes: Whether the user enters classes later, see `for_classes`. The model then
             needs no classes, and `options.vectors` belongs to the later classes.
-
-    Raises:
-        UserError: If an option is invalid or has no effect, or the file cannot be used.
     """
     check_class_options(options.classes, options.class_names)
-    engine: Engine
-    if is_exported(options.checkpoint):
-        engine = _open_exported(options, typed_classes=typed_classes)
-    else:
-        engine = _open_checkpoint(options, typed_classes=typed_classes)
+    load = _open_exported if is_exported(options.checkpoint) else _open_checkpoint
+    engine: Engine = load(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
         raise ConfigError(f"--vectors has no effect: {options.checkpoint} has fixed classes")
     return engine
 
 
-def _open_checkpoint(options: EngineOptions, *, typed_classes: bool) -> TorchEngine:
+def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine:
     """Load a checkpoint, with the classes of --classes if they are given."""
     loaded = load_model(
         options.checkpoint,
@@ -323,7 +317,7 @@ def _open_checkpoint(options: EngineOptions, *, typed_classes: bool) -> TorchEng
     return TorchEngine(loaded, precision)
 
 
-def _open_exported(options: EngineOptions, *, typed_classes: bool) -> ExportedEngine:
+def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:
     """Load an exported file, after a check for options that it does not support."""
     supported = ("checkpoint", "device", "classes", "vectors")
     names = [option.name for option in fields(options) if option.name not in supported]

@@ -19,13 +19,8 @@ _opened: dict[str, Any] = {}  # checkpoints of this process
 class Tagger:
     """Predicts the classes of batches of images.
 
-    It is pickled by its arguments. Each process loads the checkpoint once, at its first batch.
-
-    Args:
-        checkpoint: As for the command.
-        content: Option of the command.
-        batch_size: Images per forward pass.
-        options: Options of `mldec.load`, such as top=3.
+    The arguments are options of the command and of `mldec.load`. A Tagger is pickled by them. Each
+    process loads the checkpoint once, at its first batch.
     """
 
     def __init__(
@@ -44,14 +39,10 @@ class Tagger:
         self._options = {**options, "device": device, "threshold": threshold, "top": top}
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Predict the classes of a batch.
+        """Return the columns without images, and the columns `error`, `classes` and `scores`.
 
         Args:
             batch: Columns, one of them `image` (uint8 [H, W, 3]), `bytes` (image files) or `path`.
-
-        Returns:
-            The columns except images, and the columns `error`, `classes` and `scores` with one
-            value per image, as in a Parquet file of the command.
         """
         kind = next((name for name in KINDS if name in batch), None)
         if kind is None:

@@ -157,10 +157,6 @@ def test_exported_zero_shot_file_receives_word_vectors():
     assert (other.classes.names, other.thresholds) == (("fox",), [0.25])
     assert (engine.classes.names, engine.thresholds) == (classes.names, [0.25] * 3)
 
-    for given, width in ((None, 5), (classes, None)):
-        with pytest.raises(CheckpointError, match=r"x\.onnx"):
-            exported(given, word_dim=width)
-
 
 def test_metadata_of_older_files_have_pillow_resize():
     content = asdict(metadata())

@@ -275,21 +275,17 @@ def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
 
 def test_few_batches_are_prefetched(tmp_path):
     [item] = items_of(tmp_path, 1)
-    taken = 0
+    taken = []
 
-    def broken():
-        nonlocal taken
+    def recording():
         for _ in range(200):
-            taken += 1
+            taken.append(item)
             yield item
-        raise DataError("the list is damaged")
 
-    batches = decoded(broken(), Decoder(TRANSFORM), batch_size=2, workers=0)
+    batches = decoded(recording(), Decoder(TRANSFORM), batch_size=2, workers=0)
     for _ in range(50):
         next(batches)
-    assert taken <= decode_module.FEW + 1 + 2 * 50
-    with pytest.raises(DataError, match=r"^the list is damaged$"):
-        list(batches)
+    assert len(taken) <= decode_module.FEW + 1 + 2 * 50
 
 
 def test_image_in_a_tar_file_is_decoded(tmp_path):

@@ -21,7 +21,7 @@ from mldec.tools.predict.answers import Prediction, Row, Rule, chosen_rule, entr
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.formats import image_of, line_of, row_of, write
 from mldec.tools.predict.inputs import Inputs
-from mldec.tools.predict.results import Journal, Outputs, Record, count_and_hash, joined, parts_in
+from mldec.tools.predict.results import Journal, Outputs, Record, count_and_hash, joined
 
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)
@@ -61,9 +61,6 @@ def test_threshold_option_replaces_stored_thresholds():
     assert (rule.top, rule.threshold, rule.stored) == (2, 0.3, None)
     engine = SimpleNamespace(classes=ONE_LABEL, thresholds=None)
     assert chosen_rule(engine, content="decisions").stored is None
-    engine = SimpleNamespace(classes=ABCD, thresholds=None)
-    with pytest.raises(ConfigError, match="--threshold"):
-        chosen_rule(engine, content="decisions")
 
 
 def test_json_of_a_row():
@@ -375,13 +372,3 @@ def test_parts_are_joined_in_the_order_of_the_images(tmp_path):
     (tmp_path / "5.png").unlink()
     with pytest.raises(DataError, match="more than 5"):
         list(joined(parts, inputs, "out"))
-
-
-def test_parts_of_several_results_raise_an_error(tmp_path):
-    (tmp_path / "part-00001-of-00002.parquet").touch()
-    assert parts_in(str(tmp_path)) == [
-        f"{tmp_path}/part-0000{number}-of-00002.parquet" for number in range(2)
-    ]
-    (tmp_path / "part-00000-of-00003.parquet").touch()
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        parts_in(str(tmp_path))
