@@ -129,9 +129,9 @@ def parsed(path: str | Path, options: Mapping[str, Any]) -> argparse.Namespace:
     """Parse options from Python like the command line does. None is the default of an option."""
     words = []
     for name, value in options.items():
-        values = value if isinstance(value, list | tuple) else [value]
-        if name == "classes" and isinstance(value, list | tuple):
-            values = [",".join(value)]
+        values = [value]
+        if isinstance(value, list | tuple):
+            values = [",".join(value)] if name == "classes" else list(value)
         words += [f"--{name.replace('_', '-')}={one}" for one in values if one is not None]
 
     arguments = parser()

@@ -1,4 +1,4 @@
-"""From items to rows: decode, score, choose classes, draw pictures."""
+"""Rows of images: decoding, scoring, selection of classes and pictures."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -120,7 +120,9 @@ def chosen_rule(
     engine: Engine, *, content: Content, top: int | None = None, threshold: float | None = None
 ) -> Rule:
     """Return the rule of --content, --top and --threshold, which are None if they are not given."""
-    stored = engine.thresholds if threshold is None else None
+    stored = None
+    if threshold is None:
+        stored = engine.thresholds
     has_thresholds = threshold is not None or stored is not None
     if content == "decisions" and not has_thresholds and not engine.classes.exclusive:
         raise ConfigError(
@@ -198,7 +200,7 @@ DRAFT = 2
 
 
 class Predictor:
-    """Decodes and scores items. The arguments are those of the command."""
+    """Decodes and scores items. Its arguments are options of the command."""
 
     def __init__(
         self,

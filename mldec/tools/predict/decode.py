@@ -37,7 +37,7 @@ class Item:
 
     @property
     def is_file(self) -> bool:
-        """Whether the image is a local file."""
+        """True for a local image file."""
         is_part = self.content is not None or self.size is not None
         return not is_part and not storage.is_address(self.path)
 

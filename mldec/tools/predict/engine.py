@@ -287,8 +287,11 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
             needs no classes, and `options.vectors` belongs to the later classes.
     """
     check_class_options(options.classes, options.class_names)
-    load = _open_exported if is_exported(options.checkpoint) else _open_checkpoint
-    engine: Engine = load(options, typed_classes)
+    engine: Engine
+    if is_exported(options.checkpoint):
+        engine = _open_exported(options, typed_classes)
+    else:
+        engine = _open_checkpoint(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
         raise ConfigError(f"--vectors has no effect: {options.checkpoint} has fixed classes")
     return engine

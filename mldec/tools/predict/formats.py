@@ -42,7 +42,8 @@ def image_of(line: bytes) -> str | None:
         image = json.loads(text)["image"]
     except (ValueError, TypeError, KeyError):
         return None
-    return image if isinstance(image, str) and line.endswith(b"\n") else None
+    is_valid = isinstance(image, str) and line.endswith(b"\n")
+    return image if is_valid else None
 
 
 def cells_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -52,9 +53,10 @@ def cells_of(row: dict[str, Any]) -> dict[str, Any]:
         cells["classes"] = [prediction["name"] for prediction in row["predictions"]]
         cells["scores"] = [prediction["score"] for prediction in row["predictions"]]
     elif "scores" in row:
-        # Rows that are read from a Parquet file have a list.
-        scores = row["scores"]
-        cells["scores"] = scores if isinstance(scores, list) else list(scores.values())
+        cells["scores"] = row["scores"]
+        # Rows of a Parquet file have a list already.
+        if isinstance(row["scores"], dict):
+            cells["scores"] = list(row["scores"].values())
     return cells
 
 
@@ -66,12 +68,14 @@ def json_lines(rule: Rule, lines: Lines) -> Iterator[str]:
 
 def json_list(rule: Rule, lines: Lines) -> Iterator[str]:
     """Yield the text of a JSON list, row by row."""
-    before = "[\n"
+    yield "[\n"
+    separator = ""
     for line in lines:
         # The list of one row indents the row like the whole list.
-        yield before + to_json([row_of(line)], indent=1).removeprefix("[\n").removesuffix("\n]")
-        before = ",\n"
-    yield "[\n\n]\n" if before == "[\n" else "\n]\n"
+        text = to_json([row_of(line)], indent=1).removeprefix("[\n").removesuffix("\n]")
+        yield separator + text
+        separator = ",\n"
+    yield "\n]\n"
 
 
 def csv_table(rule: Rule, lines: Lines) -> Iterator[str]:

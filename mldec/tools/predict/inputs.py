@@ -78,7 +78,7 @@ class Inputs:
         return (item for owner, item in self.divided(shards, number) if owner == number)
 
     def divided(self, shards: int, only: int | None = None) -> Iterator[tuple[int, Item]]:
-        """Yield all images with their shard, or with `only` at least those of one shard.
+        """Yield all images with their shard. With `only`, images of other shards may be skipped.
 
         Whole tar files are assigned in turn if there are at least as many as shards. Other images
         are assigned by a hash of their path below the argument of the command line. Rows of a list
@@ -128,13 +128,12 @@ class Inputs:
 
     def _column_of(self, names: Sequence[str]) -> str:
         """Return the column of the images among the columns of a table."""
-        wanted = COLUMNS if self._column is None else (self._column,)
-        for name in wanted:
+        for name in [self._column] if self._column else COLUMNS:
             if name in names:
                 return name
         raise DataError(
-            f"--list {self._listing}: there is no column {' or '.join(wanted)}; "
-            f"pass --column with one of {', '.join(names)[:200]}"
+            f"--list {self._listing}: the column of the images is missing; "
+            f"pass --column with a name of {', '.join(names)[:200]}"
         )
 
     def _listed(self, shards: int, only: int | None) -> Iterator[tuple[int, Item]]:
@@ -251,8 +250,7 @@ def _in_tar(path: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
                     yield Item(name, path, member.offset_data, member.size)
     except Exception as error:
         # A damaged header makes tarfile raise many types of errors.
-        kind = "a" if is_stream else "an uncompressed"
-        fault = f"{path}: it cannot be read as {kind} tar file ({brief(error)}); restore it"
+        fault = f"{path}: it cannot be read as a tar file ({brief(error)}); restore it"
         yield Item(path, path, fault=fault)
 
 

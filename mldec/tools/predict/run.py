@@ -162,7 +162,7 @@ def check_options(
     error = None
     is_part = args.shard is not None and not is_streamed
     if is_streamed and (len(targets) > 1 or not set(targets) <= set(TEXTS)):
-        error = f"standard output or a pipe can only be one of --{', --'.join(TEXTS)}"
+        error = f"standard output or a pipe needs --{' or --'.join(TEXTS)}, without other files"
     elif is_part and (len(targets) > 1 or not set(targets) <= set(PARTS)):
         error = f"--shard: pass --{' or --'.join(PARTS)}; use --merge for other formats"
     elif args.features and args.views:
@@ -230,7 +230,7 @@ def to_stream(job: Job) -> int:
         else:
             for _ in lines(stop):
                 pass
-    return 1 if errors else 0
+    return int(errors > 0)
 
 
 def console_line(row: Row, rule: Rule) -> str:
@@ -251,7 +251,10 @@ def to_files(job: Job) -> int:
     Processes of one torchrun do not wait for each other. The last one writes the result files, so
     that each of them can be killed and restarted at any time.
     """
-    share = job.shard if job.args.shard is None else Shard(0, 1)
+    # Processes with --shard write one part each.
+    share = Shard(0, 1)
+    if job.args.shard is None:
+        share = job.shard
     folders = [job.work / str(number) for number in range(share.total)]
     outputs = job.outputs()
     status = finished_status(job, outputs)
@@ -268,7 +271,7 @@ def to_files(job: Job) -> int:
     try:
         with locked(job.work):
             records = [Record.read(str(folder / results.HOW)) for folder in folders]
-            # With status 1, torchrun would end the other processes.
+            # torchrun would end the other processes after status 1.
             if not all(record and record.images is not None for record in records):
                 return 0
             parts = [[str(folder / results.ROWS)] for folder in folders]
@@ -305,7 +308,7 @@ def publish(job: Job, parts: list[list[str]], outputs: Outputs) -> int:
     lines = partial(results.joined, parts, job.inputs, job.name)
     record = outputs.publish(job.rule, lines, job.inputs)
     say(f"{job.name}: {summary(record)}")
-    return 1 if record.errors else 0
+    return int(record.errors > 0)
 
 
 def summary(record: Record) -> str:
@@ -327,7 +330,7 @@ def finished_status(job: Job, outputs: Outputs) -> int | None:
     if names != record.names:
         raise results.changed(job.name, f"{record.images:,} images then, {images:,} now")
     say(f"{job.name} is complete: {summary(record)}; nothing to do")
-    return 1 if record.errors else 0
+    return int(record.errors > 0)
 
 
 def merge(job: Job) -> int:
@@ -359,4 +362,6 @@ def merge(job: Job) -> int:
     with locked(job.work):
         outputs = job.outputs()
         status = finished_status(job, outputs)
-        return publish(job, files, outputs) if status is None else status
+        if status is None:
+            status = publish(job, files, outputs)
+        return status

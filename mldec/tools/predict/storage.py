@@ -19,7 +19,7 @@ from mldec.files.atomic import replacing
 from mldec.files.text import open_binary
 from mldec.files.torch_files import sha256_of
 
-ATTEMPTS = 3  # to read an object, in addition to those of the fsspec backend
+ATTEMPTS = 3  # to read an object, each with the retries of the fsspec backend
 PAUSE = 1.0  # seconds after the first attempt, twice as long after the second
 REMEDY = "check the address, the credentials and the network"
 
@@ -81,11 +81,12 @@ def files_in(folder: str) -> Iterator[str]:
 
 def names_in(folder: str) -> list[str]:
     """Return the names in a folder; the list is empty if it does not exist."""
+    if not exists(folder):
+        return []
     if not is_address(folder):
-        return [path.name for path in Path(folder).iterdir()] if Path(folder).exists() else []
+        return [path.name for path in Path(folder).iterdir()]
     with _remote(folder) as (files, root):
-        paths = files.ls(root, detail=False) if files.exists(root) else []
-    return [path.rstrip("/").rpartition("/")[2] for path in paths]
+        return [path.rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False)]
 
 
 def is_folder(path: str) -> bool:

@@ -42,7 +42,7 @@ class Tagger:
         """Return the columns without images, and the columns `error`, `classes` and `scores`.
 
         Args:
-            batch: Columns, one of them `image` (uint8 [H, W, 3]), `bytes` (image files) or `path`.
+            batch: Columns with `image` (uint8 [H, W, 3]), `bytes` (image files) or `path`.
         """
         kind = next((name for name in KINDS if name in batch), None)
         if kind is None:

@@ -35,8 +35,8 @@ _TAG = re.compile(rb"""<([^\s/>]+)(?:"[^"]*"|'[^']*'|[^"'>])*>""")
 def write_sidecar(row: Row) -> Path | None:
     """Write the predicted classes of an image file as keywords to its sidecar.
 
-    Keywords of the user are kept, and those of an earlier call are replaced. All other bytes, the
-    mode, the owner and a link to the sidecar are kept.
+    Keywords of an earlier call are replaced. Keywords of the user, all other bytes, the mode, the
+    owner and a link to the sidecar are kept.
 
     Returns:
         Path of the sidecar, or None after an error, or without classes and sidecar.
@@ -55,7 +55,9 @@ def write_sidecar(row: Row) -> Path | None:
     names = list(dict.fromkeys(prediction.name.strip() for prediction in row.predictions))
     with naming_errors(path, DataError, remedy="restore it, or move it away"):
         target = Path(os.path.realpath(path))
-        before = target.read_bytes() if target.exists() else b""
+        before = b""
+        if target.exists():
+            before = target.read_bytes()
         if not names and not before:
             return None
         content = with_keywords(before or EMPTY.encode(), names)
@@ -141,9 +143,10 @@ class _Sidecar:
             raise ValueError(f"its encoding is {encoding}, not UTF-8")
 
     def _parent(self) -> _Keywords | None:
-        """Return the list of the innermost open element, if it is one of the properties."""
-        name = self._stack[-1][0] if self._stack else ""
-        return self.properties[self._known[name]] if name in self._known else None
+        """Return the list of the innermost open element, or None if it is not a property."""
+        if self._stack and self._stack[-1][0] in self._known:
+            return self.properties[self._known[self._stack[-1][0]]]
+        return None
 
     def _start(self, name: str, attributes: object) -> None:
         keywords = self._parent()

@@ -69,13 +69,13 @@ def test_a_checkpoint_and_an_exported_file_are_opened(tmp_path):
     assert isinstance(opened(options(exported)), ExportedEngine)
     with pytest.raises(ConfigError, match="--weights has no effect on an exported file"):
         opened(options(exported, "--weights", "raw"))
-    with pytest.raises(ConfigError, match=r"--vectors has no effect: .* its own classes only"):
+    with pytest.raises(ConfigError, match="--vectors has no effect"):
         opened(options(calibrated, "--vectors", "x.txt"))
 
 
 def test_an_exported_zero_shot_file_needs_vectors(tmp_path):
     path, vectors = networks.save_onnx(tmp_path / "x.onnx", "words"), tmp_path / "vectors.txt"
-    with pytest.raises(CheckpointError, match="asks for word vectors: pass --vectors"):
+    with pytest.raises(CheckpointError, match="pass --vectors"):
         opened(options(path))
     vectors.write_text("".join(f"thing_{number} 1 0 {number} 0 1\n" for number in range(7)))
     engine = opened(options(path, "--vectors", vectors))
