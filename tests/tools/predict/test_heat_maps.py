@@ -14,7 +14,7 @@ from random_weights import randomise
 from torch import Tensor, nn
 
 from mldec.data.transforms import EvalTransform
-from mldec.errors import ConfigError, UserError
+from mldec.errors import ConfigError
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.tools.predict import answers, heat_maps
@@ -306,10 +306,3 @@ def test_picture_shows_the_visible_part(tmp_path, monkeypatch, crop, size):
     left, top = (400 - size[0]) // 2, (200 - size[1]) // 2
     expected = picture(400, 200).crop((left, top, left + size[0], top + size[1]))
     assert (image.size, image.tobytes()) == (size, expected.tobytes())
-
-    def full(images):
-        raise MemoryError
-
-    monkeypatch.setattr(loaded.model.backbone, "forward", full)
-    with pytest.raises(UserError, match="heat maps"):
-        pictures.add(Item(path, path), [])
