@@ -1,6 +1,5 @@
 """Rows of images: decoding, scoring, selection of classes and pictures."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,6 @@ from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.tools.predict.decode import Decoded, Decoder, Item, decoded, read_item
 from mldec.tools.predict.engine import Engine, TorchEngine
 from mldec.tools.predict.heat_maps import Font, draw, file_name
-
-log = logging.getLogger("mldec")
 
 # Content of a row: the classes with the highest scores, the scores of all classes, or the names of
 # the classes whose scores reach their thresholds.
@@ -169,7 +166,7 @@ class Pictures:
         self._engine = engine
         self._folder = folder
         self._fonts = fonts
-        log.info(f"--pictures: heat maps are the {engine.explainer.method}")
+        self._method = engine.explainer.method
 
     def add(self, item: Item, predictions: Sequence[Prediction]) -> Path:
         """Write the picture of an image and its classes, and return its path."""
@@ -185,7 +182,7 @@ class Pictures:
         name = Path(item.name)
         target = self._folder / file_name(name)
         with replacing(target) as file:
-            sheet = draw(seen, name.name, findings, self._fonts)
+            sheet = draw(seen, name.name, findings, self._method, self._fonts)
             sheet.save(file, "JPEG", quality=92, subsampling=0)
         return target
 

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -263,6 +264,7 @@ SPACING = 18
 COLUMNS = 4
 NAME_SIZE = 19
 SCORE_SIZE = 16
+NOTE_SIZE = 14
 
 WHITE = (255, 255, 255)
 DARK = (20, 20, 30)
@@ -278,8 +280,8 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def fonts(file: str | None = None) -> list[Font]:
-    """Return the fonts of names and scores, from a file or Pillow's default."""
-    sizes = (NAME_SIZE, SCORE_SIZE)
+    """Return the fonts of names, scores and notes, from a file or Pillow's default."""
+    sizes = (NAME_SIZE, SCORE_SIZE, NOTE_SIZE)
     if file is None:
         return [ImageFont.load_default(size) for size in sizes]
     with naming_errors(f"--font {file}", ConfigError, remedy="name a .ttf or .otf file"):
@@ -298,23 +300,36 @@ def file_name(path: Path) -> str:
 
 
 def draw(
-    image: Image.Image, title: str, findings: Sequence[Finding], fonts: Sequence[Font]
+    image: Image.Image, title: str, findings: Sequence[Finding], method: str, fonts: Sequence[Font]
 ) -> Image.Image:
     """Draw an image, and next to it a panel per class with the heat map over the image."""
     scale = PANEL / max(image.size)
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     image = image.resize(size, Image.Resampling.LANCZOS)
-    panels = [_panel(image, title, "" if findings else "no class", fonts)]
+    panels = [_panel(image, title, "" if findings else "no class named", fonts)]
     panels += [_panel(heated(image, heat), *texts, fonts) for texts, heat in findings]
 
     rows = math.ceil(len(panels) / COLUMNS)
     columns = math.ceil(len(panels) / rows)  # five panels are three and two, not four and one
     across = panels[0].width + SPACING
     down = panels[0].height + SPACING
-    sheet = Image.new("RGB", (SPACING + columns * across, SPACING + rows * down), WHITE)
+    width = SPACING + columns * across
+    note = (
+        f"Bright: where the model looked; each map is scaled to its own maximum. "
+        f"{method[0].upper()}{method[1:]}."
+    )
+    max_letters = int((width - 2 * SPACING) / fonts[2].getlength("n"))
+    notes = textwrap.wrap(note, max_letters) if findings else []
+    line = round(1.4 * NOTE_SIZE)
+    height = SPACING + rows * down + len(notes) * line + SPACING * bool(notes)
+
+    sheet = Image.new("RGB", (width, height), WHITE)
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
         sheet.paste(panel, (SPACING + column * across, SPACING + row * down))
+    for number, text in enumerate(notes):
+        top = height - SPACING - (len(notes) - number) * line
+        ImageDraw.Draw(sheet).text((SPACING, top), text, GRAY, fonts[2])
     return sheet
 
 

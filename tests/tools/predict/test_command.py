@@ -312,7 +312,7 @@ def test_pictures_show_the_predicted_classes(cli, best, photos, predict, monkeyp
     monkeypatch.setattr(answers, "draw", lambda *arguments: calls.append(arguments) or blank)
     words = ["--pictures", "p", "--top", "3", "--json", "q.json"]
     assert cli("predict", best, photos / "0.png", *SHARED, *words).status == 0
-    [(image, title, findings, _)] = calls
+    [(image, title, findings, _, _)] = calls
     [row] = json.loads(Path("q.json").read_text())
     expected = [(item["name"], f"{item['score']:.3f}") for item in row["predictions"]]
     assert [texts for texts, _ in findings] == expected
