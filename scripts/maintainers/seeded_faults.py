@@ -216,11 +216,11 @@ report: a score on the edge of a bin belongs to the one below
 - bins = np.searchsorted(edges[1:-1], scores, "right")
 + bins = np.searchsorted(edges[1:-1], scores, "left")
 predict: the stored thresholds are sorted, and no longer those of their classes
-- values = [self.threshold] if self.stored is None else [*self.stored]
-+ values = [self.threshold] if self.stored is None else sorted(self.stored)
+- return torch.tensor([*self.stored], dtype=torch.float64)
++ return torch.tensor(sorted(self.stored), dtype=torch.float64)
 predict: a score at the threshold is left out
-- reached = scores >= lowest
-+ reached = scores > lowest
+- reached = scores >= min_scores
++ reached = scores > min_scores
 predict: one label per image has sigmoids for scores
 - return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 + return logits.sigmoid()
@@ -230,15 +230,15 @@ predict: pooled features are the maximum over the tokens
 predict: a result goes on although its images have changed
 - if item is None or named(item.name)["image"] != name:
 + if item is None:
-shards: the last row of each Parquet file of a part is lost
-- rows = range(number * CHUNK, (number + 1) * CHUNK)
-+ rows = range(number * CHUNK, (number + 1) * CHUNK - 1)
-shards: the Parquet files of an earlier, longer part are not found
-- if re.fullmatch(rf"{stem}(_\d{{5,}})?\.{ending}", entry.name):
-+ if re.fullmatch(rf"{stem}\.{ending}", entry.name):
+shards: the last row of each group of a Parquet file is lost
+- for line in islice(remaining, group)]:
++ for line in list(islice(remaining, group))[:-1]]:
+shards: the rows of an incomplete batch are kept after a kill
+- file.truncate(end)
++ file.truncate(position)
 shards: a part that has changed since it was written is merged
-- elif storage.fingerprint(path) not in record.files[name]:
-+ elif not record.files[name]:
+- if known is None or storage.fingerprint(path) not in known:
++ if known is None:
 shards: a row is merged under the name of another image
 - if row_of(line).get("image") != named(item.name)["image"]:
 + if "image" not in row_of(line):
