@@ -9,7 +9,7 @@ import torch
 from networks import CALIBRATION, metadata, noise
 
 from mldec.errors import CheckpointError
-from mldec.tools.export import Program, onnx_content, open_axes, quantised, traced, translated
+from mldec.tools.export import Program, quantize, serialize, to_onnx
 from mldec.tools.predict.engine import OnnxFile
 
 pytest.importorskip("onnxruntime")
@@ -20,11 +20,11 @@ def whole():
     """The program of an ML-Decoder in groups that resizes, and its translation to ONNX."""
     loaded = networks.loaded("groups", calibration=CALIBRATION)
     program = Program(loaded, [0.5], any_size=True)
-    return program, translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
+    return program, to_onnx(program, loaded, "x.pt")
 
 
 def write(model, path, **settings):
-    path.write_bytes(onnx_content(model, metadata(**settings), path.name))
+    path.write_bytes(serialize(model, metadata(**settings), path.name))
     return OnnxFile(path)
 
 
@@ -60,7 +60,7 @@ def test_telemetry_of_onnx_runtime_is_disabled():
 def test_int8_changes_probabilities_slightly(whole, tmp_path, monkeypatch):
     program, model = whole
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    small = quantised(model, [(noise(1, side),) for side in (32, 40, 48)])
+    small = quantize(model, ({"images": noise(1, side).numpy()} for side in (32, 40, 48)))
     assert logging.getLogger().handlers == [], "messages would be printed twice"
     kinds = {node.op_type for node in small.graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
