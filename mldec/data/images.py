@@ -35,6 +35,10 @@ DECODERS = ("pillow", "simplejpeg")
 
 FIX = "restore the file or leave it out"
 
+# Major brands of ISO media files, at byte 8 after "ftyp". Source: mp4ra.org.
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3", b"mif1": "HEIF", b"msf1": "HEIF"}
+_BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
+
 
 class UnsupportedFiles:
     """Number of image files of unsupported formats, with an example, by suffix."""
@@ -134,9 +138,19 @@ def read_image(
         elif isinstance(error, Image.UnidentifiedImageError):
             fault = f"not an image, or none of {', '.join(FORMATS)}"
             fix = "convert it to JPEG or leave it out"
+            if name := _unsupported_format(path, content):
+                fault = f"the format {name} is not supported"
         elif isinstance(error, Image.DecompressionBombError):
             fault = "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
         raise DataError(f"{visible(str(path))}: {fault}; {fix}") from error
+
+
+def _unsupported_format(path: str | Path, content: bytes) -> str | None:
+    """Return the name of an unsupported image format, or None if it is unknown."""
+    if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
+        return _BRANDS[content[8:12]]
+    suffix = PurePath(path).suffix.lower()
+    return suffix[1:].upper() if suffix in NOT_READ else None
 
 
 def upright(image: Image.Image) -> Image.Image:

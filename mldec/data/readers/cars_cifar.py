@@ -23,13 +23,15 @@ from mldec.files.text import read_bytes
 from mldec.names import check_names
 
 _LABELED = "cars_test_annos_withlabels.mat"
+_ONE_FILE = "cars_annos.mat"
 
 
 def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | None = None) -> Source:
     """Return Stanford Cars: 8,144 training and 8,041 test images.
 
     `root` has devkit/, cars_train/, cars_test/, and cars_test_annos_withlabels.mat (or in devkit/).
-    The image folders may be nested, as in cars_test/cars_test/.
+    The image folders may be nested, as in cars_test/cars_test/. Or it has cars_annos.mat and
+    car_ims/.
     """
     evaluator = single_label(top_k)
     folder = check_folder(root, "Stanford-Cars")
@@ -40,39 +42,50 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
 
 
 def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split."""
+    """Return the images of a split, in either layout."""
     if split not in ("train", "test"):
         raise DataError(f"{root}: there is no split {split!r}; choose train or test")
 
-    folder = root / f"cars_{split}"
-    devkit = root / "devkit"
-    annotations = devkit / f"cars_{split}_annos.mat"
+    folder = root
+    sources = [root / _ONE_FILE]
+    if not sources[0].is_file():
+        folder = root / f"cars_{split}"
+        sources = [root / "devkit" / f"cars_{split}_annos.mat", root / "devkit" / "cars_meta.mat"]
 
-    # The image folders of the Kaggle copy are nested.
-    if (folder / folder.name).is_dir():
-        folder = folder / folder.name
+        # The image folders of the Kaggle copy are nested.
+        if (folder / folder.name).is_dir():
+            folder = folder / folder.name
 
-    # The test file of the devkit has no labels. They were published later in another file.
-    if split == "test":
-        in_devkit = devkit / _LABELED
-        annotations = in_devkit if in_devkit.is_file() else root / _LABELED
+        # The test file of the devkit has no labels. They were published later in another file.
+        if split == "test":
+            in_devkit = root / "devkit" / _LABELED
+            sources[0] = in_devkit if in_devkit.is_file() else root / _LABELED
 
-    sources = [annotations, devkit / "cars_meta.mat"]
-    table = cached_table(f"cars {split}", sources, partial(_parse, *sources), cache_dir)
+    table = cached_table(f"cars {split}", sources, partial(_parse, sources, split), cache_dir)
     log_split("cars", split, table)
     return in_folder(table, folder)
 
 
-def _parse(annotations: Path, meta: Path) -> Table:
-    """Read a split from its annotations and the file of class names."""
+def _parse(sources: list[Path], split: str) -> Table:
+    """Read a split from annotations and class names, or from a single file with both."""
+    annotations = sources[0]
+    meta = sources[-1]
     names = check_names(map(str, _load(meta, "class_names")), meta)
+
+    # The single file has both splits and a flag for test images.
+    one_file = len(sources) == 1
+    file_key = "relative_im_path" if one_file else "fname"
+
     builder = TableBuilder(names)
     with naming_errors(annotations, DataError, remedy="use annotations with labels"):
         for number, annotation in enumerate(_load(annotations, "annotations"), 1):
+            if one_file and bool(annotation["test"]) != (split == "test"):
+                continue
+
             # MATLAB indices start at 1.
             column = int(annotation["class"]) - 1
             where = f"{annotations}, annotation {number}"
-            builder.add(str(annotation["fname"]), {column: 1}, where)
+            builder.add(str(annotation[file_key]), {column: 1}, where)
     return builder.build(annotations)
 
 

@@ -223,3 +223,17 @@ def test_missing_decoder_is_named(monkeypatch):
     check_decoder("pillow")
     with pytest.raises(ConfigError, match=r"^data\.decoder: simplejpeg"):
         check_decoder("simplejpeg")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "format_name"),
+    [
+        ("a.jpg", b"\0\0\0\x18ftypheix\0\0\0\0mif1heic", "HEIC"),
+        ("a.avif", b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "AVIF"),
+        ("a.raf", b"FUJIFILMCCD-RAW 0201", "RAF"),
+    ],
+)
+def test_unsupported_format_is_named(tmp_path, name, content, format_name):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=format_name):
+        read_image(tmp_path / name)

@@ -10,9 +10,19 @@ import pytest
 import torch
 from PIL import Image
 from readers import Reader, labels, names, write_picture
-from scipy.io import loadmat
+from scipy.io import loadmat, savemat
 from support import made
-from trees import CARS, CIFAR, CIFAR_LABELS, WNIDS, cifar_content, python2, tree, write_cifar
+from trees import (
+    CARS,
+    CIFAR,
+    CIFAR_LABELS,
+    WNIDS,
+    cifar_content,
+    python2,
+    structs,
+    tree,
+    write_cifar,
+)
 
 from mldec.data.readers import folders, imagenet
 from mldec.data.readers.cars_cifar import _parse as parse_cars
@@ -227,10 +237,26 @@ def test_cars_count_classes_from_one(write):
     assert "'val'" in build.fault(val="val")
 
 
+def test_cars_layout_of_one_file(write, tmp_path):
+    build = write("cars")
+    root = tmp_path / "other"
+    fields = []
+    for name, label, test in [("1.jpg", 3, 0), ("2.jpg", 1, 1), ("3.jpg", 2, 0)]:
+        write_picture(root / "car_ims" / name)
+        fields.append({"relative_im_path": f"car_ims/{name}", "class": label, "test": test})
+    class_names = np.array(CARS, object)[None]
+    content = {"annotations": structs(fields), "class_names": class_names}
+    savemat(root / "cars_annos.mat", content)
+    data = build(root=str(root))
+    assert labels(data.train) == [2, 1]
+    assert labels(data.val) == [0]
+    assert data.val.dataset.name(0) == str(root / "car_ims" / "2.jpg")
+
+
 def test_cars_devkit_of_sample(sample_data):
     devkit = sample_data / "stanford_cars_devkit" / "devkit"
     file = devkit / "cars_train_annos.mat"
-    table = parse_cars(file, devkit / "cars_meta.mat")
+    table = parse_cars([file, devkit / "cars_meta.mat"], "train")
     assert len(table.classes) == 196
     assert (table.classes[0], table.classes[-1]) == (CARS[0], "smart fortwo Convertible 2012")
     raw = loadmat(str(file), struct_as_record=False, squeeze_me=True)["annotations"]
