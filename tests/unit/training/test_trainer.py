@@ -379,7 +379,7 @@ def test_images_that_cannot_be_read_stop_the_run_or_are_left_out(tmp_path, caplo
     fit(job, tmp_path)
     assert job.bad_images == 12 == numbers(tmp_path)[-2]["train/bad_images"]
     assert caplog.messages.count("left out: square 21 is broken; restore it") == 4
-    assert "3 images are left out, 21 count" in "".join(caplog.messages)
+    assert "3 images are left out, 21 " in "".join(caplog.messages)
 
 
 # What the log and run.json say

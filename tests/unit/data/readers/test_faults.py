@@ -95,7 +95,6 @@ READER_FAULTS = [
     ("yolo", "data.yaml", "names: [dog, cat", "cannot be used (ParserError"),
     ("yolo", "data.yaml", "!!python/object/apply:os.getcwd []", "cannot be used (ConstructorError"),
     ("yolo", "data.yaml", "a: 1\n---\na: 1\n", "cannot be used (ComposerError"),
-    ("yolo", "data.yaml", "names: [&a x, *a]\n", "cannot be used (ValueError: aliases"),
     ("yolo", "data.yaml", "- dog\n", "it is no YAML of keys such as train"),
     ("yolo", "data.yaml", "train: train/images\nval: valid/images\n", "names is None, not a list"),
     ("yolo", "data.yaml", yolo_yaml(names="dog"), "names is 'dog', not a list of class names or a"),
