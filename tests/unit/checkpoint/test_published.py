@@ -170,5 +170,5 @@ def test_links_are_followed_and_plugins_of_the_file_are_ignored(published, tmp_p
     write_config(linked, lambda content: content["checkpoint"]["config"].update(changes))
     loaded = load_model(linked)
     assert loaded.config.plugins == []
-    with pytest.raises(ConfigError, match="data._target_"):
+    with pytest.raises(ConfigError, match=r"data\._target_"):
         build.check(loaded.config, ["data"])

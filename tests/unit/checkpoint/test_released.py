@@ -118,7 +118,7 @@ def test_init_loads_fitting_tensors(medium, tmp_path):
 
     with torch.device("meta"):
         other = Classifier(TimmBackbone("tresnet_l"), MLDecoder(2432, 80))
-    with pytest.raises(CheckpointError, match="start.pth"):
+    with pytest.raises(CheckpointError, match=r"start\.pth"):
         initialise(other, tmp_path / "start.pth")
 
 
