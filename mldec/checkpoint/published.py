@@ -103,6 +103,8 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found; check the path")
     config = path.with_name(CONFIG)
+    if not config.is_file():
+        raise CheckpointError(f"{path}: {CONFIG} of mldec publish is missing in its folder; add it")
     content = read_config(config)
 
     with naming_errors(config):

@@ -48,10 +48,12 @@ def has_one_line_error(call, path):
     try:
         call()
     except UserError as error:
-        assert path.name in str(error)
-        assert len(str(error).splitlines()) == 1
-        return True
-    return False
+        message = str(error)
+    else:
+        return False
+    assert path.name in message
+    assert len(message.splitlines()) == 1
+    return True
 
 
 def words(path):

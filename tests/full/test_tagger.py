@@ -130,7 +130,7 @@ def test_bad_input_is_one_line(folder, photos, tmp_path, cli):
     other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
     for words, message in (
         (["predict", source, photo], f"{source} has no classes of its own: pass --classes"),
-        (["predict", source, photo, "--classes", "zebra"], "--classes names 'zebra' alone"),
+        (["predict", source, photo, "--classes", "zebra"], "--classes 'zebra'"),
         (
             ["predict", source, photo, "--classes", CLASSES, "--vectors", other],
             "the checkpoint was trained with other word vectors",
@@ -138,7 +138,7 @@ def test_bad_input_is_one_line(folder, photos, tmp_path, cli):
         (["evaluate", source], "data._target_ is missing: choose an option, such as data=NAME"),
         (
             ["calibrate", source, "--weights", "ema"],
-            f"{folder}/open_clip_model.safetensors cannot be used: it holds no moving average",
+            f"{folder}/open_clip_model.safetensors cannot be used: it has no ema weights",
         ),
     ):
         done = cli(*words)

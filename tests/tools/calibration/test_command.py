@@ -210,7 +210,7 @@ def test_calibrated_file_of_run_replaces_its_best_checkpoint_until_that_changes(
     save(last, {**loading.load(last).to_state(), "epoch": 3})
     duplicate(last, best)
     out = cli.out("evaluate", run, *WORDS)
-    assert f"{calibrated} is ignored: it was not made from the current best.pt" in out
+    assert f"{calibrated} is ignored" in out
     assert f"{run}: using {best}\n" in out
     hash_record(best).unlink()
     assert load_model(run, plugins=["patches"]).path == best

@@ -222,7 +222,7 @@ def test_one_label_and_unseen_classes(cli, contents, experiment):
     [
         (["--out", "-"], "--out -: this is written to a file"),
         (["--out", "{folder}/no/r.html"], "there is no folder {folder}/no"),
-        (["--out", "r.html", "--compare", "{folder}/no.pt"], "no file at {folder}/no.pt"),
+        (["--out", "r.html", "--compare", "{folder}/no.pt"], "{folder}/no.pt: file not found"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(
