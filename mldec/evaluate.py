@@ -163,9 +163,9 @@ def table(metrics: dict[str, float]) -> list[str]:
             heading = "number of classes:"
             number = f"{value:7.0f}"
             text = ""
-        lines = groups.setdefault(heading, [heading] if heading else [])
-        lines.append(f"  {name:<{width}}  {number}  {text}".rstrip())
-    return list(chain.from_iterable(groups.values()))
+        line = f"  {name:<{width}}  {number}  {text}".rstrip()
+        groups.setdefault(heading, [heading]).append(line)
+    return [line for line in chain.from_iterable(groups.values()) if line]
 
 
 def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> list[str]:

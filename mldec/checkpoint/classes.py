@@ -177,12 +177,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     """Raise CheckpointError unless a checkpoint can score the classes of the data.
 
     A zero-shot model requires word vectors from the source of its training. Other models require
-    their own classes, in any order.
-
-    Args:
-        trained: Classes of the checkpoint.
-        current: Classes of the data.
-        path: Path of the checkpoint, for messages.
+    their own classes, in any order. `path` is for messages.
     """
     if trained.word_vectors is None:
         if set(trained.names) != set(current.names):
@@ -225,10 +220,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
 def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
     """Raise CheckpointError unless checkpoint and data have the same classes.
 
-    Args:
-        trained: Classes of the checkpoint.
-        current: Classes of the data. Names, order and word vectors must be the same.
-        path: Path of the checkpoint, for messages.
+    Names, order and word vectors must be equal. `path` is for messages.
     """
     if trained.names != current.names:
         raise _other_classes(trained, current, path)

@@ -98,8 +98,8 @@ def _transform(opened: ClipModel) -> EvalTransform:
     if height != width or mode not in CROPS:
         raise CheckpointError(
             f"{opened.source.text}: its preprocessing to {height} x {width} pixels with "
-            f"resize_mode={mode!r} is not supported; choose a square model with one of "
-            f"{', '.join(CROPS)}"
+            f"resize_mode={mode!r} is not supported; choose a square model with resize_mode "
+            f"{' or '.join(CROPS)}"
         )
 
     # open_clip uses bicubic for every other value.

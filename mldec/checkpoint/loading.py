@@ -257,13 +257,10 @@ def to_store(loaded: Loaded) -> Checkpoint:
 
 
 def check_start(config: Config) -> Config:
-    """Validate `init` before any file is read. Returns the config without init=timm.
-
-    init=timm replaces unavailable files of the authors in the recipes. The backbone starts from
-    the weights of timm, as it does without `init`.
+    """Return the config without init=timm, which selects the pretrained weights of timm.
 
     Raises:
-        ConfigError: If init=timm is used without pretrained weights.
+        ConfigError: If init=timm is used without backbone.pretrained=true.
     """
     if config.start.path != "timm":
         return config
@@ -438,7 +435,7 @@ def load_strict(
 
     Args:
         model: Model to load in place.
-        tensors: Tensors by name. All of them must fit.
+        tensors: Tensors by name.
         path: Path of their file, for messages.
         optional: Suffixes of tensors that may be missing.
 
@@ -448,11 +445,9 @@ def load_strict(
     with naming_errors(path):
         match = _match_tensors(model, tensors)
         missing = [name for name in match.missing if not name.endswith(optional)]
-        for fault, names in (
-            ("missing", missing),
-            ("unexpected", match.unexpected),
-            ("of another shape", match.other_shape),
-        ):
+        unfit = {"missing": missing, "unexpected": match.unexpected}
+        unfit["of another shape"] = match.other_shape
+        for fault, names in unfit.items():
             if names:
                 raise CheckpointError(
                     f"{path} does not fit the model: {len(names)} tensors are {fault}: "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import Tensor
 
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
 from mldec.errors import CheckpointError, naming_errors
@@ -56,13 +57,19 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
         checkpoint,
         best=best,
         calibration=calibration,
-        model=tensors if weights == "raw" else {},
-        ema=tensors if weights == "ema" else None,
         optimizer={"state": {}, "param_groups": []},
         scaler={},
         loss={},
         log=LogPosition(),
+        **_one_set(weights, tensors),
     )
+
+
+def _one_set(weights: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the fields of `Checkpoint` for "raw" or "ema" weights only."""
+    if weights == "raw":
+        return {"model": tensors, "ema": None}
+    return {"model": {}, "ema": tensors}
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
@@ -136,8 +143,7 @@ def read(path: Path) -> dict[str, Any]:
         "classes": {**classes, "queries": word_vectors},
         "metrics": metrics,
         "best": best,
-        "model": tensors if weights == "raw" else {},
-        "ema": tensors if weights == "ema" else None,
+        **_one_set(weights, tensors),
     }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from mldec.files.atomic import csv_lines
@@ -130,10 +131,10 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
 
 def to_csv(results: Results, names: tuple[str, ...]) -> str:
     """Return the content of `--csv`: a header, and one row per class."""
-    header = ["class", *results.per_class]
+    header = ["class"] + list(results.per_class)
     columns = [as_text(values, ".6g") for values in results.per_class.values()]
     rows = zip(names, *columns, strict=True)
-    return "".join(csv_lines([header, *rows]))
+    return "".join(csv_lines(chain([header], rows)))
 
 
 def as_text(values: Sequence[float], form: str) -> list[str]:

@@ -161,7 +161,7 @@ def open_encoder(source: str) -> ClipModel:
 def open_model(source: str) -> ClipModel:
     """Open an open_clip model on the CPU, with both towers, tokenizer and preprocessing.
 
-    The global random state does not change. For `source` see `ClipSource.parse`.
+    For `source` see `ClipSource.parse`.
 
     Raises:
         ConfigError: If open_clip is not installed, or the model is not available.
@@ -345,9 +345,6 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
         prompts: A template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
             "simple7" (the 7 best of these), or the path of a file with one template per line.
         folder: Folder of a relative path.
-
-    Returns:
-        The templates.
 
     Raises:
         ConfigError: If a template has no {}.

@@ -70,14 +70,12 @@ def test_classes_are_found_by_name_and_synonym(name, index):
     assert same_names(["dog", name], known, synonyms) == [None, index]
 
 
-def test_class_names_keep_blanks_and_number_duplicates(tmp_path, caplog):
+def test_class_names_keep_blanks_and_number_duplicates(tmp_path):
     path = tmp_path / "names.txt"
     path.write_bytes("\ufeffa b\r\n c\u00e9 \r\nd".encode())
     assert read_class_names(path) == ("a b", " c\u00e9 ", "d")
-    assert not caplog.text
     path.write_text("\u732b\nb\n\u732b")
     assert read_class_names(path) == ("\u732b (0)", "b", "\u732b (2)")
-    assert "\u732b (0), \u732b (2)" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["a\n\nb\n", "a\nb\na\na (0)", "a\tb\n"])

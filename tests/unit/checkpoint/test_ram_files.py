@@ -56,14 +56,13 @@ def test_names_and_thresholds_are_read_from_lists(file, tmp_path):
     assert loaded.calibration.thresholds == pytest.approx((0.65, 0.8, 0.25, 1))
 
 
-def test_lists_of_another_length_are_ignored(file, tmp_path, caplog):
+def test_lists_of_another_length_are_ignored(file, tmp_path):
     for name in LISTS:
         (tmp_path / name).write_text("0.5\n" * 3)
     (tmp_path / "own.pth").symlink_to(file)
     checkpoint = converted(tmp_path / "own.pth")
     assert checkpoint.classes.names == ("class 0", "class 1", "class 2", "class 3")
     assert checkpoint.calibration is None
-    assert "own.pth" in caplog.text
 
 
 def test_large_file_is_memory_mapped(file, monkeypatch):
@@ -198,10 +197,6 @@ def test_weights_and_lists_are_downloaded_once(zoo):
     zoo.asked.clear()
     assert local(f"zoo:{NAME}") == loaded.path
     assert zoo.asked == []
-    with loaded.path.open("r+b") as opened:
-        opened.write(b"x")
-    with pytest.raises(CheckpointError, match=str(loaded.path)):
-        load_model(f"zoo:{NAME}")
 
 
 def test_interrupted_download_is_resumed(zoo, monkeypatch):

@@ -118,14 +118,13 @@ def test_restart_by_torchrun_waits_for_the_previous_process(tmp_path, monkeypatc
     ended.join()
 
 
-def test_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
+def test_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
     def fail(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", fail)
     with RunLock(tmp_path) as lock:
         lock.take()
-    assert str(tmp_path) in caplog.text
 
 
 # The first error is found by the check of the parts, the second by the data in the locked folder.
