@@ -186,6 +186,7 @@ def with_class_list(
         log.info(
             f"{path}: {len(omitted):,} classes of the data are omitted: {format_list(omitted)}"
         )
+    own_evaluator = data.evaluator()  # of all classes of the data
     own_names = tuple(group[0] for group in groups)
     split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
     data = replace(data, load_val=lambda: split)
@@ -206,8 +207,6 @@ def with_class_list(
         f"{len(groups) - len(unseen):,} seen and {len(unseen):,} unseen by {options.checkpoint}"
     )
     warn_duplicate_names(trained_names, [own_names[number] for number in unseen])
-
-    own_evaluator = data.evaluator()
 
     def evaluator(classes: Classes) -> Evaluator:
         zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")

@@ -254,3 +254,6 @@ def test_list_of_all_classes_equals_the_zero_shot_task(tmp_path):
     strict = results(class_list=str(class_list), threshold=0.99).metrics
     assert strict["zsl_mAP"] == listed.metrics["zsl_mAP"]
     assert strict["zsl_CR"] != listed.metrics["zsl_CR"]
+
+    class_list.write_text("\n".join(classes.names[-3:]))
+    assert len(results(class_list=str(class_list)).per_class["unseen"]) == 3
