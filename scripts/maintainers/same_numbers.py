@@ -33,6 +33,7 @@ import multiprocessing
 import os
 import pickle
 import platform
+import re
 import runpy
 import shutil
 import subprocess
@@ -41,6 +42,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,7 +126,7 @@ def splits(settings: list[str]) -> dict[str, Any]:
     fingerprint = imported("fingerprint", "mldec.data.fingerprint")
     fixed_sample = imported("fixed_sample", "mldec.data.base", "mldec.data.types")
 
-    _, data = build_data(settings)
+    data = build_data(settings)[1]
     result = {}
     for name, split in (("train", data.train), ("val", data.val)):
         dataset, classes = split.dataset, split.classes
@@ -582,6 +584,23 @@ def record(checkout: Path, names: list[str], file: Path) -> None:
         json.dump(content, stream)
 
 
+@contextmanager
+def work_folder(recorded: dict[str, Any]) -> Iterator[Path]:
+    """Create a temporary folder, with the path of the recording: results contain paths."""
+    path = re.search(r"/tmp/tmp\w+", json.dumps(recorded))
+    if path is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+
+    folder = Path(path[0])
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
 def verdict(probe: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """Return `same`, `differs: where` or `failed: why`."""
     for side, answer in (("before", before), ("after", after)):
@@ -634,11 +653,12 @@ def main() -> None:
             print(f"this machine is {machine()}: the last bits may differ")
 
     verdicts = []
-    with tempfile.TemporaryDirectory() as temporary:
-        write_trees(Path(temporary, "trees"))
+    with work_folder(recorded) as temporary:
+        write_trees(temporary / "trees")
         sides: list[Any] = []
-        for name, checkout in zip(("after", "before"), reversed(args.sides), strict=False):
-            sides.insert(0, start(checkout.resolve(), Path(temporary, name)))
+        folders = ("before",) if recorded else ("after", "before")
+        for name, checkout in zip(folders, reversed(args.sides), strict=False):
+            sides.insert(0, start(checkout.resolve(), temporary / name))
 
         for name in names:
             started = time.monotonic()
