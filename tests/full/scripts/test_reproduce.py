@@ -137,4 +137,4 @@ def test_headers_of_recipes_have_the_estimated_cost(row):
     assert costs.gpu_hours(tuple(row.settings), sustained) == pytest.approx(expected, abs=0.05)
     assert f"{round(sustained / 1e12)} TFLOP/s" in header
     assert "# Measured: no." in header
-    assert "Licence: " in header
+    assert "License: " in header
