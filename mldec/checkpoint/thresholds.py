@@ -15,7 +15,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.files.text import read_lines, read_text
 from mldec.names import format_list, unknown_class
 
-_SEE = "see docs/running.md, section Thresholds of a file"
+_SEE = "see docs/evaluating.md, section Thresholds from a file"
 COLUMNS = ("class", "threshold")  # columns of a CSV file, as in mldec calibrate --csv
 
 

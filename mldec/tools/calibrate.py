@@ -2,7 +2,7 @@
 
 Fits a slope and an offset of the logits and a threshold for each class to the validation images.
 They are stored in a copy of the checkpoint: checkpoints/calibrated.pt in the folder of the run.
---thresholds FILE stores the thresholds of a file instead. See docs/running.md.
+--thresholds FILE stores the thresholds of a file instead. See docs/evaluating.md.
 """
 
 import argparse

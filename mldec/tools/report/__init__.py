@@ -1,6 +1,6 @@
 """Write a report: `mldec report best.pt [data.root=...] [--compare OTHER] --out FILE`.
 
-The report is one HTML file that works offline; see docs/running.md. With --compare, it tests
+The report is one HTML file that works offline; see docs/evaluating.md. With --compare, it tests
 whether the checkpoint is better than another one on the same images.
 """
 
