@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device: run with `pytest -m gpu`; skipped where there is none."""
+"""Tests on a CUDA device. Run them with `pytest -m gpu`."""
 
 import json
 import math
@@ -30,8 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
-# The real network of the digits experiment, on few scenes: batch norm, dropout and a
-# convolutional backbone.
+# The network of the digits experiment, which has batch norm, dropout and convolutions.
 SHORT = [
     "+experiment=digits",
     "data.train_images=512",
@@ -42,7 +41,7 @@ SHORT = [
 
 
 def train(folder, *words):
-    """Train in a process of its own and return the folder of the run."""
+    """Train in a new process, and return the folder of the run."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "mldec.train", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -57,7 +56,7 @@ def losses(run):
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_every_precision_trains(tmp_path, precision, compiled):
+def test_precisions_train(tmp_path, precision, compiled):
     run = train(
         tmp_path,
         *SHORT,
@@ -84,7 +83,7 @@ def test_tresnet_trains_in_channels_last(tmp_path):
     assert all(math.isfinite(loss) for loss in losses(run))
 
 
-def test_a_compiled_run_goes_on_after_a_ragged_last_batch(tmp_path):
+def test_compiled_run_trains_with_smaller_last_batch(tmp_path):
     words = ["data.train_images=40", "train.batch_size=16", "train.log_every=1"]
     words += ["head.dropout=0.0", "optim.name=adamw", "train.precision=fp32"]
     runs = []
@@ -98,7 +97,7 @@ def test_a_compiled_run_goes_on_after_a_ragged_last_batch(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run on the device, and in its folder some photos."""
+    """Folder of a run on the device, with some images."""
     run = train(tmp_path_factory.mktemp("trained"), *SHORT)
     for seed in range(5):
         picture(seed=seed).save(run / f"{seed}.png")
@@ -106,7 +105,7 @@ def trained(tmp_path_factory):
 
 
 def answers(run, name, *words):
-    """Return the scores of `predict` for the photos of a run, by class."""
+    """Return the scores of `predict` by class."""
     command = [sys.executable, "-m", "mldec", "predict", str(run), str(run), "--content", "scores"]
     file = run / f"{name}.jsonl"
     done = subprocess.run([*command, "--jsonl", str(file), *words], capture_output=True, text=True)
@@ -125,9 +124,9 @@ def metrics(run, name, *words):
     return json.loads(file.read_text())["metrics"]
 
 
-# float32 is that of a CPU: TF32 is off. Half precision has 10 and 7 bits of mantissa.
+# TF32 is off, so float32 equals the CPU. fp16 and bf16 have mantissas of 10 and 7 bits.
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 2e-2), ("bf16", 1e-1)])
-def test_predict_and_evaluate_answer_as_on_a_cpu(trained, precision, near):
+def test_predict_and_evaluate_equal_cpu(trained, precision, near):
     expected = answers(trained, f"cpu-{precision}", "--device", "cpu")
     found = answers(trained, precision, "--device", "cuda", "--precision", precision)
     for row, other in zip(found, expected, strict=True):
@@ -138,7 +137,7 @@ def test_predict_and_evaluate_answer_as_on_a_cpu(trained, precision, near):
     assert on_gpu["mAP"] == pytest.approx(on_cpu["mAP"], abs=100 * near)
 
 
-def test_photos_are_named_alike_with_kernels_that_cudnn_chooses(trained):
+def test_predictions_with_cudnn_benchmark_equal_cpu(trained):
     photos = [str(trained / f"{seed}.png") for seed in range(5)]
     on_cpu = mldec.load(trained, device="cpu", threshold=0.0)(photos)
     on_gpu = mldec.load(trained, device="cuda", threshold=0.0, precision="fp32")(photos)
@@ -149,7 +148,7 @@ def test_photos_are_named_alike_with_kernels_that_cudnn_chooses(trained):
 
 @contextmanager
 def waits_refused():
-    """Raise an error where the host waits for the device."""
+    """Raise an error for a host sync."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -157,11 +156,11 @@ def waits_refused():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_calibrated_scores_are_computed_without_waiting():
+def test_calibrated_scores_need_no_host_sync():
     calibration = networks.CALIBRATION
     logits = torch.randn(4, networks.CLASSES)
     on_gpu = logits.cuda()
-    # The first batch brings the calibration to the device.
+    # The first batch moves the calibration to the device.
     calibration.scaled(on_gpu)
     with waits_refused():
         scaled = calibration.scaled(on_gpu)
@@ -169,7 +168,7 @@ def test_calibrated_scores_are_computed_without_waiting():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_copies_of_another_device_are_awaited():
+def test_copies_of_other_device_are_awaited():
     values = torch.ones(1000, device="cuda:1")
     with torch.cuda.device(1):
         torch.cuda._sleep(10**9)  # cycles
@@ -182,9 +181,9 @@ def test_copies_of_another_device_are_awaited():
 @pytest.mark.parametrize(
     "options", [{}, {"threshold": 0.5}, {"content": "decisions", "threshold": 0.9}]
 )
-def test_the_classes_of_rows_are_chosen_on_the_device(options):
+def test_classes_of_rows_need_no_host_sync(options):
     rule = Rule(classes=Classes(tuple(map(str, range(9605)))), **options)
-    # Many equal scores: the lower class comes first.
+    # Of equal scores, the lower class comes first.
     scores = (50 * torch.rand(64, 9605)).round() / 50
     lowest = rule.lowest().cuda()
     on_gpu = scores.cuda()
@@ -203,7 +202,7 @@ def test_the_classes_of_rows_are_chosen_on_the_device(options):
         (ZeroShotEvaluator, {"unseen": range(0, 80, 5), "images": "all"}),
     ],
 )
-def test_evaluators_count_on_the_device_without_waiting(evaluator, options):
+def test_evaluators_need_no_host_sync(evaluator, options):
     torch.manual_seed(0)
     logits = (8 * torch.randn(160, 80)).round() / 8
     targets = torch.nn.functional.one_hot(torch.randint(80, (160,)), 80).to(torch.int8)
@@ -216,11 +215,11 @@ def test_evaluators_count_on_the_device_without_waiting(evaluator, options):
         with waits_refused():
             on_gpu.update(block, labels)
     assert on_gpu.compute() == pytest.approx(on_cpu.compute(), rel=1e-9)
-    # As texts: an average precision that does not exist is NaN.
+    # Compare strings, because NaN does not equal NaN.
     assert str(on_gpu.per_class()) == str(on_cpu.per_class())
 
 
-def test_the_device_does_not_change_the_numbers(tmp_path):
+def test_logits_equal_cpu(tmp_path):
     run = train(tmp_path, *QUICK[:-1], "device=cuda")
     best = run / "checkpoints" / "best.pt"
     images = torch.randint(256, (8, 3, 64, 64), dtype=torch.uint8)
@@ -233,7 +232,7 @@ def test_the_device_does_not_change_the_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [80, 9605])
-def test_the_head_gives_the_same_logits_and_gradients_on_the_device(classes):
+def test_head_gradients_equal_cpu(classes):
     torch.manual_seed(0)
     head = MLDecoder(256, classes, num_groups=200, dropout=0.0)
     tokens = torch.randn(2, 49, 256)
@@ -246,7 +245,7 @@ def test_the_head_gives_the_same_logits_and_gradients_on_the_device(classes):
     torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=2e-3)
 
 
-def test_logits_of_a_half_precision_run_do_not_tie():
+def test_logits_under_autocast_do_not_tie():
     torch.manual_seed(0)
     head = MLDecoder(256, 80).cuda().eval()
     with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):

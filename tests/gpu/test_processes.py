@@ -21,19 +21,19 @@ CUDA_MARKS = [
 ]
 TRAIN = ["-m", "mldec.train", *QUICK[:-1], "head.dropout=0.0", "optim.name=sgd", "train.epochs=1"]
 TRAIN += ["train.precision=fp32"]
-# What NCCL says of two processes on one device, in older and in newer versions.
+# Messages of NCCL about two processes on one device.
 REFUSED = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
 
 
 def start(folder, processes, *words, **environment):
-    """Run Python under torchrun, and skip the test if NCCL refuses two processes on one GPU."""
+    """Run Python under torchrun. Skip the test if NCCL does not support two processes per GPU."""
     folder.mkdir(parents=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "NCCL_DEBUG": "WARN",
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # one GPU will do, if this version of NCCL lets it
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # newer versions support one GPU
         **environment,
     }
     done = subprocess.run(
@@ -52,7 +52,7 @@ def start(folder, processes, *words, **environment):
 
 
 def cuda_device():
-    """Return the device for two processes: one for each, or the same for both."""
+    """Return the device for two processes."""
     return "cuda" if torch.cuda.device_count() > 1 else "cuda:0"
 
 
@@ -60,7 +60,7 @@ def cuda_device():
     "kind",
     ["cpu", pytest.param("cuda", marks=CUDA_MARKS)],
 )
-def test_two_processes_train_as_one(tmp_path, kind):
+def test_two_processes_train_like_one(tmp_path, kind):
     device = "cpu" if kind == "cpu" else cuda_device()
     runs = []
     for processes in (1, 2):
@@ -76,7 +76,7 @@ def test_two_processes_train_as_one(tmp_path, kind):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_micro_batches_on_two_processes_train_as_one(tmp_path):
+def test_micro_batches_on_two_processes_train_like_one(tmp_path):
     runs = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
@@ -88,11 +88,11 @@ def test_micro_batches_on_two_processes_train_as_one(tmp_path):
     torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
 
 
-# The last one is the group that training uses: gloo between hosts, NCCL between GPUs.
+# Training uses the last one.
 @pytest.mark.parametrize("backend", ["nccl", "gloo", "cpu:gloo,cuda:nccl"])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_synchronised_batch_norms_are_those_of_the_whole_batch(tmp_path, backend):
+def test_sync_batch_norm_uses_whole_batch(tmp_path, backend):
     import synchronised
 
     file = tmp_path / "results.pt"
@@ -102,7 +102,7 @@ def test_synchronised_batch_norms_are_those_of_the_whole_batch(tmp_path, backend
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_reference_is_a_batch_norm_by_its_formula():
+def test_reference_batch_norm_equals_formula():
     outputs, gradient, mean, variance = reference()
     flat = BATCH.transpose(0, 1).flatten(1)
     torch.testing.assert_close(mean, 0.1 * flat.mean(1))

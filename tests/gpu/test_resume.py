@@ -1,8 +1,8 @@
 """Resume equality of a real network with train.deterministic=true, on CUDA and on the CPU.
 
 The tests on CUDA need `pytest -m gpu`. Convolutions, batch norm, dropout, the attention of the
-head, the moving average and a loader with workers may differ between two runs on a GPU. Every run
-is a process of its own, as users start them.
+head, the moving average and a loader with workers may differ between two runs on a GPU. Each run is
+a new process.
 """
 
 import os
@@ -24,8 +24,7 @@ CASES = [
     *[pytest.param("cuda", precision, marks=CUDA_MARKS) for precision in ("fp32", "fp16", "bf16")],
 ]
 
-# Two epochs of 8 steps; each evaluation is one forward pass of the raw weights and one of the
-# average.
+# Two epochs of 8 steps. Each evaluation has two forward passes.
 WORDS = [
     "+experiment=digits",
     "plugins=[patches]",
@@ -42,7 +41,7 @@ WORDS = [
 
 
 def train(folder, *words, stop_at_forward=0):
-    """Run `mldec train` in a process, stop it by SIGTERM in a forward pass; return its status."""
+    """Run `mldec train`, stop it by SIGTERM in a forward pass, and return its status."""
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PATCHES_SIGNAL": f"SIGTERM:{stop_at_forward}"}
     command = [sys.executable, "-m", "mldec.train", *WORDS, *words]
@@ -52,7 +51,7 @@ def train(folder, *words, stop_at_forward=0):
 
 
 def assert_same_run(one, other):
-    """Compare checkpoints and metrics.jsonl of two runs to the last bit, but for times."""
+    """Compare checkpoints and metrics.jsonl of two runs to the last bit, except for times."""
     for name in ("last.pt", "best.pt"):
         assert_equal(
             read_torch(one / "checkpoints" / name), read_torch(other / "checkpoints" / name)
@@ -61,7 +60,7 @@ def assert_same_run(one, other):
 
 
 @pytest.mark.parametrize(("device", "precision"), CASES)
-def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tmp_path, device, precision):
+def test_resumed_run_equals_uninterrupted_run(tmp_path, device, precision):
     words = [f"device={device}", f"train.precision={precision}"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
 
@@ -76,7 +75,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tmp_path, device, pre
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_two_runs_of_one_seed_are_the_same_on_the_device(tmp_path, precision):
+def test_runs_with_same_seed_are_equal(tmp_path, precision):
     words = ["device=cuda", f"train.precision={precision}"]
     for name in ("one", "other"):
         assert train(tmp_path / name, *words) == 0

@@ -1,4 +1,4 @@
-"""One optimiser step on a CUDA device, and the same on the CPU: faults, the scaler, compilation.
+"""Optimizer steps on CUDA and on the CPU: faults, GradScaler and compilation.
 
 The cases on CUDA need `pytest -m gpu`.
 """
@@ -27,7 +27,7 @@ DEVICES = [
 
 
 class Network(nn.Module):
-    """Patches and a batch norm, whose statistics a bad step would spoil."""
+    """Patches with a batch norm."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 
 class InfiniteLoss(nn.Module):
-    """A loss that is infinite."""
+    """A loss with an infinite value."""
 
     reduction = "sum"
 
@@ -57,7 +57,7 @@ class InfiniteGradients(nn.Module):
 
 
 class Steep(nn.Module):
-    """A loss whose gradients do not fit fp16 while the scale is that of the start."""
+    """A loss whose gradients overflow in fp16 at the initial scale."""
 
     reduction = "sum"
 
@@ -89,14 +89,14 @@ def weights(learner):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("loss", [InfiniteLoss, InfiniteGradients])
-def test_a_step_that_is_not_finite_changes_nothing(device, precision, loss):
+def test_nonfinite_step_has_no_effect(device, precision, loss):
     settings = ["train.nonfinite=skip", f"train.precision={precision}"]
     ours = learner(device, loss(), *settings)
     before = weights(ours)
     ours.learn([batch()], 6)
     assert_equal(weights(ours), before)
 
-    # Nothing that it leaves behind, as in the state of the optimiser, spoils the next step.
+    # The next step is not affected either.
     ours.loss = AsymmetricLoss()
     ours.learn([batch()], 6)
     after = weights(ours)
@@ -106,12 +106,12 @@ def test_a_step_that_is_not_finite_changes_nothing(device, precision, loss):
 
 @pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_step_never_waits_for_the_device(device, precision):
-    # Optimizers without a fused kernel, such as lamb, wait once per step.
+def test_step_needs_no_host_sync(device, precision):
+    # Optimizers without a fused kernel, such as lamb, need one host sync per step.
     settings = [f"train.precision={precision}", "optim.name=adamw", "train.clip_grad=1"]
     ours = learner(device, AsymmetricLoss(), *settings)
     pinned = Batch(*(tensor.pin_memory() for tensor in batch()[:3]))
-    # The first step builds the state of the optimiser.
+    # The first step builds the state of the optimizer.
     ours.learn([pinned], 6)
 
     torch.cuda.set_sync_debug_mode("error")
@@ -125,7 +125,7 @@ def test_a_step_never_waits_for_the_device(device, precision):
 
 @pytest.mark.usefixtures("fp16_on_a_cpu")
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device):
+def test_scaler_skips_step_that_overflows(device):
     ours = learner(device, Steep(), "train.precision=fp16")
     before = [value.detach().clone() for value in ours.model.parameters()]
     scale = ours.scaler.get_scale()
@@ -136,7 +136,7 @@ def test_the_scaler_leaves_out_a_step_that_overflows_in_fp16(device):
 
 @pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_cuda_graphs_train_the_same(device, accumulate):
+def test_cuda_graphs_give_same_weights(device, accumulate):
     results = []
     for mode in ("false", "reduce-overhead"):
         words = [f"train.compile={mode}", "optim.name=sgd", "train.precision=fp32"]
@@ -157,12 +157,12 @@ def logits_and_gradients(model, images):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_compiled_model_is_one_graph_and_computes_the_same(device, memory_format):
+def test_compiled_model_is_one_graph_with_same_gradients(device, memory_format):
     ours = learner(device, AsymmetricLoss())
     ours.model.to(memory_format=memory_format)
     images = batch().images.to(device).contiguous(memory_format=memory_format)
 
-    # On a CPU the graph alone is tried: to compile it takes a minute.
+    # Compilation takes a minute on a CPU, so only the graph is tested there.
     backend = "inductor" if device.type == "cuda" else "eager"
     expected = logits_and_gradients(ours.model, images)
     compiled = torch.compile(ours.model, fullgraph=True, dynamic=False, backend=backend)

@@ -1,4 +1,4 @@
-"""Every command that uses a device, on the null GPU: from training to the web page."""
+"""Commands on the null GPU."""
 
 import json
 
@@ -43,7 +43,7 @@ IMAGES = 8  # in the folder photos, the last two for validation
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The working folder of all commands, with some labeled photos."""
+    """Working folder of all commands, with some labeled images."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "photos").mkdir()
     rng = np.random.default_rng(0)
@@ -59,13 +59,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(null_gpu, folder):
-    """A finished run in fp16, in a process of its own."""
+    """A finished run in fp16 in a new process."""
     return null_gpu.run("-m", "mldec.train", *FP16.split(), "train.epochs=2", cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def finished(null_gpu, trained, folder):
-    """What each command left behind; all of them ran in one process."""
+    """Results of all commands, which ran in one process."""
     commands = [command.split() for command in COMMANDS.values()]
     done = null_gpu.run("commands.py", json.dumps(commands), cwd=folder)
     return dict(zip(COMMANDS, done.result, strict=True))
@@ -79,13 +79,13 @@ def test_training_uses_the_device(trained, folder):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_ends_well_on_the_device(finished, name):
+def test_command_succeeds(finished, name):
     done = finished[name]
     assert done["status"] == (130 if name == "demo" else 0), done["err"]
     assert (done["counts"]["launches"] > 0) == (name not in ON_THE_CPU)
 
 
-def test_a_run_with_a_scaler_resumes(finished, folder):
+def test_run_with_scaler_resumes(finished, folder):
     log = (folder / "outputs/digits/train.log").read_text()
     assert "epoch 3 of 3, 0 of 4 steps done" in log
     lines = (folder / "outputs/digits/metrics.jsonl").read_text().splitlines()
@@ -93,7 +93,7 @@ def test_a_run_with_a_scaler_resumes(finished, folder):
     assert json.loads(lines[-1])["step"] == 12
 
 
-def test_rows_are_read_after_their_copies_have_arrived(finished, folder):
+def test_predict_waits_for_copies(finished, folder):
     # A copy that has not arrived reads as NaN.
     for row in json.loads((folder / "rows.json").read_text()):
         assert all(0 <= item["score"] <= 1 for item in row["predictions"])
@@ -105,5 +105,5 @@ def test_rows_are_read_after_their_copies_have_arrived(finished, folder):
     assert np.isfinite(np.load(folder / "features.npy")).all()
 
 
-def test_the_page_answers(finished):
+def test_web_page_answers(finished):
     assert '"predictions"' in finished["demo"]["out"]

@@ -1,4 +1,4 @@
-"""Faults of CUDA runs that the null GPU has shown."""
+"""Regressions that the null GPU found."""
 
 import json
 
@@ -18,7 +18,7 @@ CALIBRATED = "outputs/digits/checkpoints/calibrated.pt"
 
 @pytest.fixture(scope="module")
 def folder(null_gpu, tmp_path_factory):
-    """The working folder of a run on the CPU, with a calibrated checkpoint."""
+    """Working folder of a run on the CPU with a calibrated checkpoint."""
     folder = tmp_path_factory.mktemp("faults")
     commands = [["train", *TRAIN, "device=cpu"], ["calibrate", BEST, "device=cpu", "--folds", "2"]]
     done = null_gpu.run("commands.py", json.dumps(commands), cwd=folder)
@@ -28,7 +28,7 @@ def folder(null_gpu, tmp_path_factory):
 
 
 def test_training_needs_no_compiler(null_gpu, tmp_path, monkeypatch):
-    # torch sends some matrix products to Triton, which compiles C for each new kernel.
+    # torch computes some matrix products with Triton, which compiles C.
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.delenv("CC", raising=False)
@@ -39,7 +39,7 @@ def test_training_needs_no_compiler(null_gpu, tmp_path, monkeypatch):
     assert done.counts["triton_launches"] == 0
 
 
-def test_taggers_on_two_devices_wait_for_their_own_copies(null_gpu, folder):
+def test_taggers_wait_for_copies_of_their_device(null_gpu, folder):
     # A copy that has not arrived reads as NaN.
     scores = null_gpu.run("two_devices.py", BEST, cwd=folder, devices=2).result
     assert len(scores) == 4
@@ -48,15 +48,15 @@ def test_taggers_on_two_devices_wait_for_their_own_copies(null_gpu, folder):
         assert all(0 <= value <= 1 for value in values), name
 
 
-def test_predict_waits_once_per_batch_calibrated_or_not(null_gpu, folder):
+def test_predict_has_one_host_sync_per_batch(null_gpu, folder):
     for counts in null_gpu.run("predict_waits.py", BEST, CALIBRATED, cwd=folder).result:
         assert counts["event_waits"] == 1
         assert counts["stream_waits"] == 0
         assert counts["pageable_copies"] == 0
 
 
-def test_attention_on_an_h100_does_not_use_cudnn(null_gpu, folder):
-    # torch prefers it on this device. The null GPU has no plans for it.
+def test_attention_does_not_use_cudnn(null_gpu, folder):
+    # torch prefers cuDNN on an H100. The null GPU has no plans of cuDNN.
     env = {"NULL_GPU_CAPABILITY": "90"}
     [counts] = null_gpu.run("predict_waits.py", BEST, cwd=folder, env=env).result
     assert counts["launches"] > 0

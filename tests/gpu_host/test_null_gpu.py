@@ -1,7 +1,7 @@
-"""The null GPU itself: what it counts, and when a copy has arrived."""
+"""Counts and copies of the null GPU."""
 
 
-def test_it_counts_and_holds_copies_until_the_host_waits(null_gpu, tmp_path):
+def test_copies_arrive_when_host_waits(null_gpu, tmp_path):
     result = null_gpu.run("device.py", cwd=tmp_path, devices=2).result
 
     assert result["devices"] == ["null GPU", "null GPU"]
@@ -19,7 +19,7 @@ def test_it_counts_and_holds_copies_until_the_host_waits(null_gpu, tmp_path):
     assert result["round trip"] == [1.0, 2.0]
 
 
-def test_a_process_leaves_its_counts(null_gpu, tmp_path):
+def test_process_writes_its_counts(null_gpu, tmp_path):
     program = "import torch; torch.ones(3, device='cuda').sum().item()"
     counts = null_gpu.run("-c", program, cwd=tmp_path).counts
     assert counts["launches"] == 2

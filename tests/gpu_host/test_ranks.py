@@ -30,5 +30,5 @@ def test_two_processes_train(null_gpu, tmp_path, settings):
     assert "val/mAP" in last
     assert Path(tmp_path, CHECKPOINT).is_file()
 
-    # An all-reduce of the gradients and of the loss per step and process, at the least.
+    # Each step and process all-reduces at least the gradients and the loss.
     assert done.counts["collectives"] >= 2 * 2 * 4

@@ -1,4 +1,4 @@
-"""Training steps on the null GPU: one experiment per family runs, and when its host waits."""
+"""Training steps of one experiment per family on the null GPU."""
 
 import json
 
@@ -28,8 +28,8 @@ EXPERIMENTS = {
     "tags_tresnet_l": 12547,
 }
 
-# Waits of the host per step, where there are any. The optimizers Muon and LAMB read whether the
-# step counts; timm's DINOv3 makes a tensor on the host.
+# Host syncs per step, if any. Muon and LAMB read the condition of `step_if`; timm's DINOv3 creates
+# a tensor on the host.
 STREAM_WAITS = {"digits": 1, "digits_zsl": 1, "imagenet_resnet50_a2": 1, "coco_dinov3_b": 1}
 PAGEABLE_COPIES = {"coco_dinov3_b": 1}
 
@@ -41,7 +41,7 @@ def steps(null_gpu, tmp_path_factory):
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_step_runs_and_the_host_does_not_wait(steps, experiment):
+def test_step_needs_no_other_host_sync(steps, experiment):
     step = steps[experiment]
     assert "error" not in step, step["error"]
     assert step["fault"] is None
