@@ -1,6 +1,6 @@
 """Train in float64 without batch norm, to compare one process with several.
 
-Start it with `torchrun divided.py FOLDER [SETTING ...]`; started again, it resumes.
+Run `torchrun divided.py FOLDER [SETTING ...]`. A second call resumes.
 """
 
 import json
@@ -30,7 +30,7 @@ def main(folder: Path, *words: str) -> None:
         job = trainer(
             config,
             folder,
-            images=56,  # so that four micro-batches share the last batch
+            images=56,  # four micro-batches share the last batch
             broken=(7, 30),
             bad_images="skip",
             dropout=0.0,

@@ -1,4 +1,4 @@
-"""A dataset that shows what the loader does with it."""
+"""A dataset that records the indices and random numbers of the loader."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from mldec.evaluators.multi_label import MultiLabelEvaluator
 
 
 class Numbers:
-    """A dataset whose samples show their index and the random numbers they were given."""
+    """Dataset whose samples contain their index and random numbers."""
 
     def __init__(self, count: int, broken: int | None = None) -> None:
         self.count, self.broken = count, broken
