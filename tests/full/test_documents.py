@@ -27,9 +27,10 @@ from mldec.config.schema import PARTS
 from mldec.errors import ConfigError
 
 TOP = Path(__file__).parents[2]
-PATTERNS = ("*.md", "docs/*.md", "benchmarks/*.md", "tests/**/*.md")
-FILES = [path for pattern in PATTERNS for path in sorted(TOP.glob(pattern))]
-DOCUMENTS = {path.relative_to(TOP).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
+DOCUMENTS: dict[str, str] = {}  # their texts by path
+for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "tests/**/*.md"):
+    for path in sorted(TOP.glob(pattern)):
+        DOCUMENTS[path.relative_to(TOP).as_posix()] = path.read_text(encoding="utf-8")
 PAGES = [name for name in DOCUMENTS if name.startswith("docs/") or "/" not in name]
 MAX_README_BYTES = 7_000
 MAX_PAGE_WORDS = 2_500

@@ -53,7 +53,7 @@ def test_commands_do_not_reach_remote_hosts(
 
     run = "outputs/digits"
     for words in (
-        ["train", *QUICK, "backbone=tiny", "train.epochs=1"],
+        ["train"] + QUICK + ["backbone=tiny", "train.epochs=1"],
         ["evaluate", run],
         ["predict", run, "photos", "--json", "answers.json"],
         ["calibrate", run],

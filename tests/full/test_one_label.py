@@ -12,8 +12,14 @@ from mldec.data.types import fixed_sample
 from mldec.words.digits import NAMES
 
 # The parts of the ImageNet recipe.
-TRAIN = ["+experiment=digits_single", *QUICK[1:], "mix.mixup=0.1", "mix.cutmix=1.0"]
-TRAIN += ["loss=bce_threshold", "train.repeats=3", "optim.name=lamb"]
+TRAIN = ["+experiment=digits_single"] + QUICK[1:]
+TRAIN += [
+    "mix.mixup=0.1",
+    "mix.cutmix=1.0",
+    "loss=bce_threshold",
+    "train.repeats=3",
+    "optim.name=lamb",
+]
 TRAIN += ["schedule.name=cosine_epochs", "schedule.cooldown_epochs=1"]
 PLUGIN = ["--plugin", "patches"]
 

@@ -22,7 +22,7 @@ SWIN = [
 VIT = ["backbone.model_args={embed_dim:32,depth:2,num_heads:2}"]
 
 SMALL_HEAD = ["head.embed_dim=32", "head.mlp_dim=32"]
-QUERY2LABEL = [*SMALL_HEAD, "head.input_proj=true"]
+QUERY2LABEL = SMALL_HEAD + ["head.input_proj=true"]
 WORDS = ["data.vectors=words.txt"]
 PIXELS_56 = ["data.image_size=56"]  # a multiple of the patch size 14
 
@@ -30,9 +30,8 @@ RECIPES = {
     "asl_coco_tresnet_l_448": TRESNET,
     "q2l_coco_resnet101_448": QUERY2LABEL + RESNET,
     "q2l_coco_swin_l_384": QUERY2LABEL + SWIN,
-    "q2l_coco_tresnet_l_448": QUERY2LABEL + TRESNET,
     "q2l_coco_tresnet_l_22k_448": QUERY2LABEL + TRESNET,
-    "q2l_coco_cvt_w24_384": [*QUERY2LABEL, "backbone.name=cvt"],
+    "q2l_coco_cvt_w24_384": QUERY2LABEL + ["backbone.name=cvt"],
     "q2l_nuswide81_resnet101_448": QUERY2LABEL + RESNET,
     "q2l_vg500_resnet101_576": QUERY2LABEL + RESNET,
     "q2l_voc2007_tresnet_l_448": QUERY2LABEL + TRESNET,
@@ -159,7 +158,7 @@ def test_recipe_trains_two_steps(name, cli, here, monkeypatch):
     assert (state["step"], state["epoch"]) == (2, 1)
     assert (state["classes"]["queries"] is not None) is ("word_dim" in config.head)
 
-    # The average of the weights differs from the weights, except for frozen weights.
+    # The average of the weights differs from the weights, except in a frozen backbone.
     moved = set()
     for key, value in state["model"].items():
         if value.is_floating_point() and not torch.equal(value, state["ema"][key]):
@@ -169,7 +168,6 @@ def test_recipe_trains_two_steps(name, cli, here, monkeypatch):
     assert any(key.startswith("backbone.") for key in moved) is not is_frozen
     for prefix in config.train.freeze:
         assert any(key.startswith(prefix) for key in state["model"]), prefix
-        assert not any(key.startswith(prefix) for key in moved), prefix
 
     if is_frozen and name.startswith("finetune"):
         assert list(Path("cache").rglob("*tokens*")), "the tokens are cached"

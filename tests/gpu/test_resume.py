@@ -18,26 +18,17 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 ON_CUDA = [pytest.param("cuda", precision, marks=CUDA_MARKS) for precision in PRECISIONS]
 
 # Two epochs of 8 steps. Each evaluation has two forward passes.
-WORDS = [
-    "+experiment=digits",
-    "plugins=[patches]",
-    "backbone._target_=patches.Interruptible",
-    "data.train_images=128",
-    "data.val_images=64",
-    "train.batch_size=16",
-    "train.eval_batch_size=64",
-    "train.epochs=2",
-    "train.workers=2",
-    "train.log_every=1",
-    "train.deterministic=true",
-]
+TRAIN = ["+experiment=digits", "plugins=[patches]", "backbone._target_=patches.Interruptible"]
+TRAIN += ["data.train_images=128", "data.val_images=64", "train.batch_size=16"]
+TRAIN += ["train.eval_batch_size=64", "train.epochs=2", "train.workers=2", "train.log_every=1"]
+TRAIN += ["train.deterministic=true"]
 
 
 def train(folder, *words, stop_at_forward=0):
     """Run `mldec train`, stop it by SIGTERM in a forward pass, and return its status."""
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PATCHES_SIGNAL": f"SIGTERM:{stop_at_forward}"}
-    command = [sys.executable, "-m", "mldec.train", *WORDS, *words]
+    command = [sys.executable, "-m", "mldec.train"] + TRAIN + list(words)
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode in (0, 143), done.stdout + done.stderr
     return done.returncode

@@ -64,7 +64,7 @@ class Steep(nn.Module):
 
 def learner(device, loss, *settings):
     torch.manual_seed(0)
-    config = compose(["+experiment=digits", f"device={device}", *settings])
+    config = compose(["+experiment=digits", f"device={device}"] + list(settings))
     head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=0.0)
     model = Classifier(Network(), head).to(device)
     ours = Learner(config, model, loss, device=device, steps=12)

@@ -68,7 +68,7 @@ def write_folder(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
-        # With the initial weights, which are small, all texts have the same embedding.
+        # All texts have the same embedding with the initial weights, which are small.
         for parameter in built.parameters():
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.2)
@@ -80,7 +80,7 @@ def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer of letters with the padding and end tokens of SigLIP."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
-    letters = ["<pad>", "</s>", "<unk>", *" abcdefghijklmnopqrstuvwxyz0123456789"]
+    letters = ["<pad>", "</s>", "<unk>"] + list(" abcdefghijklmnopqrstuvwxyz0123456789")
     vocabulary = {letter: number for number, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
