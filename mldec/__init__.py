@@ -14,9 +14,9 @@ __version__ = "1.0.0rc1"
 
 
 def triton_can_compile() -> bool:
-    """Return True if Triton finds what it needs to launch a kernel: a C compiler and Python.h.
+    """Return True if there are a C compiler and Python.h, which Triton needs to launch a kernel.
 
-    The search is that of triton/runtime/build.py. CUDA builds of torch have Triton on Linux only.
+    The search is the same as in triton/runtime/build.py.
     """
     if sys.platform != "linux":
         return True
@@ -27,19 +27,17 @@ def triton_can_compile() -> bool:
     else:
         found = shutil.which(compiler)
 
-    # On Debian the default scheme is below /usr/local, where the header never is.
-    scheme = sysconfig.get_default_scheme()
-    if scheme == "posix_local":
-        scheme = "posix_prefix"
+    # The default scheme of Debian has no header.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     header = Path(sysconfig.get_path("include", scheme), "Python.h")
     return found is not None and header.is_file()
 
 
-# torch reads this when it is imported: what it cannot do on an Apple GPU is done on the CPU.
+# torch reads both variables when it is imported. Operations that MPS lacks run on the CPU.
 if sys.platform == "darwin":
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
 
-# Also read at its import: without a C compiler, torch must not use its Triton kernels.
+# Without a compiler, torch must not use its Triton kernels.
 if "torch" not in sys.modules and not triton_can_compile():
     os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
 
@@ -62,8 +60,9 @@ __getattr__ = lazily(__name__, {"load": "tools.predict"})
 
 def __dir__() -> list[str]:
     """Return the public names and the submodules that are imported."""
-    names = [name for name in globals() if name.startswith("__")]
+    names = set(__all__)
     for name, value in globals().items():
-        if isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}":
-            names.append(name)
-    return sorted(__all__ + names)
+        is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}"
+        if name.startswith("__") or is_submodule:
+            names.add(name)
+    return sorted(names)

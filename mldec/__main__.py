@@ -4,20 +4,20 @@ import sys
 from importlib import import_module
 
 from mldec.cli import VERSION
-from mldec.errors import suggest
+from mldec.errors import print_error, suggest
 
 COMMANDS = {
-    "train": "train a model: +experiment=digits, or data, backbone, head and loss of your choice",
+    "train": "train a model: +experiment=digits, or your own data, backbone, head and loss",
     "evaluate": "compute the metrics of a checkpoint on the validation images",
     "calibrate": "fit a threshold per class, and store it in a copy of a checkpoint",
-    "report": "write a page of metrics with intervals, curves, images and suspected labels",
-    "predict": "name what images show",
-    "export": "write a checkpoint as an ONNX or .pt2 file that answers by itself",
-    "publish": "put a checkpoint on the Hugging Face Hub, with a model card",
-    "demo": "show what photos contain on a web page of this machine, and over HTTP",
-    "summary": "print a table of the runs in a folder, and plot them",
-    "check-data": "count and check the images and labels of a dataset, or find its wrong labels",
-    "benchmark": "measure speed, memory and cost",
+    "report": "write an HTML page of metrics with intervals, curves and images",
+    "predict": "predict the classes of images",
+    "export": "write a checkpoint as a self-contained ONNX file",
+    "publish": "upload a checkpoint to the Hugging Face Hub, with a model card",
+    "demo": "serve a web page and an HTTP API on this machine",
+    "summary": "print a table of the runs in a folder, or of means over seeds",
+    "check-data": "check the images and labels of a dataset, or find wrong labels",
+    "benchmark": "measure speed and memory",
 }
 
 # Commands in the package `mldec`. The other commands are in `mldec.tools`.
@@ -58,8 +58,7 @@ def main() -> None:
         import_module(module_of(command)).main()
         return
 
-    hint = suggest(command, list(COMMANDS))
-    print(f"mldec: there is no command {arguments[0]!r}{hint}", file=sys.stderr)
+    print_error(f"{arguments[0]}: unknown command{suggest(command, list(COMMANDS))}")
     sys.exit(2)
 
 

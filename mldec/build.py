@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import nn
@@ -15,11 +15,12 @@ from mldec.config.compose import compose, compose_with_options, option, override
 from mldec.config.schema import PARTS, Config, Mix, describe, matches
 from mldec.data.labels import Labels
 from mldec.data.mixing import Mixing
+from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule
-from mldec.errors import ConfigError, UserError, suggest
+from mldec.errors import ConfigError, UserError, documented, suggest
 from mldec.losses.common import LabelCounts
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -42,22 +43,14 @@ RUNTIME_ARGUMENTS = {
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Additional settings of all readers of image files, as flat keys of the node (data.cutout=0).
 SHARED = (View, FileSettings, Sampling, Observed)
-# Return types of functions that build data.
-DATA = (Source, DataModule)
 REQUIRED = inspect.Parameter.empty
 # Parts that are needed for evaluation and prediction.
 MODEL_PARTS = ("backbone", "head")
 
-
-class Argument(NamedTuple):
-    """An argument of a part: its annotation, and its default or `REQUIRED`."""
-
-    hint: Any
-    default: Any
-
-
+# An argument of a part: its annotation, and its default or REQUIRED.
+Argument = tuple[Any, Any]
 # Whether a run may resume on different training data. The trainer reads it from the data node.
-CHANGED = Argument(Literal["refuse", "allow"], "refuse")
+CHANGED: Argument = (Literal["refuse", "allow"], "refuse")
 
 
 @dataclass(frozen=True)
@@ -84,22 +77,24 @@ class Part:
             ConfigError: If the target raises ValueError. Its message becomes `<part>.<message>`
                 if it begins with the name of an argument, otherwise `<part>: <message>`.
         """
-        # Drop the shared settings of readers, which are not arguments of the target.
-        parameters = inspect.signature(self.target).parameters
-        own = {name: value for name, value in self.arguments.items() if name in parameters}
-        groups = {name: self.shared(kind) for name, kind in _groups(self.target).items()}
-        return self._translated(self.target, {**own, **groups, **runtime})
+        arguments: dict[str, Any] = {}
+        for name, parameter in _signature(self.target).parameters.items():
+            if dataclasses.is_dataclass(parameter.annotation):
+                arguments[name] = self.shared(parameter.annotation)
+            elif name in self.arguments:
+                arguments[name] = self.arguments[name]
+        return self._create(self.target, arguments | runtime)
 
-    def shared(self, kind: type[Any]) -> Any:
-        """Build a group of settings, such as `View`, from the arguments."""
-        names = [field.name for field in dataclasses.fields(kind)]
-        return self._translated(kind, {name: self.arguments[name] for name in names})
+    def shared(self, kind: Any) -> Any:
+        """Build a dataclass, such as `View`, from the arguments."""
+        fields = dataclasses.fields(kind)
+        return self._create(kind, {field.name: self.arguments[field.name] for field in fields})
 
-    def _translated(self, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    def _create(self, target: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call a target. The message of a ValueError gets the name of the part."""
         try:
-            return call(**arguments)
+            return target(**arguments)
         except UserError:
-            # The message contains the full key already.
             raise
         except ValueError as error:
             # The user sets `head.width`, but the message of the part contains only `width`.
@@ -129,7 +124,8 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     for kind in kinds:
         node = getattr(config, kind)
         if kind == "loss" and "_target_" not in node:
-            node = {**default_loss(parts.get("data")), **node}
+            is_exclusive = "data" in parts and parts["data"].arguments.get("exclusive") is True
+            node = {**option("loss", "cross_entropy" if is_exclusive else "bce"), **node}
         try:
             parts[kind] = resolve(kind, node, config.plugins)
         except ConfigError as error:
@@ -137,12 +133,6 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     if faults:
         raise ConfigError("; ".join(faults))
     return parts
-
-
-def default_loss(data: Part | None) -> dict[str, Any]:
-    """Return the default node of the loss: cross_entropy for single-label data, otherwise bce."""
-    has_one_label = data is not None and data.arguments.get("exclusive") is True
-    return option("loss", "cross_entropy" if has_one_label else "bce")
 
 
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
@@ -165,17 +155,19 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
     for key, value in node.items():
         if key not in accepted:
             hint = suggest(key, list(accepted))
-            faults.append(f"{kind}.{key}: {target.__name__} takes no such argument{hint}")
-        elif not matches(value, accepted[key].hint):
-            faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key].hint)}")
-    for key, argument in accepted.items():
-        if argument.default is REQUIRED and key not in node:
-            faults.append(f"{kind}.{key} is missing: {target.__name__} needs it")
+            faults.append(f"{kind}.{key}: {target.__name__} has no such argument{hint}")
+        elif not matches(value, accepted[key][0]):
+            faults.append(f"{kind}.{key}: {value!r} is not {describe(accepted[key][0])}")
+
+    arguments = {}
+    for key, (_, default) in accepted.items():
+        arguments[key] = node.get(key, default)
+        if arguments[key] is REQUIRED:
+            faults.append(f"{kind}.{key}: {target.__name__} requires a value")
     if faults:
         raise ConfigError("; ".join(faults))
 
-    defaults = {key: argument.default for key, argument in accepted.items()}
-    return Part(kind, name, target, {**defaults, **node})
+    return Part(kind, name, target, arguments)
 
 
 def complete(parts: Parts) -> Parts:
@@ -201,33 +193,29 @@ def data(parts: Parts) -> DataModule:
     """Build the data module from the data part."""
     part = parts["data"]
     if not _is_reader(part.target):
-        module = part.call()
-        assert isinstance(module, DataModule)
+        module: DataModule = part.call()
         return module
 
     # Validate the shared settings before the data is read.
     view, files, sampling, observed = (part.shared(kind) for kind in SHARED)
-    return assemble(part.call(), view, files, sampling, observed)
+    docs = docs_of(part.target)
+    with documented(docs):
+        source = part.call()
+    return assemble(source, view, files, sampling, observed, docs)
 
 
-def data_from_settings(settings: list[str]) -> tuple[Config, DataModule]:
+def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
     """Build the data of a command without a model.
 
     Args:
         settings: Settings of a training with "+experiment=NAME", or of data with "data=NAME".
 
     Returns:
-        The config with all arguments of the data, and the data module.
+        The config with all arguments of the data, the data module, and the option file of the data.
 
     Raises:
         ConfigError: If no data is selected, or a setting is invalid.
     """
-    config, data, _ = chosen_data_option(settings)
-    return config, data
-
-
-def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
-    """Build the data as `data_from_settings`; also return the name of its option file."""
     if any(setting.startswith("+experiment=") for setting in settings):
         config, options = compose_with_options(settings)
         parts = check(config)
@@ -236,10 +224,7 @@ def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
     # The last data=NAME has precedence.
     chosen = [setting for setting in settings if setting.startswith("data=")]
     if not chosen:
-        raise ConfigError(
-            "no dataset is chosen: pass data=NAME, such as data=coco data.root=/data/coco, "
-            "or +experiment=NAME as for training"
-        )
+        raise ConfigError("no data given; pass data=NAME or +experiment=NAME")
     option = chosen[-1].removeprefix("data=")
 
     # A config requires all parts, so use an experiment for the parts that are not needed.
@@ -252,15 +237,10 @@ def chosen_data_option(settings: list[str]) -> tuple[Config, DataModule, str]:
 
 
 def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
-    """Build the loss.
-
-    Args:
-        parts: Parts with a "loss".
-        labels: Returns the training labels, for losses that use label counts.
-    """
+    """Build the loss; `labels` returns the training labels, for losses that count them."""
     part = parts["loss"]
     runtime: dict[str, Any] = {}
-    parameters = inspect.signature(part.target).parameters
+    parameters = _signature(part.target).parameters
     if "all_reduce" in parameters:
         runtime["all_reduce"] = distributed.total
 
@@ -268,9 +248,8 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
 
         def count_labels() -> LabelCounts:
             table = labels()
-            positives = torch.from_numpy(table.all_counts(1))
-            negatives = torch.from_numpy(table.all_counts(0))
-            return LabelCounts(positives, negatives)
+            counts = [torch.from_numpy(table.all_counts(value)) for value in (1, 0)]
+            return LabelCounts(*counts)
 
         runtime["label_counts"] = count_labels
     module: nn.Module = part.call(**runtime)
@@ -281,26 +260,17 @@ def mixing(mix: Mix, classes: Classes) -> Mixing | None:
     """Build mixup, cutmix and label smoothing. Returns None if all of them are off."""
     if not mix.enabled and not mix.soft:
         return None
-
-    return Mixing(
-        classes,
-        mixup=mix.mixup,
-        cutmix=mix.cutmix,
-        prob=mix.prob,
-        switch_prob=mix.switch_prob,
-        mode=mix.mode.value,
-        labels=mix.labels.value,
-        smoothing=mix.smoothing,
-    )
+    options = {**vars(mix), "mode": mix.mode.value, "labels": mix.labels.value}
+    return Mixing(classes, **options)
 
 
 def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:
     """Build the backbone. Weights are never downloaded if `pretrained` is False."""
     part = parts["backbone"]
-    runtime = {}
+    replaced = {}
     if not pretrained and "pretrained" in part.arguments:
-        runtime["pretrained"] = False
-    module: nn.Module = part.call(**runtime)
+        replaced["pretrained"] = False
+    module: nn.Module = part.call(**replaced)
     return module
 
 
@@ -323,49 +293,50 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
         ConfigError: If the target does not exist, or is not allowed.
     """
     if not isinstance(target, str):
-        raise ConfigError(f"{kind}._target_ is missing: choose an option, such as {kind}=NAME")
+        raise ConfigError(f"{kind}._target_ is missing; pass {kind}=NAME")
 
     # Check the name first, because the import executes the module.
-    homes = [*HOMES[kind], *plugins]
+    homes = HOMES[kind] + tuple(plugins)
     module_name, _, name = target.rpartition(".")
     is_public = not any(word.startswith("_") for word in target.split("."))
     if not is_public or not any(_inside(module_name, home) for home in homes):
-        hint = "" if plugins else "; a part of your own needs plugins=[package]"
         raise ConfigError(
-            f"{kind}._target_ '{target}' is refused: "
-            f"a {kind} is defined under {' or '.join(homes)}{hint}"
+            f"{kind}._target_: '{target}' is not in {' or '.join(homes)}; "
+            f"name your own package with plugins=[PACKAGE]"
         )
 
     try:
         located = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind}._target_ '{target}' does not exist: {error}") from error
+        raise ConfigError(f"{kind}._target_: '{target}' does not exist: {error}") from error
 
     # Names that are imported by the module, such as `mldec.heads.gap.nn`, are not allowed.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
     is_part = inspect.isclass(located) and issubclass(located, nn.Module)
-    expected = "module class"
+    expected = "nn.Module class"
     if kind == "data":
-        is_part = inspect.isfunction(located) and get_type_hints(located).get("return") in DATA
+        is_part = inspect.isfunction(located)
+        is_part = is_part and _signature(located).return_annotation in (Source, DataModule)
         expected = "function that returns a Source or a DataModule"
     if not is_defined_there or not is_part:
-        raise ConfigError(
-            f"{kind}._target_ '{target}' is refused: it is not a {expected} defined there"
-        )
+        raise ConfigError(f"{kind}._target_: '{target}' is not a {expected} of that module")
     assert callable(located)
     return located
 
 
+def _signature(target: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(target, eval_str=True)
+
+
 def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
     """Return the arguments of a part. A dataclass argument is replaced with its fields."""
-    hints = _hints(target)
-    groups = _groups(target)
     accepted: dict[str, Argument] = {}
-    for name, parameter in inspect.signature(target).parameters.items():
-        if name in groups:
-            accepted |= _fields(groups[name], parameter.default)
+    for name, parameter in _signature(target).parameters.items():
+        if dataclasses.is_dataclass(parameter.annotation):
+            accepted |= _fields(parameter.annotation, parameter.default)
         elif name not in RUNTIME_ARGUMENTS[kind] and parameter.kind not in VARIADIC:
-            accepted[name] = Argument(hints.get(name, Any), parameter.default)
+            hint = parameter.annotation
+            accepted[name] = (Any if hint is REQUIRED else hint, parameter.default)
 
     if kind == "data":
         accepted["changed"] = CHANGED
@@ -375,28 +346,13 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
     return accepted
 
 
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    return get_type_hints(target.__init__ if inspect.isclass(target) else target)
-
-
-def _groups(target: Callable[..., Any]) -> dict[str, type[Any]]:
-    """Return the parameters with a dataclass annotation, which are filled from flat keys."""
-    parameters = inspect.signature(target).parameters
-    groups: dict[str, type[Any]] = {}
-    for name, hint in _hints(target).items():
-        if name in parameters and isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            groups[name] = hint
-    return groups
-
-
-def _fields(group: type[Any], defaults: Any = None) -> dict[str, Argument]:
+def _fields(group: Any, defaults: Any = None) -> dict[str, Argument]:
     """Return the fields of a dataclass, with defaults from an instance or the class."""
     hints = get_type_hints(group)
-    arguments = {}
+    fields = {}
     for field in dataclasses.fields(group):
-        default = getattr(defaults, field.name, field.default)
-        arguments[field.name] = Argument(hints[field.name], default)
-    return arguments
+        fields[field.name] = (hints[field.name], getattr(defaults, field.name, field.default))
+    return fields
 
 
 def _inside(module_name: str, home: str) -> bool:
@@ -405,4 +361,4 @@ def _inside(module_name: str, home: str) -> bool:
 
 def _is_reader(target: Callable[..., Any]) -> bool:
     """Return True if a function returns a `Source`, which uses the shared settings."""
-    return inspect.isfunction(target) and get_type_hints(target).get("return") is Source
+    return inspect.isfunction(target) and _signature(target).return_annotation is Source

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import logging
 import platform
 import sys
 from collections.abc import Callable
@@ -12,9 +11,6 @@ import mldec
 from mldec.errors import ConfigError, one_line, print_error, suggest
 from mldec.runtime.console import to_console
 from mldec.runtime.devices import MAX_IMAGE_SIZE, Precision
-
-log = logging.getLogger("mldec")
-
 
 VERSION = f"mldec {mldec.__version__} (Python {platform.python_version()})"
 
@@ -27,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         if unknown:
             hint = suggest(unknown.partition("=")[0], list(self._option_string_actions))
-            message = f"'{unknown}' is not understood{hint}"
+            message = f"{unknown}: unknown option{hint}"
         print_error(f"{message}; see {self.prog} --help")
         sys.exit(2)
 
@@ -50,33 +46,30 @@ def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = Fa
         arguments: Parser to extend.
         exported: Whether the command supports exported files, for the help.
     """
-    files = ""
-    if exported:
-        files = "; or an .onnx file of mldec export (a .pt2 file is refused: it can run code)"
+    files = ", or an .onnx file of mldec export" if exported else ""
     arguments.add_argument(
         "checkpoint",
-        help="a run's folder, such as outputs/digits (its calibrated.pt if that was made from the "
-        "current best.pt, else best.pt), a checkpoint in it, a released .pth file, "
-        "zoo:NAME or hf:OWNER/NAME[@REVISION] (see MODEL_ZOO.md), or clip:MODEL[:WEIGHTS], a model "
-        f"of open_clip (see docs/zero_shot.md){files}",
+        help="the folder of a run (its calibrated.pt if made from the current best.pt, else "
+        "best.pt), a checkpoint, a released .pth file, zoo:NAME or hf:OWNER/NAME[@REVISION] (see "
+        f"MODEL_ZOO.md), or clip:MODEL[:WEIGHTS] of open_clip (see docs/zero_shot.md){files}",
     )
     add_weights_options(arguments)
     arguments.add_argument(
         "--image-size",
         type=image_side,
         metavar="S",
-        help="pixels per side; default: as the checkpoint says",
+        help="pixels per side; default: the size in the checkpoint",
     )
     arguments.add_argument(
         "--class-names",
         metavar="FILE",
-        help="other names of its classes, one per line, in the checkpoint's order",
+        help="file with other class names, one per line, in the order of the checkpoint",
     )
     arguments.add_argument(
         "--thresholds",
         metavar="FILE",
-        help="thresholds of its classes, a number per line in the checkpoint's order, or a .csv "
-        "file with the columns class and threshold; a score above one counts as present",
+        help="file with one threshold per class: one number per line in the order of the "
+        "checkpoint, or a .csv file with the columns class and threshold",
     )
 
 
@@ -85,7 +78,7 @@ def add_views_option(arguments: argparse._ActionsContainer) -> None:
     arguments.add_argument(
         "--views",
         choices=("flip", "scales"),
-        help="average the logits of two views of each image: it and its mirror image, or two sizes",
+        help="average the logits of two views of each image: mirrored (flip) or at two sizes",
     )
 
 
@@ -94,8 +87,8 @@ def add_threshold_option(arguments: argparse._ActionsContainer) -> None:
     arguments.add_argument(
         "--threshold",
         type=fraction,
-        help="score from 0 to 1 above which a class counts as present; default: the thresholds "
-        "that mldec calibrate stored, else data.threshold",
+        help="score in [0, 1] above which a class is predicted; default: the calibrated "
+        "thresholds of the checkpoint, else data.threshold",
     )
 
 
@@ -104,11 +97,10 @@ def add_weights_options(arguments: argparse._ActionsContainer) -> None:
     arguments.add_argument(
         "--weights",
         choices=("ema", "raw"),
-        help="default: those that scored best in the run; with this option a run's folder means "
-        "its best.pt",
+        help="averaged or raw weights of best.pt; default: the better ones",
     )
     arguments.add_argument(
-        "--plugin", action="append", default=[], help="a package of yours that may hold its parts"
+        "--plugin", action="append", default=[], help="third-party package that defines parts"
     )
 
 
@@ -117,7 +109,7 @@ def add_data_options(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
-    add_precision_option(arguments, "that of the training; fp32 on a CPU")
+    add_precision_option(arguments, "as in training; fp32 on a CPU")
 
 
 def add_class_options(arguments: argparse._ActionsContainer) -> None:
@@ -125,7 +117,7 @@ def add_class_options(arguments: argparse._ActionsContainer) -> None:
     arguments.add_argument(
         "--classes",
         metavar="NAMES",
-        help="other classes of a zero-shot model, with commas between",
+        help="other classes of a zero-shot model, separated by commas",
     )
     arguments.add_argument(
         "--vectors",
@@ -140,8 +132,8 @@ def add_precision_option(arguments: argparse._ActionsContainer, default: str) ->
     arguments.add_argument(
         "--precision",
         choices=[precision.value for precision in Precision],
-        help="number format on CUDA; auto: bf16 where the GPU computes with it, else fp16; on a "
-        f"CPU auto and fp16 mean fp32; default: {default}",
+        help="number format; auto: bf16 if the GPU supports it, else fp16, and fp32 on a CPU; "
+        f"default: {default}",
     )
 
 
@@ -176,25 +168,16 @@ def run_command(
 
 
 def require(what: str, extra: str, *packages: str) -> None:
-    """Check that the packages of an extra are installed.
-
-    Args:
-        what: Option or command that needs the packages, for the message.
-        extra: Name of the extra that installs the packages.
-        packages: Names of the packages as imported.
-
-    Raises:
-        ConfigError: If a package is missing.
-    """
+    """Raise ConfigError if a package of an extra is missing; `what` needs the packages."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{what} needs {package}: run pip install -e '.[{extra}]'")
+            raise ConfigError(f"{what}: {package} is missing; run pip install -e '.[{extra}]'")
 
 
 def whole(text: str, *, smallest: int = 0) -> int:
     """Parse an integer that is at least `smallest`."""
     if not text.isdecimal() or int(text) < smallest:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {smallest} on")
+        raise argparse.ArgumentTypeError(f"{text} is not an integer of at least {smallest}")
     return int(text)
 
 
@@ -215,5 +198,5 @@ def fraction(text: str) -> float:
     """Parse a number in [0, 1]."""
     value = float(text)
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text} is not in [0, 1]")
     return value

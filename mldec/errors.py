@@ -40,12 +40,7 @@ class RunInUseError(UserError):
 
 
 class Stopped(Exception):
-    """The run stopped after a stop request. The message is empty if another rank prints it.
-
-    Args:
-        message: One line for the user, or "".
-        status: Exit status of the process.
-    """
+    """The run was stopped by a request. The message is empty if another rank prints it."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -63,15 +58,12 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Replace control characters, including line breaks, by `?`.
+    """Replace control characters, which could control the terminal, by `?`."""
 
-    File and class names from outside could otherwise control the terminal or imitate our lines.
-    """
-    letters = ""
-    for letter in text:
-        is_visible = letter.isprintable() or unicodedata.category(letter) == "Zs"
-        letters += letter if is_visible else "?"
-    return letters
+    def is_visible(letter: str) -> bool:
+        return letter.isprintable() or unicodedata.category(letter) == "Zs"
+
+    return "".join(letter if is_visible(letter) else "?" for letter in text)
 
 
 def printable(text: str) -> str:
@@ -97,11 +89,9 @@ def naming_errors(
 ) -> Iterator[None]:
     """Convert exceptions while a file is read, parsed and used into an error with its path.
 
-    Errors of the class `error`, which have a path already, and MemoryError are raised unchanged.
-
     Args:
         path: The file, or another beginning of the message.
-        error: Class of the error to raise.
+        error: Class of the error to raise. Errors of this class are raised unchanged.
         remedy: End of the message.
     """
     try:
@@ -119,24 +109,32 @@ def naming_errors(
 
 
 @contextmanager
-def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
-    """Convert OSError of a failed write into DataError with its target.
+def documented(section: str) -> Iterator[None]:
+    """Append a documentation hint to a DataError that has none.
 
     Args:
-        target: The file or stream. OSError does not name it if the disk is full.
-        of_run: Whether the file belongs to a training run, which can be resumed.
+        section: File and section, such as "DATASETS.md, section MS-COCO". "" appends nothing.
     """
+    try:
+        yield
+    except DataError as error:
+        if section and "; see " not in str(error):
+            error.args = (f"{error}; see {section}",)
+        raise
+
+
+@contextmanager
+def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
+    """Convert OSError of a failed write into DataError; `of_run`: the run can be resumed."""
     try:
         yield
     except BrokenPipeError:
         # The reader has closed the pipe, as in `| head`; see `one_line`.
         raise
     except OSError as error:
-        mend = "free space" if error.errno in FULL else "make it writable"
-        then = ", then pass resume=auto" if of_run else ", or write to another place"
-        raise DataError(
-            f"cannot write {target}: {error.strerror or error}; {mend}{then}"
-        ) from error
+        fix = "free space" if error.errno in FULL else "make it writable"
+        fix += ", then pass resume=auto" if of_run else ", or write to another place"
+        raise DataError(f"cannot write {target}: {error.strerror or error}; {fix}") from error
 
 
 def say(*lines: str) -> None:
@@ -153,10 +151,10 @@ def print_error(message: str) -> None:
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Print UserError and OSError as `mldec: <message>` and exit with status 1.
+    """Print UserError and OSError as one line, and exit with status 1.
 
-    `Stopped` exits with its status, Ctrl-C with 130 and a closed pipe with 141. The environment
-    variable MLDEC_TRACEBACK=1 shows the traceback of a UserError.
+    `Stopped` exits with its status, Ctrl-C with 130 and a closed pipe with 141. With
+    MLDEC_TRACEBACK=1 a UserError has a traceback.
     """
     # Escape characters that the encoding of the terminal does not have.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -166,7 +164,7 @@ def one_line() -> Iterator[None]:
         try:
             yield
         finally:
-            # Flush here, because Python would report an error of its flush at exit differently.
+            # Python would report an error of its own flush at exit with a traceback.
             with writing("standard output"):
                 sys.stdout.flush()
     except UserError as error:
@@ -191,14 +189,13 @@ def one_line() -> Iterator[None]:
 def _of_this_rank(message: str, *, shared: bool = False) -> str:
     """Return the message that this rank prints, or "" if rank 0 prints it."""
     rank = os.environ.get("RANK", "0")
-    if rank == "0":
-        return message
-    if shared:
+    if rank != "0" and shared:
         return ""
-
-    # All ranks may have the same error. torchrun ends the other ranks after the exit of rank 0.
-    time.sleep(MAIN_PRINTS_FIRST)
-    return f"rank {rank}: {message}"
+    if rank != "0":
+        # All ranks may have the same error. torchrun ends them after the exit of rank 0.
+        time.sleep(MAIN_PRINTS_FIRST)
+        message = f"rank {rank}: {message}"
+    return message
 
 
 def _end(status: int, message: str = "") -> NoReturn:

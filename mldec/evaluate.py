@@ -78,9 +78,8 @@ def evaluate(args: argparse.Namespace) -> None:
     from mldec.evaluation.options import EvalOptions
     from mldec.runtime import distributed
     from mldec.runtime.devices import memory_format
-    from mldec.runtime.environment import explain_out_of_memory, keep_freed_memory
+    from mldec.runtime.environment import explain_out_of_memory
 
-    keep_freed_memory()
     loaded = load_model(**chosen_model(args))
     if args.write_classes:
         write_classes(loaded, args)

@@ -20,16 +20,17 @@ def name_fault(name: object) -> str | None:
         return f"is of type {type(name).__name__}, not text"
     if not name.strip():
         return "is empty"
-    if control := _CONTROL.search(name):
-        return f"has the control character U+{ord(control[0]):04X}"
-    return None
+
+    control = _CONTROL.search(name)
+    return f"has the control character U+{ord(control[0]):04X}" if control else None
 
 
 def names_fault(names: Sequence[object]) -> str | None:
-    """Return why values are not valid class names of a data set; None if they are valid."""
+    """Return why values are not valid class names of a dataset; None if they are valid."""
     numbers: dict[object, int] = {}
     for number, name in enumerate(names):
-        if fault := name_fault(name):
+        fault = name_fault(name)
+        if fault is not None:
             return f"the name {abbreviate(name)} of class {number} {fault}"
         if name in numbers:
             return f"the classes {numbers[name]} and {number} are both called {abbreviate(name)}"
@@ -37,31 +38,68 @@ def names_fault(names: Sequence[object]) -> str | None:
     return None
 
 
-def as_name(value: object, where: str | Path, see: str) -> str:
-    """Validate a class name from a file.
+def as_name(value: object, where: str | Path) -> str:
+    """Validate a class name from a file. Numbers are converted to text.
 
     Args:
-        value: The name, or a number, which is converted to a string.
-        where: Beginning of the error message: the file and the row.
-        see: End of the error message: a documentation hint.
-
-    Returns:
-        The name.
+        value: The name.
+        where: File and row, for messages.
 
     Raises:
         DataError: If the name is not valid.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
-    if fault := name_fault(value):
-        raise DataError(f"{where}: the class name {abbreviate(value)} {fault}: rename it; {see}")
+    fault = name_fault(value)
+    if fault is not None:
+        raise DataError(f"{where}: the class name {abbreviate(value)} {fault}; rename it")
     return str(value)
 
 
-def split_names(text: str, separator: str, where: str | Path, see: str) -> list[str]:
-    """Split a text into stripped class names, without blank ones. For errors see `as_name`."""
+def check_names(names: Iterable[object], where: str | Path) -> tuple[str, ...]:
+    """Validate class names with `as_name`, and return them.
+
+    Raises:
+        DataError: If a name is not valid, or two names are equal or differ only in case.
+    """
+    names_by_key: dict[str, str] = {}
+    for value in names:
+        name = as_name(value, where)
+        other = names_by_key.get(name.casefold())
+        if other is not None:
+            problem = "is listed twice" if other == name else f"and {other!r} differ only in case"
+            raise DataError(f"{where}: the class {name!r} {problem}; rename one")
+        names_by_key[name.casefold()] = name
+    return tuple(names_by_key.values())
+
+
+def split_names(text: str, separator: str, where: str | Path) -> list[str]:
+    """Split a text into stripped class names, without blank names; see `as_name`."""
     names = map(str.strip, text.split(separator))
-    return [as_name(name, where, see) for name in names if name]
+    return [as_name(name, where) for name in names if name]
+
+
+def given_names(classes: str | list[str] | None, root: Path) -> tuple[str, ...] | None:
+    """Return the class names of the setting `data.classes`, or None if it is not set.
+
+    Args:
+        classes: Names, or the path of a text file with one name per line.
+        root: Folder of a relative path.
+
+    Raises:
+        DataError: If the file cannot be read, or the names are not valid.
+    """
+    if classes is None:
+        return None
+    if isinstance(classes, str):
+        path = root / Path(classes).expanduser()
+        return check_names(read_lines(path), path)
+    return check_names(map(str.strip, classes), "data.classes")
+
+
+def indices_of(names: Iterable[str]) -> dict[str, int]:
+    """Map names to their indices."""
+    return {name: index for index, name in enumerate(names)}
 
 
 def abbreviate(value: object) -> str:
@@ -81,43 +119,13 @@ def format_list(names: Sequence[str], most: int = 10) -> str:
     return text
 
 
-def given_names(classes: str | list[str] | None, root: Path, see: str) -> tuple[str, ...] | None:
-    """Return the class names of the setting `data.classes`.
-
-    Args:
-        classes: Names, or the path of a text file with one name per line.
-        root: Folder of a relative path.
-        see: Documentation hint for error messages.
-
-    Returns:
-        The names, or None if the setting is None.
-
-    Raises:
-        DataError: If the file cannot be read, or the names are not valid.
-    """
-    if classes is None:
-        return None
-    if isinstance(classes, str):
-        path = root / Path(classes).expanduser()
-        return check_names(read_lines(path, see), path, see)
-    return check_names(map(str.strip, classes), "data.classes", see)
-
-
 def without_quotes(name: str) -> str:
     """Return a display name of Open Images without stray quotes and whitespace."""
     return re.sub(r"\s+", " ", name.strip(" \t\r\n'\""))
 
 
 def disambiguate(names: Sequence[str], marks: Iterable[object] | None = None) -> tuple[str, ...]:
-    """Make class names unique by appending a mark in brackets to repeated names.
-
-    Args:
-        names: The K names.
-        marks: K different marks; None for the class indices.
-
-    Returns:
-        The K names.
-    """
+    """Append a mark in brackets to repeated names. The default marks are the class indices."""
     if marks is None:
         marks = range(len(names))
 
@@ -130,32 +138,14 @@ def disambiguate(names: Sequence[str], marks: Iterable[object] | None = None) ->
     return tuple(unique_names)
 
 
-def check_names(names: Iterable[str], where: str | Path, see: str) -> tuple[str, ...]:
-    """Return the names as a tuple.
-
-    Raises:
-        DataError: If a name is not valid, or two names are equal or differ only in case.
-    """
-    seen: dict[str, str] = {}
-    for name in names:
-        as_name(name, where, see)
-        if other := seen.get(name.casefold()):
-            problem = "is there twice" if other == name else f"and {other!r} differ in case only"
-            raise DataError(f"{where}: the class {name!r} {problem}: rename one; {see}")
-        seen[name.casefold()] = name
-    return tuple(seen.values())
-
-
-def unknown_class(name: str, names: Iterable[str], where: str, see: str) -> DataError:
+def unknown_class(name: str, names: Iterable[str], where: str) -> DataError:
     """Return the error for an unknown class, with the nearest class name as a hint."""
     known = list(names)
-    same_letters = [other for other in known if other.casefold() == name.casefold()]
-    near = same_letters or get_close_matches(name, known, n=1)
-    hint = ""
-    if near:
-        hint = f"; did you mean {near[0]!r}?"
+    near = [other for other in known if other.casefold() == name.casefold()]
+    near += get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
     return DataError(
-        f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}; {see}"
+        f"{where}: the class {name!r} is not in the list of {len(known)} classes{hint}"
     )
 
 
@@ -169,17 +159,10 @@ _COCO = (
     "cell phone,microwave,oven,toaster,sink,refrigerator,book,clock,vase,scissors,teddy bear,"
     "hair drier,toothbrush"
 )
-
-
 _VOC = (
     "aeroplane,bicycle,bird,boat,bottle,bus,car,cat,chair,cow,diningtable,dog,horse,motorbike,"
     "person,pottedplant,sheep,sofa,train,tvmonitor"
 )
 
-
-# Sorted by category id. The ids have gaps.
-COCO_NAMES = tuple(_COCO.split(","))
-
-
-# In the order of the VOC devkit.
-VOC = tuple(_VOC.split(","))
+COCO_NAMES = tuple(_COCO.split(","))  # sorted by category id; the ids have gaps
+VOC = tuple(_VOC.split(","))  # in the order of the VOC devkit

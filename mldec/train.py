@@ -41,16 +41,7 @@ log = logging.getLogger("mldec")
 
 
 def run(config: Config, directory: Path) -> None:
-    """Validate the config, lock the folder of the run, and train.
-
-    Args:
-        config: Config from the command line.
-        directory: Folder of the run.
-
-    Raises:
-        UserError: If a setting or a file is invalid.
-        Stopped: After a stop request.
-    """
+    """Validate the config, lock the folder of the run, and train."""
     # Set before torch is imported. Spinning threads make a CPU run ten times slower if another
     # process is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -62,14 +53,12 @@ def run(config: Config, directory: Path) -> None:
     from mldec.checkpoint import loading
     from mldec.files.run_folder import RunLock
     from mldec.runtime import distributed
-    from mldec.runtime.environment import keep_freed_memory
     from mldec.runtime.signals import listening
     from mldec.training.optim import check_trainable
 
     # 1. Validate the settings before any file or device is used.
-    keep_freed_memory()
-    for tracker in config.log.trackers:
-        require(f"log.{tracker}=true", tracker, tracker)
+    if config.log.wandb:
+        require("log.wandb=true", "wandb", "wandb")
     config = loading.check_start(config)
     parts = build.complete(build.check(config))
     # The recorded config includes the defaults of all parts, which may change in later versions.
@@ -101,13 +90,7 @@ def _train(
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
     from mldec.training.log import RunLog
-    from mldec.training.start import (
-        describe_run,
-        few_per_batch_norm,
-        is_inside,
-        prepare_trainer,
-        start_weights,
-    )
+    from mldec.training.start import describe_run, is_inside, prepare_trainer
 
     # Buffer the messages until train.log is open.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
@@ -130,13 +113,12 @@ def _train(
         earlier=early.buffer,
     )
     with closing(run_log):
-        # Describe the run once for all processes.
+        if path:
+            log.info(f"resumed from {path}")
         log.info(describe_run(trainer, config.train.precision))
-        log.info(start_weights(trainer.config, path))
         slow = trainer.config.train.precision.warning(device)
-        for warning in (slow, few_per_batch_norm(trainer)):
-            if warning and distributed.is_main():
-                log.warning(warning)
+        if slow and distributed.is_main():
+            log.warning(slow)
         trainer.fit(run_log)
 
         log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
@@ -176,7 +158,7 @@ def app(node: DictConfig) -> None:
         hydra_config = HydraConfig.get()
         under_torchrun = os.environ.get("WORLD_SIZE", "1") != "1"
         if under_torchrun and hydra_config.mode is RunMode.MULTIRUN:
-            raise ConfigError("a sweep (-m) cannot run under torchrun: start one for each value")
+            raise ConfigError("--multirun does not work with torchrun; start one run per value")
 
         directory = Path(hydra_config.runtime.output_dir)
         try:
@@ -205,25 +187,16 @@ def show(node: DictConfig) -> None:
 
 
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Select `app` or `show` for a command line.
+    """Return `app` or `show` for a command line, and the command line for Hydra.
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
-
-    Args:
-        arguments: Command line without the program name.
-
-    Returns:
-        The function to call, and the command line for Hydra.
     """
-    if "--cfg" not in arguments:
-        return app, arguments
-    flag = arguments.index("--cfg")
-    if arguments[flag : flag + 2] != ["--cfg", "job"]:
-        return app, arguments
-
-    # Prevent Hydra from creating an output folder.
-    no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
-    return show, arguments[:flag] + arguments[flag + 2 :] + no_folder
+    for flag in range(len(arguments) - 1):
+        if arguments[flag : flag + 2] == ["--cfg", "job"]:
+            # Prevent Hydra from creating an output folder.
+            no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
+            return show, arguments[:flag] + arguments[flag + 2 :] + no_folder
+    return app, arguments
 
 
 def main() -> None:

@@ -1,20 +1,21 @@
 #!/usr/bin/env python
-"""Write scenes of real handwriting as image files, in the on-disk form of a data set.
+"""Write scenes of handwritten digits as image files, in the layout of a data set.
 
     python scripts/make_digits.py --layout coco OUT
 
-So every reader can be trained and evaluated end to end without a download. The scenes are those of
-`data=digits`; training and validation share no writing. The same arguments give the same files.
+All readers can be trained and evaluated on them without a download. The scenes are like those of
+`data=digits`. Training and validation use different handwritten digits. The same arguments give the
+same files.
 
     coco        annotations/instances_{train,val}2014.json with boxes, {train,val}2014/*.jpg
     voc         VOCdevkit/VOC2007 (trainval and test); the digits have the names of the first ten
-                VOC classes, because readers know only these twenty: zero is aeroplane, one is
+                VOC classes, because readers only accept VOC classes: zero is aeroplane, one is
                 bicycle, ... nine is cow
     openimages  the MIIL form: data.csv with verified positives and negatives, mid_to_classes.pth,
                 train/, test/
     nuswide     the zero-shot form: data.csv, benchmark_81_v0.json, wordvec_array.pth and its names,
-                images/; a class is a digit in a light of some colour ("redfive"), and the digit and
-                the colour of every unseen class are in seen classes
+                images/; a class is a digit in colored light ("redfive"), and the digit and the
+                color of each unseen class are in seen classes
     imagenet    {train,val}/<wnid>/*.JPEG, one digit per image
     csv         data.csv with path, labels, split; images/
     yolo        data.yaml, images/{train,val}/*.jpg, labels/{train,val}/*.txt with boxes
@@ -36,21 +37,22 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from mldec.cli import positive, whole
 from mldec.data.digits import Box, compose, split_writings
-from mldec.errors import ConfigError, one_line
+from mldec.errors import ConfigError, one_line, writing
 from mldec.names import VOC
 from mldec.words.digits import NAMES
 
-QUALITY = 95  # of the JPEG files
-DIFFICULT = 0.1  # share of the objects that VOC calls difficult
-VERIFIED = 0.6  # share of the (image, class) pairs that Open Images has annotated
-COLOURS = {
+QUALITY = 95  # JPEG quality
+DIFFICULT = 0.1  # fraction of difficult objects in VOC
+VERIFIED = 0.6  # fraction of annotated (image, class) pairs in Open Images
+COLORS = {
     "red": (1.0, 0.5, 0.5),
     "green": (0.5, 1.0, 0.5),
     "blue": (0.5, 0.5, 1.0),
     "grey": (1.0, 1.0, 1.0),
 }
-UNSEEN = [f"{list(COLOURS)[digit % len(COLOURS)]}{name}" for digit, name in enumerate(NAMES[:8])]
+UNSEEN = [f"{list(COLORS)[digit % len(COLORS)]}{name}" for digit, name in enumerate(NAMES[:8])]
 
 
 @dataclass(frozen=True)
@@ -65,29 +67,29 @@ class Scene:
 
     @property
     def digits(self) -> list[int]:
-        """Return the digits in the scene, each once, ascending."""
+        """The sorted digits in the scene, without duplicates."""
         return sorted({digit for digit, _ in self.objects})
 
 
 def scenes(args: argparse.Namespace, *, least: int = 0, most: int = 4) -> Iterator[Scene]:
-    """Draw all scenes, those of training first.
+    """Generate all scenes, first the training scenes.
 
-    A scene depends on the seed, its split, its index and the size alone.
+    A scene depends only on the seed, the split, its index and its size.
 
     Args:
-        args: the command line.
-        least: the smallest number of digits in a scene.
-        most: the largest number of digits in a scene.
+        args: The command line.
+        least: Minimum number of digits in a scene.
+        most: Maximum number of digits in a scene.
     """
     counts = {"train": args.train, "val": args.val}
     bar = tqdm(total=sum(counts.values()), desc=args.layout, disable=not sys.stderr.isatty())
 
-    # Each split has writings of its own, so that no handwritten digit is in both.
+    # No handwritten digit is in both splits.
     for number, (split, writings) in enumerate(zip(counts, split_writings(args.seed), strict=True)):
         for index in range(counts[split]):
             rng = np.random.default_rng((args.seed, number, index))
 
-            # Draw again until there are enough digits; they may find no room.
+            # There may be no room for enough digits. Try again.
             image, placed = compose(rng, writings, size=args.size, max_digits=most)
             while len(placed) < least:
                 image, placed = compose(rng, writings, size=args.size, max_digits=most)
@@ -99,7 +101,7 @@ def scenes(args: argparse.Namespace, *, least: int = 0, most: int = 4) -> Iterat
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a JPEG file, and the folder that it is in."""
+    """Write a JPEG file, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, "JPEG", quality=QUALITY)
 
@@ -117,26 +119,21 @@ def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[str]]) 
 
 
 def coco(out: Path, args: argparse.Namespace) -> None:
-    """Write the MS-COCO layout.
-
-    As there, category ids have gaps, and the image ids of the splits differ.
-    """
-    categories = [
-        {"id": 2 * digit + 1, "name": name, "supercategory": "digit"}
-        for digit, name in enumerate(NAMES)
-    ]
-    content: dict[str, dict[str, Any]] = {
-        split: {
+    """Write the MS-COCO layout, with gaps between the category ids."""
+    categories = []
+    for digit, name in enumerate(NAMES):
+        categories.append({"id": 2 * digit + 1, "name": name, "supercategory": "digit"})
+    content: dict[str, dict[str, Any]] = {}
+    for split in ("train", "val"):
+        content[split] = {
             "info": {},
             "licenses": [],
             "images": [],
             "annotations": [],
             "categories": categories,
         }
-        for split in ("train", "val")
-    }
 
-    # Number the images through both splits.
+    # Image ids are unique in both splits.
     for scene in scenes(args):
         number = scene.index + 1 + (args.train if scene.split == "val" else 0)
         name = f"COCO_{scene.split}2014_{number:012}.jpg"
@@ -161,7 +158,7 @@ def _coco_object(number: int, image: int, digit: int, box: Box) -> dict[str, obj
         "category_id": 2 * digit + 1,
         "iscrowd": 0,
         "bbox": [left, top, right - left, bottom - top],
-        "area": (right - left) * (bottom - top),  # of the square: there is no mask
+        "area": (right - left) * (bottom - top),  # of the square, without a mask
         "segmentation": [[left, top, right, top, right, bottom, left, bottom]],
     }
 
@@ -169,7 +166,7 @@ def _coco_object(number: int, image: int, digit: int, box: Box) -> dict[str, obj
 def voc(out: Path, args: argparse.Namespace) -> None:
     """Write the Pascal VOC layout.
 
-    The first half of the training scenes is train, the second val; the validation scenes are test.
+    The halves of the training scenes are train and val. The validation scenes are test.
     """
     root = out / "VOCdevkit" / "VOC2007"
     sets: dict[str, list[tuple[str, dict[int, int]]]] = {
@@ -185,7 +182,7 @@ def voc(out: Path, args: argparse.Namespace) -> None:
         save(scene.image, root / "JPEGImages" / f"{name}.jpg")
         _voc_xml(root / "Annotations" / f"{name}.xml", scene, difficult)
 
-        # The flag of a class in an image is 1, or 0 if all of its objects are difficult.
+        # The flag of a class is 1, or 0 if all of its objects in the image are difficult.
         flags: dict[int, int] = {}
         for (digit, _), hard in zip(scene.objects, difficult, strict=True):
             flags[digit] = max(flags.get(digit, 0), int(not hard))
@@ -197,7 +194,7 @@ def voc(out: Path, args: argparse.Namespace) -> None:
             sets[half].append((name, flags))
             sets["trainval"].append((name, flags))
 
-    # One list per set, and one per set and class, in which -1 means absent.
+    # One list per set, and one per set and class, where -1 means absent.
     main = root / "ImageSets" / "Main"
     main.mkdir(parents=True)
     for part, rows in sets.items():
@@ -218,7 +215,7 @@ def _voc_xml(path: Path, scene: Scene, difficult: list[bool]) -> None:
         node = ElementTree.SubElement(root, "object")
         _add(node, name=VOC[digit], pose="Unspecified", truncated=0, difficult=int(hard))
 
-        # VOC counts pixels from 1, both ends inclusive.
+        # Pixels of VOC start at 1, and both ends are inclusive.
         left, top, right, bottom = box
         corners = ElementTree.SubElement(node, "bndbox")
         _add(corners, xmin=left + 1, ymin=top + 1, xmax=right, ymax=bottom)
@@ -237,7 +234,7 @@ def _add(parent: ElementTree.Element, **texts: object) -> None:
 def openimages(out: Path, args: argparse.Namespace) -> None:
     """Write the MIIL form of Open Images.
 
-    Most (image, class) pairs are verified, the others are not annotated. The split val is in test/.
+    Most (image, class) pairs are verified, the others are not annotated. Split val is in test/.
     """
     mids = [f"/m/digit_{name}" for name in NAMES]
     rows = []
@@ -246,7 +243,7 @@ def openimages(out: Path, args: argparse.Namespace) -> None:
         path = f"{folder}/{scene.index + (args.train if scene.split == 'val' else 0):016x}.jpg"
         save(scene.image, out / path)
 
-        # Which classes are annotated does not depend on what is shown.
+        # Annotated classes do not depend on the content.
         verified = np.flatnonzero(scene.rng.random(len(NAMES)) < VERIFIED).tolist()
         present = [mids[digit] for digit in verified if digit in scene.digits]
         absent = [mids[digit] for digit in verified if digit not in scene.digits]
@@ -259,19 +256,19 @@ def openimages(out: Path, args: argparse.Namespace) -> None:
 def nuswide(out: Path, args: argparse.Namespace) -> None:
     """Write the zero-shot form of NUS-WIDE.
 
-    A class is a digit in a light of one colour. Its vector has one entry for the digit and one for
-    the colour.
+    A class is a digit in colored light. Its vector has one entry for the digit and one for the
+    color.
     """
-    names = sorted(f"{colour}{digit}" for colour in COLOURS for digit in NAMES)
+    names = sorted(f"{color}{digit}" for color in COLORS for digit in NAMES)
     rows = []
     for number, scene in enumerate(scenes(args, least=1)):
-        # One light for the whole scene.
-        colour = list(COLOURS)[int(scene.rng.integers(len(COLOURS)))]
-        tinted = np.asarray(scene.image) * np.array(COLOURS[colour])
+        # All digits of a scene have the same light.
+        color = list(COLORS)[int(scene.rng.integers(len(COLORS)))]
+        tinted = np.asarray(scene.image) * np.array(COLORS[color])
         path = f"images/{number}_{scene.split}_m.jpg"
         save(Image.fromarray(tinted.astype(np.uint8)), out / path)
 
-        tags = sorted(f"{colour}{NAMES[digit]}" for digit in scene.digits)
+        tags = sorted(f"{color}{NAMES[digit]}" for digit in scene.digits)
         rows.append((path, f"[{', '.join(tags)}]", scene.split))
 
     write_csv(out / "data.csv", ("filepath", "label", "split_name"), rows)
@@ -281,21 +278,21 @@ def nuswide(out: Path, args: argparse.Namespace) -> None:
 
 
 def _vector(name: str) -> torch.Tensor:
-    """Return the vector of a class, of length 1."""
-    colour = next(colour for colour in COLOURS if name.startswith(colour))
-    digit_index = NAMES.index(name.removeprefix(colour))
-    colour_index = len(NAMES) + list(COLOURS).index(colour)
+    """Return the vector of a class, with norm 1."""
+    color = next(color for color in COLORS if name.startswith(color))
+    digit_index = NAMES.index(name.removeprefix(color))
+    color_index = len(NAMES) + list(COLORS).index(color)
 
-    vector = torch.zeros(len(NAMES) + len(COLOURS))
-    vector[[digit_index, colour_index]] = 0.5**0.5
+    vector = torch.zeros(len(NAMES) + len(COLORS))
+    vector[[digit_index, color_index]] = 0.5**0.5
     return vector
 
 
 def imagenet(out: Path, args: argparse.Namespace) -> None:
     """Write the ImageNet layout.
 
-    The folders are invented wnids, n00000000 to n00000009, with the file of their names that
-    Kaggle's download has.
+    The folders are invented wnids, n00000000 to n00000009. The file with their names is as in
+    Kaggle's download.
     """
     wnids = [f"n{digit:08}" for digit in range(len(NAMES))]
     for split in ("train", "val"):
@@ -314,7 +311,7 @@ def imagenet(out: Path, args: argparse.Namespace) -> None:
 
 
 def table(out: Path, args: argparse.Namespace) -> None:
-    """Write one table, with the labels of an image in one column, separated by semicolons."""
+    """Write one table, with semicolons between the labels of an image."""
     rows = []
     for number, scene in enumerate(scenes(args)):
         path = f"images/{number:06}.jpg"
@@ -324,7 +321,7 @@ def table(out: Path, args: argparse.Namespace) -> None:
 
 
 def yolo(out: Path, args: argparse.Namespace) -> None:
-    """Write the YOLO layout; the numbers of a box are fractions of the side of the image."""
+    """Write the YOLO layout. The numbers of a box are fractions of the image size."""
     for scene in scenes(args):
         name = f"{scene.split}/{scene.index:06}"
         save(scene.image, out / "images" / f"{name}.jpg")
@@ -332,7 +329,8 @@ def yolo(out: Path, args: argparse.Namespace) -> None:
         lines = []
         for digit, (left, top, right, bottom) in scene.objects:
             box = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
-            lines.append(" ".join([str(digit), *(f"{side / args.size:.6f}" for side in box)]))
+            numbers = " ".join(f"{side / args.size:.6f}" for side in box)
+            lines.append(f"{digit} {numbers}")
         path = out / "labels" / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in lines))
@@ -356,44 +354,28 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument(
-        "out", metavar="OUT", help="the new folder; an existing one must be empty"
-    )
+    arguments.add_argument("out", metavar="OUT", help="new or empty folder")
     arguments.add_argument("--layout", choices=LAYOUTS, required=True)
-    number = partial(arguments.add_argument, type=int, metavar="N")
-    number("--train", default=8192, help="training images (default: %(default)s)")
-    number("--val", default=2048, help="validation images (default: %(default)s)")
-    number("--size", default=64, help="side in pixels (default: %(default)s)")
-    number(
-        "--seed",
-        default=0,
-        help="decides the scenes and which writings are held out (default: %(default)s)",
-    )
+    option = partial(arguments.add_argument, metavar="N")
+    option("--train", type=positive, default=8192, help="training images (default: %(default)s)")
+    option("--val", type=positive, default=2048, help="validation images (default: %(default)s)")
+    # Smaller images have no room for a digit.
+    side = partial(whole, smallest=16)
+    option("--size", type=side, default=64, help="pixels per side (default: %(default)s)")
+    option("--seed", type=whole, default=0, help="default: %(default)s")
     return arguments
 
 
 def main() -> None:
     with one_line():
         args = parser().parse_args()
-        for name, least in (("train", 2), ("val", 1), ("size", 16), ("seed", 0)):
-            if getattr(args, name) < least:
-                raise ConfigError(
-                    f"--{name} {getattr(args, name)}: give a whole number from {least} on"
-                )
-
-        # Nothing of the user's is overwritten, or mixed with what is written here.
         out = Path(args.out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} exists and is not an empty folder: choose another one")
+            raise ConfigError(f"{out}: not an empty folder; use another one")
 
-        try:
+        with writing(out):
             out.mkdir(parents=True, exist_ok=True)
             LAYOUTS[args.layout](out, args)
-        except OSError as error:
-            raise ConfigError(
-                f"{out} cannot be written ({error.strerror}): choose another folder"
-            ) from error
-
         counts = f"{args.train:,} training and {args.val:,} validation images"
         print(f"{out}: {counts}, layout {args.layout}")
 

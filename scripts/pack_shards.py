@@ -1,15 +1,14 @@
 #!/usr/bin/env python
-"""Pack a dataset of image files into tar shards, to be read by `data=shards data.root=OUT`.
+"""Pack the image files of a dataset into tar shards for `data=shards data.root=OUT`.
 
     python scripts/pack_shards.py OUT data=coco data.root=/data/coco [--short-side 512]
 
 For each split it writes OUT/{train,val}/shard-000000.tar, ... in the layout of WebDataset
 (000000000.jpg and 000000000.json with {"labels": [...], "negatives": [...]}), and index.npz with
-labels, classes, the offset of each image and the sha256 of each shard. Images are copied byte for
-byte, unless --short-side makes large ones smaller.
+labels, classes, the offset of each image and the sha256 of each shard. Images are copied unchanged,
+unless --short-side makes large ones smaller.
 
-It may be killed at any time and started again with the same arguments: a shard has its name only
-once it is whole.
+The script can be killed and restarted with the same arguments: complete shards are kept.
 """
 
 import argparse
@@ -35,23 +34,24 @@ from mldec.data.labels import Labels
 from mldec.data.loader import Loader
 from mldec.data.readers.shards import FORMAT
 from mldec.data.types import Classes, StoredImages
-from mldec.errors import ConfigError, DataError, one_line
+from mldec.errors import ConfigError, DataError, one_line, writing
+from mldec.files.atomic import replacing
 
-QUALITY = 95  # of images that are made smaller
+QUALITY = 95  # JPEG quality of resized images
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How images are packed."""
+    """Options of the shards."""
 
     images_per_shard: int
-    short_side: int | None  # in pixels, of larger images; None packs the files as they are
-    keep_bad: bool  # pack unreadable images too, to be skipped by name when they are read
-    workers: int  # processes that read images
+    short_side: int | None  # maximum in pixels; None packs the files unchanged
+    keep_bad: bool  # pack unreadable images, too, which are skipped when they are read
+    workers: int  # number of processes that read images
 
 
 class Contents(Dataset[Any]):
-    """The bytes of each image and the suffix of its file, from `first` up to `last`, exclusive."""
+    """The bytes and the file suffix of the images with indices in [first, last)."""
 
     def __init__(self, images: StoredImages, first: int, last: int, packing: Packing) -> None:
         self.storage = images.storage
@@ -63,8 +63,8 @@ class Contents(Dataset[Any]):
         return self.last - self.first
 
     def __getitem__(self, offset: int) -> tuple[bytes, str] | str:
-        """Return an image, or the message of its error, which the main process raises."""
-        # Readers tell the format by the content; the suffix is for people and other tools.
+        """Return an image, or an error message for the main process."""
+        # The suffix is for people and other tools. Our reader detects the format from the content.
         index = self.first + offset
         name = self.storage.name(index)
         suffix = Path(name).suffix.lower() if Path(name).suffix[1:].isalnum() else ".jpg"
@@ -82,7 +82,7 @@ class Contents(Dataset[Any]):
 
 
 def smaller(name: str, content: bytes, short_side: int) -> tuple[bytes, str] | None:
-    """Return a JPEG whose short side has this many pixels; None if the image is not larger."""
+    """Return a JPEG file with this short side in pixels, or None if the image is not larger."""
     image = read_image(name, content)
     factor = short_side / min(image.size)
     if factor >= 1:
@@ -99,7 +99,9 @@ class ShardFile:
     """A tar file with its sha256, and the offset and size of each image in it."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.hash, self.length = file, hashlib.sha256(), 0
+        self.file = file
+        self.hash = hashlib.sha256()
+        self.length = 0
         self.offsets: list[int] = []
         self.sizes: list[int] = []
 
@@ -107,7 +109,7 @@ class ShardFile:
         """Append an image and record its offset and size."""
         self.add(name, content)
 
-        # The content is the last thing in the file, but for the padding to whole blocks.
+        # The content is at the end of the file, before the padding to whole blocks.
         padding = -len(content) % tarfile.BLOCKSIZE
         self.offsets.append(self.length - padding - len(content))
         self.sizes.append(len(content))
@@ -120,7 +122,7 @@ class ShardFile:
         self._write(member.tobuf(tarfile.USTAR_FORMAT) + content + padding)
 
     def finish(self) -> None:
-        """Write the end of the archive, and wait until it is on the disk."""
+        """Write the end of the archive, and flush it to the disk."""
         self._write(bytes(2 * tarfile.BLOCKSIZE))
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -139,22 +141,29 @@ def pack(
     plan: dict[str, Any],
     bar: Any,
 ) -> None:
-    """Write the shards of one split that are not there yet, then the index.
+    """Write the missing shards of a split, then the index.
 
     Args:
-        images: of the split.
-        classes: of the split.
-        folder: for the shards.
-        packing: how images are packed.
-        plan: all settings that the shards depend on; shards of another plan are refused.
-        bar: the progress bar, which counts images.
+        images: Images of the split.
+        classes: Classes of the split.
+        folder: Folder of the shards.
+        packing: Options of the shards.
+        plan: All settings that the shards depend on. Shards with other settings raise an error.
+        bar: Progress bar, which counts images.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _same_packing(folder, {**plan, "images": len(images), "labels": _fingerprint(images.labels)})
+    plan = plan | {"images": len(images), "labels": _fingerprint(images.labels)}
+    file = folder / "packing.json"
+    if not file.is_file():
+        _replace(file, json.dumps(plan).encode())
+    elif json.loads(file.read_text()) != plan:
+        raise ConfigError(
+            f"{folder}: contains shards of other data or settings; use another folder"
+        )
 
     records = []
     for number, first in enumerate(range(0, len(images), packing.images_per_shard)):
-        # The record is written after the shard: where there is one, the shard is whole.
+        # The record is written after the shard, so a shard with a record is complete.
         record = folder / f"shard-{number:06}.json"
         last = min(first + packing.images_per_shard, len(images))
         if record.is_file():
@@ -165,20 +174,8 @@ def pack(
     write_index(folder / "index.npz", images.labels, classes, records)
 
 
-def _same_packing(folder: Path, plan: dict[str, Any]) -> None:
-    """Refuse to go on with shards of other data or other settings."""
-    file = folder / "packing.json"
-    if not file.is_file():
-        _replace(file, json.dumps(plan).encode())
-    elif json.loads(file.read_text()) != plan:
-        raise ConfigError(
-            f"{folder} holds shards of other data or settings: choose another folder, or empty it"
-        )
-
-
 def _fingerprint(labels: Labels) -> str:
     """Return a hash of all labels."""
-    # Their bytes, in a layout that does not depend on how the arrays were made.
     digest = hashlib.sha256()
     for array in (labels.starts, labels.classes, labels.values):
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -212,7 +209,7 @@ def write_shard(
                 index = first + len(shard.sizes)
                 shard.add_image(f"{index:09}{suffix}", content)
 
-                # For other readers of WebDataset files; ours takes the labels from the index.
+                # For other readers of WebDataset files. Our reader gets the labels from the index.
                 labels = label_names(images.labels, classes.names, index)
                 shard.add(f"{index:09}.json", json.dumps(labels).encode())
                 bar.update()
@@ -232,22 +229,25 @@ def write_shard(
 
 
 def label_names(labels: Labels, names: Sequence[str], index: int) -> dict[str, list[str]]:
-    """Return the labels of an image by name: those present, and those known to be absent."""
+    """Return the names of the positive and the negative labels of an image."""
     entries = slice(labels.starts[index], labels.starts[index + 1])
-    pairs = list(
-        zip(labels.classes[entries].tolist(), labels.values[entries].tolist(), strict=True)
-    )
-    return {
-        "labels": [names[column] for column, value in pairs if value == 1],
-        "negatives": [names[column] for column, value in pairs if value == 0],
-    }
+    classes = labels.classes[entries].tolist()
+    result: dict[str, list[str]] = {"labels": [], "negatives": []}
+    for column, value in zip(classes, labels.values[entries].tolist(), strict=True):
+        if value == 1:
+            result["labels"].append(names[column])
+        elif value == 0:
+            result["negatives"].append(names[column])
+    return result
 
 
 def write_index(
     path: Path, labels: Labels, classes: Classes, records: list[dict[str, Any]]
 ) -> None:
-    """Write the index; `mldec.data.readers.shards.Index` describes its arrays."""
-    word_vectors = classes.word_vectors
+    """Write the index. `mldec.data.readers.shards.Index` documents its arrays."""
+    queries = np.zeros((0, 0), np.float32)
+    if classes.word_vectors is not None:
+        queries = classes.word_vectors.float().numpy()
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -263,23 +263,16 @@ def write_index(
         rest=labels.default,
         classes=np.array(classes.names, np.str_),
         exclusive=classes.exclusive,
-        queries=np.zeros((0, 0), np.float32)
-        if word_vectors is None
-        else word_vectors.float().numpy(),
+        queries=queries,
         format=FORMAT,
     )
     _replace(path, buffer.getvalue())
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all."""
-    # On the disk before it has its name: a power cut must not leave an empty file.
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    """Write a file atomically, and flush it to the disk."""
+    with replacing(path, durable=True) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -294,10 +287,10 @@ def parser() -> argparse.ArgumentParser:
         "--split", choices=("train", "val"), action="append", help="default: both"
     )
     arguments.add_argument(
-        "--images", type=positive, default=5000, help="per shard (default: %(default)s)"
+        "--images", type=positive, default=5000, help="images per shard (default: %(default)s)"
     )
     arguments.add_argument(
-        "--short-side", type=positive, metavar="N", help="make larger images this small, in pixels"
+        "--short-side", type=positive, metavar="N", help="maximum short side in pixels"
     )
     arguments.add_argument(
         "--workers", type=int, default=2, help="processes that read images (default: %(default)s)"
@@ -308,40 +301,26 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     with one_line():
         args = parser().parse_intermixed_args()
-        config, data = build.data_from_settings(args.settings)
+        config, data, _ = build.data_from_settings(args.settings)
 
-        # Refuse what shards cannot hold.
         splits = {part: getattr(data, part) for part in args.split or ("train", "val")}
         for part, split in splits.items():
             if not isinstance(split.dataset, StoredImages):
-                raise ConfigError(
-                    f"data.{part} is not made of image files: there is nothing to pack"
-                )
+                raise ConfigError(f"data.{part}: no image files; use a dataset of files")
 
         packing = Packing(args.images, args.short_side, data.bad_images == "skip", args.workers)
 
-        # A later run may go on with these shards if it has the same settings.
-        plan = {
-            "settings": {
-                **config.data,
-                "short_side": args.short_side,
-                "images_per_shard": args.images,
-            }
+        settings = config.data | {
+            "short_side": args.short_side,
+            "images_per_shard": args.images,
         }
+        plan = {"settings": settings}
 
         total = sum(len(split.dataset) for split in splits.values())
-        # A shard that cannot be finished leaves a temporary file, which the next run overwrites.
-        try:
-            with tqdm(total=total, desc="pack", disable=not sys.stderr.isatty()) as bar:
-                for part, split in splits.items():
-                    pack(split.dataset, split.classes, Path(args.out, part), packing, plan, bar)
-        except OSError as error:
-            raise ConfigError(
-                f"{args.out} cannot be written ({error.strerror}): free space and start again"
-            ) from error
-        print(
-            f"{args.out}: {total:,} images packed; read them with data=shards data.root={args.out}"
-        )
+        with writing(args.out), tqdm(total=total, disable=not sys.stderr.isatty()) as bar:
+            for part, split in splits.items():
+                pack(split.dataset, split.classes, Path(args.out, part), packing, plan, bar)
+        print(f"{args.out}: {total:,} images packed; use data=shards data.root={args.out}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def best(digits_run: Path) -> Path:
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw 100 resamples instead of 1,000."""
-    monkeypatch.setattr("mldec.tools.report.statistics.MOST_RESAMPLES", 100)
+    monkeypatch.setattr("mldec.tools.report.statistics.MAX_RESAMPLES", 100)
 
 
 @pytest.fixture
@@ -110,4 +110,4 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hu
 @pytest.fixture
 def fp16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the forward pass use fp16 as on CUDA: torch's scaler works on a CPU too."""
-    monkeypatch.setattr(Precision, "on", lambda self, device: self)
+    monkeypatch.setattr(Precision, "for_device", lambda self, device: self)

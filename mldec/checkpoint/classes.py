@@ -35,7 +35,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     Raises:
         DataError: If the file cannot be read, or a name is invalid.
     """
-    lines = tuple(read_text(path, _ONE_PER_LINE).removesuffix("\n").split("\n"))
+    lines = tuple(read_text(path).removesuffix("\n").split("\n"))
     names = disambiguate(lines)
     if names != lines:
         changed = [name for name, line in zip(names, lines, strict=True) if name != line]

@@ -397,7 +397,7 @@ def _tags(
 def _sibling_list(path: Path, name: str, num_classes: int) -> Path | None:
     """Return the path of a list in the same folder if it has one line per class."""
     sibling = path.with_name(name)
-    if sibling.is_file() and len(read_lines(sibling, "restore it")) == num_classes:
+    if sibling.is_file() and len(read_lines(sibling)) == num_classes:
         return sibling
     return None
 

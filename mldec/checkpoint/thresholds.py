@@ -75,7 +75,7 @@ def with_thresholds(
 
 def _by_line(path: Path, classes: Classes) -> dict[str, float]:
     """Read the thresholds of all classes, one per line."""
-    lines = read_lines(path, _SEE)
+    lines = read_lines(path)
     if len(lines) != len(classes):
         raise ConfigError(
             f"--thresholds {path}: it has {len(lines):,} lines for {len(classes):,} classes; {_SEE}"
@@ -86,7 +86,7 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     """Read the thresholds of some classes from a CSV file with the columns `COLUMNS`."""
-    rows = csv.DictReader(io.StringIO(read_text(path, _SEE, newline=""), newline=""), restval="")
+    rows = csv.DictReader(io.StringIO(read_text(path, newline=""), newline=""), restval="")
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):
         raise DataError(
@@ -100,7 +100,7 @@ def _by_name(path: Path, classes: Classes) -> dict[str, float]:
         row = rows.line_num
         name = cells["class"]
         if name not in known:
-            raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}", _SEE)
+            raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}")
         given[name] = _number(cells["threshold"], path, row)
     return given
 

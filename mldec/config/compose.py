@@ -14,13 +14,13 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
-from mldec.config.schema import HARMLESS, PARTS, Config, Init
+from mldec.config.schema import HARMLESS, PARTS, RETIRED, SHORT_FORMS, Config, Init
 from mldec.errors import ConfigError, suggest
 
 # Settings outside the schema: arguments of the parts and of the optimizer.
 OPEN_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init|optim\.options)\.|optim\.options$")
 
-# Flags of Hydra. Any other word with two dashes is probably a misspelled setting.
+# Flags of Hydra. Any other word with two dashes is probably meant as a setting.
 FLAG = "help|hydra-help|version|cfg|resolve|package|run|multirun|info"
 FLAG = rf"--({FLAG}|config-\w+|experimental-rerun)"
 
@@ -40,7 +40,7 @@ def options(part: str) -> list[str]:
 
 
 def prepare(words: list[str]) -> list[str]:
-    """Check the words of a command line for misspellings, and convert them to Hydra's syntax.
+    """Check keys and option names of a command line, and convert it to Hydra's syntax.
 
     `head.num_groups=20` becomes `++head.num_groups=20`, so that the YAML need not contain the key.
     Flags come first, because Hydra's parser drops settings after them.
@@ -52,44 +52,31 @@ def prepare(words: list[str]) -> list[str]:
         Flags of Hydra, followed by the settings.
 
     Raises:
-        ConfigError: If a word is not understood, or a key or option does not exist.
+        ConfigError: If a key or an option does not exist.
     """
-    flags = []
-    settings = []
-    words = [_expand_home(word) for word in words]
+    words = [_expand_home(SHORT_FORMS.get(word, word)) for word in words]
     if any(word.startswith("init.") for word in words):
         words = [re.sub("^init=", "init.path=", word) for word in words]
     own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
-    for before, word in zip(["", *words], words, strict=False):
+
+    flags = []
+    settings = []
+    for word in words:
         key, equals, value = word.partition("=")
-        bare = key.lstrip("+~")
-
         if word.startswith("--") and not re.fullmatch(FLAG, key):
-            name = key[2:].replace("experiment", "+experiment")
-            check_key("name" if name == "+experiment" else name)
-            raise ConfigError(f"{word}: write {name}=VALUE, without dashes")
-
-        # A word without '=' is a flag, the value of the preceding flag, or a deletion (~data).
-        if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
-            raise _not_understood(word)
+            raise ConfigError(f"{word}: unknown option; settings have no dashes (train.epochs=3)")
         if not equals or word.startswith("-"):
             flags.append(word)
             continue
 
         # Only a single name can be checked. A sweep has several names, and --config-dir may add
         # option files.
-        single_name = not own_folder and re.fullmatch(r"[\w.-]+", value) is not None
-        if key == "experiment":
-            raise ConfigError(f"write +experiment={value}, with a plus: it adds to the config")
+        bare = key.lstrip("+~")
         if bare in ("experiment", *PARTS):
-            if single_name:
+            if not own_folder and re.fullmatch(r"[\w.-]+", value):
                 check_option(bare, value)
         elif not bare.startswith("hydra") and not OPEN_KEY.match(bare):
             check_key(bare.partition("@")[0])
-
-        # auto keeps the batch size of the experiment, and chooses the micro-batches.
-        if bare == "train.batch_size" and value == "auto":
-            word = "train.fit_memory=true"
 
         if key == bare and OPEN_KEY.match(bare):
             word = f"++{word}"
@@ -106,22 +93,16 @@ def _expand_home(word: str) -> str:
 
 
 def compose(words: list[str]) -> Config:
-    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"]."""
-    return compose_with_options(words)[0]
-
-
-def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
-    """Return the config of a command line, and the selected option of each part.
-
-    Args:
-        words: Command line such as ["+experiment=digits", "train.epochs=1"].
-
-    Returns:
-        The config, and the name of the option file by part.
+    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"].
 
     Raises:
         ConfigError: If a setting is unknown or invalid.
     """
+    return compose_with_options(words)[0]
+
+
+def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
+    """Return the config of a command line, and the name of the option file by part."""
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
             node = hydra.compose("config", prepare(words), return_hydra_config=True)
@@ -151,18 +132,16 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
         # values into a new schema raises an error for them.
         changed = OmegaConf.merge(values, *changes)
         plain = OmegaConf.to_container(changed, resolve=True)
+        for key in RETIRED:
+            section, _, name = key.partition(".")
+            if isinstance(plain, dict) and isinstance(plain.get(section), dict):
+                plain[section].pop(name, None)
+
         schema = OmegaConf.structured(Config)
         if isinstance(plain, dict) and isinstance(plain.get("init"), dict):
             schema.init = OmegaConf.structured(Init)
-        merged = OmegaConf.merge(schema, plain)
-
-        missing = sorted(str(key) for key in OmegaConf.missing_keys(merged))
-        if missing:
-            names = ", ".join(missing)
-            raise ConfigError(f"nothing is chosen for {names}: pass {missing[0]}=NAME")
-
         # This builds the dataclasses, whose `__post_init__` checks the ranges.
-        config = OmegaConf.to_object(merged)
+        config = OmegaConf.to_object(OmegaConf.merge(schema, plain))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
 
@@ -196,7 +175,7 @@ def override(config: Config, words: list[str]) -> Config:
     for word in map(_expand_home, words):
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
-            raise _not_understood(word)
+            raise ConfigError(f"'{word}': expected key=value, such as data.root=/data/coco")
         check_key(key)
 
         # Replace the whole part: the arguments of the old option do not fit the new one.
@@ -207,15 +186,8 @@ def override(config: Config, words: list[str]) -> Config:
         try:
             changes.append(OmegaConf.from_dotlist([word]))
         except (YAMLError, RecursionError) as error:
-            raise _not_understood(word) from error
+            raise ConfigError(f"{key}: {value[:200]} is not valid YAML; quote it") from error
     return parse(base, changes)
-
-
-def _not_understood(word: str) -> ConfigError:
-    return ConfigError(
-        f"'{word[:200]}' is not understood: write key=value, such as data.root=/data/coco, "
-        f"and quotes around a value that holds any of [{{,:'"
-    )
 
 
 def option(part: str, name: str) -> dict[str, Any]:
@@ -228,17 +200,8 @@ def option(part: str, name: str) -> dict[str, Any]:
 def check_option(part: str, name: str) -> None:
     """Raise ConfigError if a part has no option file of this name."""
     known = options(part)
-    if name in known:
-        return
-
-    fault = f"{part}={name}: there is no such option{suggest(name, known)}"
-    if part == "backbone":
-        import timm  # slow import, only needed for the message
-
-        # A timm model is selected by backbone.name, not by an option file.
-        if timm.is_model(name):
-            fault = f"backbone={name} is a model of timm: write backbone=timm backbone.name={name}"
-    raise ConfigError(fault)
+    if name not in known:
+        raise ConfigError(f"{part}={name}: there is no such option{suggest(name, known)}")
 
 
 def check_key(key: str) -> None:
@@ -246,28 +209,25 @@ def check_key(key: str) -> None:
 
     The arguments of parts are not checked.
     """
-    kind: Any = Config
     names = key.split(".")
+    sections = get_type_hints(Config)
+    keys = []
+    for section, kind in sections.items():
+        if is_dataclass(kind):
+            keys += [f"{section}.{item.name}" for item in fields(kind)]
 
-    for depth, name in enumerate(names):
-        if not is_dataclass(kind):
-            return
+    is_open = names[0] in sections and not is_dataclass(sections[names[0]])
+    if is_open or key in sections or ".".join(names[:2]) in keys:
+        return
 
-        known = [item.name for item in fields(kind)]
-        if name not in known:
-            section = ".".join(names[:depth]) or "the config"
-            hint = suggest(name, known)
-
-            # The same name in another section is a better suggestion than a similar spelling.
-            elsewhere = []
-            for group, inner in get_type_hints(Config).items():
-                if is_dataclass(inner) and names[-1] in get_type_hints(inner):
-                    elsewhere.append(f"'{group}.{names[-1]}'")
-            if elsewhere:
-                hint = f"; did you mean {' or '.join(elsewhere)}?"
-            raise ConfigError(f"{key}: {section} has no setting '{name}'{hint}")
-
-        kind = get_type_hints(kind)[name]
+    # The same name in another section is a better suggestion than a similar spelling.
+    same_name = [f"'{other}'" for other in keys if other.endswith(f".{names[-1]}")]
+    if same_name:
+        hint = f"; did you mean {' or '.join(same_name)}?"
+    else:
+        in_section = [other for other in keys if other.startswith(f"{names[0]}.")]
+        hint = suggest(key, in_section or list(sections))
+    raise ConfigError(f"{key}: there is no such setting{hint}")
 
 
 def diff(old: Config, new: Config) -> list[str]:
@@ -282,34 +242,25 @@ def diff(old: Config, new: Config) -> list[str]:
 
 
 def explain(error: BaseException) -> str:
-    """Convert an error of OmegaConf or Hydra to one line about a setting of the command line."""
+    """Convert an error of OmegaConf or Hydra to one line that begins with the key, if any."""
     # The output folder contains ${name}, which every experiment sets.
     if isinstance(error, InterpolationToMissingValueError):
-        return (
-            "no run is chosen: begin with +experiment=digits, or for photos of your own with "
-            "+experiment=finetune_frozen data.root=FOLDER; --help lists all experiments"
-        )
-    if isinstance(error, OverrideParseException):
-        return str(_not_understood(str(error.override).removeprefix("++")))
+        return "no experiment given; pass +experiment=NAME (see --help)"
 
     # The cause of the error, if any, contains the key.
     text = str(error).partition("Config search path")[0]
     reason, _, after_key = str(error.__cause__ or text).partition("full_key: ")
+    if isinstance(error, OverrideParseException):
+        return f"{str(error.override).removeprefix('++')}: {' '.join(text.split())}"
     if not after_key.strip():
         return " ".join(text.split())
 
-    # Prefer our own message for an unknown key, because it has a suggestion.
+    # Our own message for an unknown key has a suggestion.
     key = after_key.split()[0]
     try:
         check_key(key)
     except ConfigError as better:
         return str(better)
-
-    if key in PARTS and "Missing mandatory value" in reason:
-        chosen = f"pass {key}=NAME first, one of {', '.join(options(key))}"
-        return f"{key} has arguments, but none is chosen: {chosen}"
-    if "is not a ListConfig" in reason:
-        return f"{key} is no list: write {key}=[VALUE]"
     return f"{key}: {reason.strip().splitlines()[-1]}"
 
 

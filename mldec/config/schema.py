@@ -4,8 +4,8 @@ The four parts (data, backbone, head, loss) are plain dictionaries here. `build.
 them against the signature of the class or function in `_target_`.
 """
 
+import inspect
 import math
-import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,26 +53,24 @@ def matches(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """Return a description of an annotation in terms of YAML, for messages."""
-    origin = get_origin(hint)
-    arguments = get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(argument) for argument in arguments)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-
-    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
-    if hint in names:
-        return names[hint]
-    if hint is type(None):
-        return "null"
-    return "a list" if (origin or hint) in (list, tuple, Sequence) else "a mapping"
+    """Return a description of an annotation, for messages."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in get_args(hint))
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    return "null" if hint is type(None) else inspect.formatannotation(hint)
 
 
 MAX_WORKERS = 1024  # upper limit of train.workers
 MOST_WORKERS = 16  # upper limit of the default: enough for a GPU, and each worker takes memory
 
 PARTS = ("data", "backbone", "head", "loss")
+
+# Short forms on the command line. `auto` keeps the batch size of the experiment.
+SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
+
+# Settings in checkpoints of 1.0.0rc1 that no longer exist and had no effect on the model.
+RETIRED = ("train.fit_memory", "log.images", "log.classes", "log.trackio")
 
 # Settings that may change when a run is resumed. `batch_per_gpu` is one of them, because the
 # resulting train.batch_size is compared.
@@ -100,22 +98,18 @@ HARMLESS = {
     "train.eval_batch_size",
     "train.eval_every",
     "train.log_every",
-    "train.fit_memory",
+    "train.pieces",  # a resumed run keeps the pieces of its checkpoint
     "train.nonfinite",
     "train.save_every_steps",
     "train.save_every_minutes",
     "train.keep_last",
-    "log.images",
-    "log.classes",
     "log.wandb",
-    "log.trackio",
     "log.project",
 }
 
 # Whether to compile, or a mode of torch.compile. True selects the default mode.
 Compile = bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
-MAX_SHOWN = 100  # upper limit of log.images and log.classes
 MAX_SEED = 2**63 - 1  # largest seed that both torch and NumPy accept
 
 
@@ -126,7 +120,7 @@ def _require(
     for name in names.split():
         value = getattr(settings, name)
         if value is not None and not good(value):
-            raise ConfigError(f"{within}{name} is {value}: it must be {rule}")
+            raise ConfigError(f"{within}{name} is {value}; it must be {rule}")
 
 
 class ScheduleName(Enum):
@@ -186,8 +180,9 @@ class Train:
     # Images per process and micro-batch. batch_size becomes batch_per_gpu x processes x accumulate.
     batch_per_gpu: int | None = None
     accumulate: int = 1  # micro-batches per optimizer step
-    # Set by train.batch_size=auto: fit `accumulate` and backbone.checkpointing to the GPU memory.
-    fit_memory: bool = False
+    # Pieces of each micro-batch. train.batch_size=auto sets 1, and the number is doubled after each
+    # out-of-memory error of CUDA. null: never divided
+    pieces: int | None = None
     # Repeated augmentation: versions of an image per batch; an epoch has 1/repeats of the images.
     repeats: int = 1
     eval_batch_size: int = 64  # images per batch on each process
@@ -236,10 +231,11 @@ class Train:
         require = partial(_require, self, within="train.")
         last = self.last_epoch
         counts = "epochs batch_size accumulate repeats eval_batch_size eval_every log_every"
+        optional_counts = "min_steps patience batch_per_gpu pieces"
         above_0 = "save_every_steps save_every_minutes clip_grad"
         up_to_last = f"from 1 to train.epochs ({self.epochs}), or null"
         require(f"{counts} keep_last ema_start_epoch", "at least 1", lambda value: value >= 1)
-        require("min_steps patience batch_per_gpu", "at least 1, or null", lambda value: value >= 1)
+        require(optional_counts, "at least 1, or null", lambda value: value >= 1)
         require("query_noise random_queries", "0 or more", lambda value: value >= 0)
         require(above_0, "above 0, or null", lambda value: value > 0)
         require("ema_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
@@ -249,17 +245,14 @@ class Train:
         require("ema_start_epoch", f"at most the last epoch ({last})", lambda epoch: epoch <= last)
 
         if not matches(self.compile, Compile):
-            raise ConfigError(f"train.compile is {self.compile}: it must be {describe(Compile)}")
+            raise ConfigError(f"train.compile is {self.compile}; it must be {describe(Compile)}")
         if self.compile == "default":
             self.compile = True
 
-        if self.fit_memory and (self.batch_per_gpu is not None or self.accumulate != 1):
-            raise ConfigError(
-                "train.batch_size=auto chooses how the batch is divided: leave train.accumulate "
-                "and train.batch_per_gpu out"
-            )
         if self.cache_features and "backbone" not in self.freeze:
-            raise ConfigError("train.cache_features needs train.freeze=[backbone]: pass it too")
+            raise ConfigError(
+                "train.cache_features: the backbone is not frozen; pass train.freeze=[backbone]"
+            )
 
     @property
     def loader_workers(self) -> int:
@@ -290,6 +283,11 @@ class Train:
         Raises:
             ConfigError: If the batch size is not divisible by processes x accumulate.
         """
+        if self.pieces is not None and processes > 1:
+            raise ConfigError(
+                f"train.batch_size=auto: it supports one process, not {processes}; "
+                f"pass train.accumulate instead"
+            )
         parts = processes * self.accumulate
         if self.batch_per_gpu is not None:
             return replace(self, batch_size=self.batch_per_gpu * parts)
@@ -300,9 +298,8 @@ class Train:
             above = below + parts
             nearest = [str(size) for size in (below, above) if size > 0]
             raise ConfigError(
-                f"train.batch_size {self.batch_size} is not divisible by "
-                f"{processes} processes x train.accumulate {self.accumulate}; "
-                f"use {' or '.join(nearest)}, the nearest that is"
+                f"train.batch_size: {self.batch_size} is not divisible by {processes} processes x "
+                f"train.accumulate={self.accumulate}; use {' or '.join(nearest)}"
             )
         return self
 
@@ -402,31 +399,10 @@ class Schedule:
 
 @dataclass(kw_only=True)
 class Log:
-    """Evaluation details in TensorBoard, and other experiment trackers."""
+    """Weights & Biases. It receives the numbers that are written to TensorBoard."""
 
-    # Number of fixed validation images shown with labels and predictions; 0: none.
-    images: int = 8
-    # Number of classes with an individual precision-recall curve and AP. The classes with the most
-    # validation positives are selected. The curves over all classes are always drawn.
-    classes: int = 10
-    wandb: bool = False  # also log scalars and images to Weights & Biases
-    trackio: bool = False  # also log scalars and images to trackio
-    project: str | None = None  # project in wandb and trackio; null: mldec
-
-    @property
-    def trackers(self) -> list[str]:
-        """Packages of the enabled trackers."""
-        return [name for name in ("wandb", "trackio") if getattr(self, name)]
-
-    def __post_init__(self) -> None:
-        require = partial(_require, self, within="log.")
-        require("images classes", f"from 0 to {MAX_SHOWN}", lambda number: 0 <= number <= MAX_SHOWN)
-        # The project becomes a file name and a part of a URL.
-        require(
-            "project",
-            "a name of at most 100 letters, digits and _ . -",
-            lambda name: re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", name, re.ASCII) is not None,
-        )
+    wandb: bool = False
+    project: str | None = None  # null: mldec
 
 
 class ByName(Enum):
@@ -480,14 +456,11 @@ class Config:
 
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):
-            raise ConfigError(
-                f"name '{self.name}' cannot be the name of a folder: choose one without '/'"
-            )
+            raise ConfigError(f"name: '{self.name}' is no folder name; choose one without '/'")
         check_device(self.device)
         if not matches(self.init, Init | str | None):
-            raise ConfigError(f"init is {self.init}: it must be the path of a checkpoint, or null")
-
+            raise ConfigError(f"init is {self.init}; it must be the path of a checkpoint, or null")
         if self.train.cache_features and self.mix.soft:
-            raise ConfigError("mix changes images, train.cache_features must not: leave one out")
+            raise ConfigError("train.cache_features: mixed images cannot be cached; leave mix out")
         rule = f"from 0 to {MAX_SEED}"
         _require(self, "seed", rule, lambda seed: 0 <= seed <= MAX_SEED, within="")

@@ -18,7 +18,7 @@ log = logging.getLogger("mldec")
 
 
 def cached_table(
-    name: str, sources: Sequence[Path], parse: Callable[[], Table], cache_dir: str | None, see: str
+    name: str, sources: Sequence[Path], parse: Callable[[], Table], cache_dir: str | None
 ) -> Table:
     """Return the table of some annotation files, from the cache if it is valid.
 
@@ -29,16 +29,15 @@ def cached_table(
         sources: Annotation files or folders.
         parse: Function that reads the annotation files.
         cache_dir: Folder of the cache, see `cache_folder`.
-        see: Documentation hint for messages.
     """
     key = f"{FORMAT} {name}"
     for source in sources:
-        with reading(source, see):
+        with reading(source):
             stat = source.stat()
         key += f" {stat.st_size} {stat.st_mtime_ns} {source}"
 
     # Use one file per set of sources, so that a newer table replaces the old one.
-    identity = " ".join([name] + [str(source) for source in sources])
+    identity = " ".join([name, *map(str, sources)])
     digest = sha256(os.fsencode(identity)).hexdigest()[:16]
     path = cache_folder(cache_dir) / f"{name.split()[0]}-{digest}.npz"
     if stored := read_cached(path, key):

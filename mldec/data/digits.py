@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from mldec.data.tasks import MultiLabel, SingleLabel
+from mldec.data.tasks import multi_label, single_label
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes, DataModule, Split
 from mldec.evaluators import Evaluator
@@ -52,7 +52,7 @@ class SceneSettings:
 def check_minimum(name: str, value: int, minimum: int) -> None:
     """Raise ValueError if the value of a setting is below the minimum."""
     if value < minimum:
-        raise ValueError(f"{name} is {value}: it must be at least {minimum}")
+        raise ValueError(f"{name} is {value}; it must be at least {minimum}")
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,16 @@ def split_writings(seed: int) -> tuple[Writings, Writings]:
     masks = np.pad(masks, ((0, 0), (1, 1), (1, 1)))
 
     shuffled = np.random.default_rng(seed).permutation(len(masks))
-    train_parts = []
-    val_parts = []
+    train: list[int] = []
+    val: list[int] = []
     for digit in range(len(NAMES)):
-        rows = shuffled[labels[shuffled] == digit]
+        rows = shuffled[labels[shuffled] == digit].tolist()
         num_val = round(len(rows) * VAL_FRACTION)
-        val_parts.append(rows[:num_val])
-        train_parts.append(rows[num_val:])
+        val += rows[:num_val]
+        train += rows[num_val:]
 
-    train = np.concatenate(train_parts)
-    val = np.concatenate(val_parts)
-    train_writings = Writings(masks[train], labels[train], train)
-    val_writings = Writings(masks[val], labels[val], val)
-    return train_writings, val_writings
+    train_writings = Writings(masks[train], labels[train], np.array(train))
+    return train_writings, Writings(masks[val], labels[val], np.array(val))
 
 
 @dataclass(frozen=True)
@@ -122,35 +119,26 @@ class Scenes:
         return f"digit scene {index}{origin}"
 
 
-def scenes_module(
+# Maps a generator, `writings` and `size` to a scene and its target.
+DrawScene = Callable[..., tuple[Image.Image, Tensor]]
+
+
+def _scenes_module(
     settings: SceneSettings,
     make_evaluator: Callable[[Classes], Evaluator],
     *,
-    train: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
-    val: tuple[Callable[..., tuple[Image.Image, Tensor]], Classes],
+    train: tuple[DrawScene, Classes],
+    val: tuple[DrawScene, Classes],
 ) -> DataModule:
-    """Return the data module of generated scenes. Validation scenes are fixed by the seed.
-
-    Args:
-        settings: Number and size of the scenes.
-        make_evaluator: Maps the classes to an evaluator.
-        train: Function that draws a training scene and its target, and the classes. Its arguments
-            are a generator, `writings` and `size`.
-        val: The same for validation.
-    """
+    """Return the data module of scenes: a function that draws a scene, and classes per split."""
     size = settings.image_size
     train_writings, val_writings = split_writings(settings.seed)
     draw_train = partial(train[0], writings=train_writings, size=size)
-    train_scenes = Scenes(draw_train, settings.train_images)
     draw_val = partial(val[0], writings=val_writings, size=size)
-    val_scenes = Scenes(draw_val, settings.val_images, settings.seed)
-
-    return DataModule(
-        load_train=lambda: Split(train_scenes, train[1]),
-        load_val=lambda: Split(val_scenes, val[1]),
-        make_evaluator=make_evaluator,
-        transform=EvalTransform(image_size=size),
-    )
+    train_split = Split(Scenes(draw_train, settings.train_images), train[1])
+    val_split = Split(Scenes(draw_val, settings.val_images, settings.seed), val[1])
+    transform = EvalTransform(image_size=size)
+    return DataModule(lambda: train_split, lambda: val_split, make_evaluator, transform)
 
 
 def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
@@ -163,14 +151,7 @@ def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) ->
 def boxes(
     rng: np.random.Generator, size: int, count: int, sizes: tuple[float, float] = SIZES
 ) -> list[Box]:
-    """Draw square boxes with a small overlap. A box is omitted after `TRIES` failed tries.
-
-    Args:
-        rng: Source of the random numbers.
-        size: Side of the scene in pixels.
-        count: Maximum number of boxes.
-        sizes: Minimum and maximum side of a box as a fraction of `size`.
-    """
+    """Draw up to `count` square boxes with a small overlap. `sizes` are fractions of `size`."""
     smallest, largest = sizes
     boxes: list[Box] = []
     for _ in range(count):
@@ -185,7 +166,6 @@ def boxes(
             if all(_overlap(box, other) <= OVERLAP for other in boxes):
                 boxes.append(box)
                 break
-
     return boxes
 
 
@@ -246,23 +226,20 @@ def digits(
 ) -> DataModule:
     """Return scenes of up to `max_digits` handwritten digits with ten classes, "zero" to "nine".
 
-    A digit may occur several times in a scene. See `MultiLabel` for the threshold.
+    A digit may occur several times in a scene. See `multi_label` for the threshold.
     """
     check_minimum("max_digits", max_digits, 1)
-    task = MultiLabel(threshold)
-
-    draw = partial(draw_scene, max_digits=max_digits)
-    split = (draw, Classes(NAMES))
-    return scenes_module(scenes, task.evaluator, train=split, val=split)
+    evaluator = multi_label(threshold)
+    split = (partial(draw_scene, max_digits=max_digits), Classes(NAMES))
+    return _scenes_module(scenes, evaluator, train=split, val=split)
 
 
 def digit(scenes: SceneSettings = SMALL_SCENES, *, top_k: int | None = None) -> DataModule:
     """Return scenes of one handwritten digit: single-label with ten classes."""
-    task = SingleLabel(top_k)
-
+    evaluator = single_label(top_k)
     draw = partial(draw_scene, max_digits=1, empty=0.0, sizes=SIZES_ALONE)
     split = (draw, Classes(NAMES, exclusive=True))
-    return scenes_module(scenes, task.evaluator, train=split, val=split)
+    return _scenes_module(scenes, evaluator, train=split, val=split)
 
 
 def draw_scene(
@@ -270,14 +247,10 @@ def draw_scene(
 ) -> tuple[Image.Image, Tensor]:
     """Return an RGB scene and its target, int8 [10] of 1 and 0. See `compose` for options."""
     scene, placed = compose(rng, writings, size=size, **options)
-    return scene, _target(writings.labels[[row for row, _ in placed]])
-
-
-def _target(digits: np.ndarray) -> Tensor:
-    """Return the target of a scene with these digits, int8 [10] of 1 and 0."""
     target = torch.zeros(len(NAMES), dtype=torch.int8)
-    target[digits] = 1
-    return target
+    for row, _ in placed:
+        target[writings.labels[row]] = 1
+    return scene, target
 
 
 def compose(
@@ -374,11 +347,10 @@ def coloured_digits(
     """Return scenes with 10 classes per color, of 2 to 14 colors, in both splits."""
     check_minimum("max_digits", max_digits, 1)
     names = class_names(colours)
-    task = MultiLabel(threshold)
-
-    draw = partial(draw_coloured, classes=tuple(range(len(names))), max_digits=max_digits)
+    evaluator = multi_label(threshold)
+    draw = partial(draw_coloured, classes=range(len(names)), max_digits=max_digits)
     split = (draw, Classes(names))
-    return scenes_module(scenes, task.evaluator, train=split, val=split)
+    return _scenes_module(scenes, evaluator, train=split, val=split)
 
 
 def digits_zsl(
@@ -403,7 +375,7 @@ def digits_zsl(
         colours: Number of colors, 2 to 14.
         unseen: Number of unseen classes.
         vectors: Type of the word vectors, see `class_queries`.
-        threshold: See `MultiLabel`.
+        threshold: See `multi_label`.
     """
     check_minimum("max_digits", max_digits, 1)
 
@@ -418,20 +390,18 @@ def digits_zsl(
     seen_names = tuple(names[number] for number in seen)
     seen_classes = Classes(seen_names, word_vectors=word_vectors[seen], origin=origin)
 
+    all_classes = Classes(names, word_vectors=word_vectors, origin=origin)
+
     def evaluator(classes: Classes) -> Evaluator:
         return ZeroShotEvaluator(len(classes), unseen=hidden, threshold=threshold)
 
     # Validate the threshold now, not after an epoch.
-    all_classes = Classes(names, word_vectors=word_vectors, origin=origin)
     evaluator(all_classes)
 
     draw = partial(draw_coloured, max_digits=max_digits, full=True)
-    return scenes_module(
-        scenes,
-        evaluator,
-        train=(partial(draw, classes=tuple(seen)), seen_classes),
-        val=(partial(draw, classes=tuple(range(len(names)))), all_classes),
-    )
+    train = (partial(draw, classes=seen), seen_classes)
+    val = (partial(draw, classes=range(len(names))), all_classes)
+    return _scenes_module(scenes, evaluator, train=train, val=val)
 
 
 def choose_unseen(colours: int, count: int, seed: int) -> list[int]:
@@ -459,7 +429,7 @@ def draw_coloured(
     max_digits: int,
     full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
-    """Draw a scene of colored digits.
+    """Draw a scene of colored digits; see `compose`.
 
     Args:
         rng: Source of the random numbers.

@@ -63,7 +63,7 @@ def check_same(
         CheckpointError: If the data differs and `allow` is False.
     """
     if saved is None:
-        return f"{path} has no fingerprint of its {split} data: a change of it goes unnoticed"
+        return f"{path} has no fingerprint of the {split} data, so changes are not detected"
 
     changed = difference(saved, now, split)
     if changed is None:
@@ -72,20 +72,18 @@ def check_same(
     verb = "trained" if split == "training" else "evaluated"
     fault = f"{path} was {verb} on other data ({changed})"
     if allow:
-        return f"{fault}; going on with this one, as data.changed=allow says"
-    raise CheckpointError(
-        f"{fault}: put that data back, or go on with this one with data.changed=allow"
-    )
+        return f"{fault}; continuing because of data.changed=allow"
+    raise CheckpointError(f"{fault}; restore the data, or pass data.changed=allow")
 
 
 def difference(before: Fingerprint, now: Fingerprint, split: str = "training") -> str | None:
     """Return the first difference between the data of a checkpoint and the current data."""
     if before.classes != now.classes:
-        return f"its {split} classes have other names or another order"
+        return f"the names or the order of the {split} classes changed"
     if before.images != now.images:
         return f"{before.images:,} {split} images, now {now.images:,}"
     if before.files != now.files:
-        return f"other {split} images, or the same in another order"
+        return f"the {split} images or their order changed"
     if before.labels != now.labels:
         return f"other labels of the same {split} images"
     return None

@@ -31,15 +31,13 @@ _NOT_READ = """
 READ = frozenset(_READ.split())
 NOT_READ = frozenset(_NOT_READ.split())
 
-DECODERS = ("pillow", "torchcodec", "simplejpeg")
+DECODERS = ("pillow", "simplejpeg")
 
 FIX = "restore the file or leave it out"
-CONVERT = "convert it to JPEG or leave it out"
 
 # Major brands of ISO media files, at byte 8 after "ftyp". Source: mp4ra.org.
-_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3"}
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3", b"mif1": "HEIF", b"msf1": "HEIF"}
 _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
-_BRANDS |= dict.fromkeys((b"mif1", b"msf1"), "HEIF")
 
 
 class UnsupportedFiles:
@@ -115,7 +113,7 @@ def read_image(
         DataError: If the file is missing, empty, truncated, too large or not an image.
     """
     if content is None:
-        content = read_bytes(Path(path), FIX)
+        content = read_bytes(Path(path))
 
     try:
         # Pass a file object: Pillow memory-maps an uncompressed TIFF given by its path, and then
@@ -139,9 +137,9 @@ def read_image(
             fault = "an empty file (0 bytes)"
         elif isinstance(error, Image.UnidentifiedImageError):
             fault = f"not an image, or none of {', '.join(FORMATS)}"
+            fix = "convert it to JPEG or leave it out"
             if name := _unsupported_format(path, content):
-                fault = f"a file in the format {name}, which is not supported"
-                fix = CONVERT
+                fault = f"the format {name} is not supported"
         elif isinstance(error, Image.DecompressionBombError):
             fault = "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
         raise DataError(f"{visible(str(path))}: {fault}; {fix}") from error
@@ -152,9 +150,7 @@ def _unsupported_format(path: str | Path, content: bytes) -> str | None:
     if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
         return _BRANDS[content[8:12]]
     suffix = PurePath(path).suffix.lower()
-    if suffix in NOT_READ:
-        return suffix[1:].upper()
-    return None
+    return suffix[1:].upper() if suffix in NOT_READ else None
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -181,18 +177,18 @@ def open_image(
         path: See `read_image`.
         content: See `read_image`.
         draft: See `read_image`.
-        decoder: One of `DECODERS`. "torchcodec" decodes JPEG files to uint8 [3, H, W], "simplejpeg"
-            to [4, H, W] with an unused last channel. Both use Pillow for other files.
+        decoder: One of `DECODERS`. "simplejpeg" decodes JPEG files to uint8 [4, H, W] with an
+            unused last channel, and uses Pillow for other files.
 
     Raises:
         DataError: See `read_image`.
     """
     if content is None:
-        content = read_bytes(Path(path), FIX)
+        content = read_bytes(Path(path))
 
     picture = None
-    if decoder != "pillow" and draft is None:
-        picture = _by_other(decoder, content)
+    if decoder == "simplejpeg" and draft is None:
+        picture = _by_simplejpeg(content)
     if picture is None:
         return read_image(path, content, draft=draft)
     return picture
@@ -217,44 +213,27 @@ def load_image(
 def check_decoder(decoder: str) -> None:
     """Raise ConfigError if the package of a decoder is not installed."""
     if decoder != "pillow" and importlib.util.find_spec(decoder) is None:
-        raise ConfigError(
-            f"data.decoder: {decoder} is not installed; run pip install -e '.[fast]', "
-            "or set data.decoder=pillow"
-        )
+        raise ConfigError(f"data.decoder: {decoder} is not installed; pip install -e '.[fast]'")
 
 
-def _by_other(decoder: str, content: bytes) -> Image.Image | Tensor | None:
-    """Decode an RGB or gray JPEG file upright without Pillow. Returns None for other files."""
+def _by_simplejpeg(content: bytes) -> Image.Image | Tensor | None:
+    """Decode an RGB or gray JPEG file upright with simplejpeg. Returns None for other files."""
+    from simplejpeg import decode_jpeg
+
     # Pillow reads the mode from the header. It also decodes damaged files, for its error message.
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             if image.mode not in ("RGB", "L"):
                 return None
             turn = _UPRIGHT.get(_orientation(image))
-        if decoder == "torchcodec":
-            return _by_torchcodec(content)
-        return _by_simplejpeg(content, turn)
+        if turn is not None:
+            return Image.fromarray(decode_jpeg(content, "RGB")).transpose(turn)
+        # Resizing and conversion to Pillow are faster with four bytes per pixel than with three.
+        return torch.from_numpy(decode_jpeg(content, "RGBX")).permute(2, 0, 1)
     except MemoryError:
         raise
     except Exception:
         return None
-
-
-def _by_torchcodec(content: bytes) -> Tensor:
-    from torchcodec.decoders import decode_jpeg
-
-    # Copy the content, because torch warns about read-only memory.
-    pixels: Tensor = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    return pixels
-
-
-def _by_simplejpeg(content: bytes, turn: Image.Transpose | None) -> Image.Image | Tensor:
-    from simplejpeg import decode_jpeg
-
-    if turn is not None:
-        return Image.fromarray(decode_jpeg(content, "RGB")).transpose(turn)
-    # Resizing and conversion to Pillow are faster with four bytes per pixel than with three.
-    return torch.from_numpy(decode_jpeg(content, "RGBX")).permute(2, 0, 1)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -119,14 +119,13 @@ def from_entries(
     entries: Sequence[Mapping[int, int]], *, num_classes: int, default: int = 0
 ) -> Labels:
     """Return the labels of N images from one mapping of class index to value per image."""
-    starts = _starts([len(image_entries) for image_entries in entries])
+    starts = _starts(list(map(len, entries)))
     total = int(starts[-1])
 
     # Stream the entries into arrays. Lists would need a multiple of their memory.
-    columns = chain.from_iterable(entries)
-    codes = chain.from_iterable(image_entries.values() for image_entries in entries)
-    classes = np.fromiter(columns, np.int32, total)
-    values = np.fromiter(codes, np.int8, total)
+    classes = np.fromiter(chain.from_iterable(entries), np.int32, total)
+    values_of_images = (image_entries.values() for image_entries in entries)
+    values = np.fromiter(chain.from_iterable(values_of_images), np.int8, total)
     return Labels(starts, classes, values, num_classes, default)
 
 
@@ -240,17 +239,16 @@ def random_positives(labels: Labels, seed: int, share: float | None = None) -> n
     return chosen
 
 
-def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str) -> np.ndarray:
-    """Choose the positives that are listed in a file.
+def listed_positives(labels: Labels, files: Sequence[str], path: Path) -> np.ndarray:
+    """Choose the positives that are listed in a file of the format of xinyu1205/robust-loss-mlml.
 
-    The format is the format of xinyu1205/robust-loss-mlml: lines such as `name.jpg,3 41` with the
-    name of an image file, without its folder, and class indices. Other images are ignored.
+    Lines such as `name.jpg,3 41` have the name of an image file, without its folder, and class
+    indices. Other images are ignored.
 
     Args:
         labels: The labels of N images.
         files: Paths of the N images. All of them must be listed.
         path: The file.
-        see: Documentation hint for messages.
 
     Returns:
         A mask of the chosen entries, bool [M].
@@ -262,10 +260,8 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
     for row, file in enumerate(files):
         name = Path(file).name
         if name in rows:
-            other = files[rows[name]]
             raise DataError(
-                f"{path}: it names images without their folders, and {name} is the name of both "
-                f"{other} and {file}: rename one; {see}"
+                f"{path}: {files[rows[name]]} and {file} have the same name; rename one"
             )
         rows[name] = row
 
@@ -277,16 +273,16 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path, see: str)
             positions[row, column] = entry
     chosen = np.zeros(len(labels.values), bool)
 
-    with naming_errors(path, DataError, remedy=f"its lines are FILE,INDEX INDEX ...; {see}"):
-        for line in read_lines(path, see):
+    with naming_errors(path, DataError, remedy="write lines such as a.jpg,3 41"):
+        for line in read_lines(path):
             name, _, columns = line.partition(",")
             if name not in rows:
                 continue
             row = rows.pop(name)
             for column in columns.split():
                 if (row, int(column)) not in positions:
-                    raise ValueError(f"{abbreviate(name)} does not show class {column}")
+                    raise ValueError(f"{abbreviate(name)} has no positive label of class {column}")
                 chosen[positions[row, int(column)]] = True
         if rows:
-            raise ValueError(f"{len(rows):,} training images are not in it, as {next(iter(rows))}")
+            raise ValueError(f"{len(rows):,} images are missing, such as {next(iter(rows))}")
     return chosen

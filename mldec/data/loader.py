@@ -28,8 +28,8 @@ Mixer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # Advice for worker processes that died or ran out of shared memory.
 ADVICE = (
-    "as happens when memory or /dev/shm is full: lower train.workers (predict: --workers), "
-    "or enlarge /dev/shm (docker run --shm-size=8g)"
+    "memory or /dev/shm may be full: lower train.workers (predict: --workers), or enlarge /dev/shm "
+    "(docker run --shm-size=8g)"
 )
 
 # Workers are forked on Linux and share the memory of the main process. Python 3.14 has another
@@ -78,7 +78,7 @@ class Loader(DataLoader[Loaded]):
             # A worker that dies during a transfer breaks the connection.
             died = isinstance(error, (RuntimeError, EOFError, ConnectionError))
             problem = "died" if died else "cannot be used"
-            raise DataError(f"a loader process {problem} ({brief(error)}), {ADVICE}") from error
+            raise DataError(f"a loader process {problem} ({brief(error)}); {ADVICE}") from error
 
     def _start(self) -> Iterator[Loaded]:
         """Return an iterator and restore the SIGCHLD handler that torch replaces.
@@ -194,13 +194,12 @@ class TrainBatches(Sampler[list[Key]]):
 
         if self.steps == 0:
             raise ConfigError(
-                f"train.batch_size {batch_size} is too large for {num_images} training images"
+                f"train.batch_size: {batch_size} is too large for {num_images} images"
             )
         if repeats > 1 and num_images < batch_size:
             raise ConfigError(
-                f"train.repeats {repeats} needs as many images as a batch: "
-                f"there are {num_images} training images for train.batch_size {batch_size}; "
-                f"lower that, or leave train.repeats out"
+                f"train.repeats: {repeats} needs at least one batch of {batch_size} images, there "
+                f"are {num_images}; lower train.batch_size"
             )
 
     def __len__(self) -> int:
@@ -289,15 +288,7 @@ def eval_loader(
     """Return a loader that loads each validation image once, without padding or dropping.
 
     The batches do not depend on the number of ranks, because results may depend on the batch. They
-    are distributed round-robin over the ranks.
-
-    Args:
-        data: The data module.
-        batch_size: Images per batch.
-        workers: Number of worker processes.
-        pin: Whether to use pinned memory.
-        rank: Index of this process.
-        world_size: Number of processes.
+    are distributed round-robin over the ranks. For the arguments see `train_loader`.
     """
     indices = range(len(data.val.dataset))
     batches = []
@@ -336,13 +327,8 @@ def collate(
         mixing: Function that mixes the batch.
         seed: Seed of `mixing`.
     """
-    bad: list[str] = []
-    readable: list[Sample] = []
-    for sample in samples:
-        if isinstance(sample, str):
-            bad.append(sample)
-        else:
-            readable.append(sample)
+    bad = [sample for sample in samples if isinstance(sample, str)]
+    readable = [sample for sample in samples if not isinstance(sample, str)]
     if bad and not skip:
         return bad[0]
 
@@ -364,7 +350,7 @@ def share(tensors: Iterable[Tensor]) -> str | None:
         for tensor in tensors:
             tensor.share_memory_()
     except RuntimeError as error:
-        return f"a loader process cannot hand over a batch ({brief(error)}), {ADVICE}"
+        return f"a loader process cannot share a batch ({brief(error)}); {ADVICE}"
     return None
 
 
@@ -402,4 +388,4 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
 
     rng = SampleRandom(sample_seed(seed))
     targets = [dataset.load(index, rng)[1] for index in range(len(dataset))]
-    return from_dense(np.stack([target.numpy() for target in targets]))
+    return from_dense(torch.stack(targets).numpy())

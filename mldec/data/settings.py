@@ -7,19 +7,23 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from mldec.data.labels import listed_positives, random_positives
 from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.splits import fold_numbers, parse_fold
-from mldec.data.tasks import MultiLabel, Task, ZeroShot
+from mldec.data.tasks import MakeEvaluator, ZeroShot
 from mldec.data.transforms import TrainTransform, View
-from mldec.data.types import DataModule, ImageFiles, Split, StoredImages
-from mldec.errors import ConfigError, DataError
-from mldec.words.types import PREFIX, PROMPT, WordVectors
+from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
+from mldec.errors import ConfigError, DataError, documented
+from mldec.words.types import PREFIX, PROMPT, VectorOrigin, WordVectors
 
 log = logging.getLogger("mldec")
 
 # Settings without random augmentation: a training image is the same in every epoch.
 NO_AUGMENTATION = {"augment": "none", "cutout": 0.0, "flip": False, "crop": 1.0, "erase": 0.0}
+
+WORDS_DOCS = "DATASETS.md, section Word vectors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +58,11 @@ class Observed:
 
     def __post_init__(self) -> None:
         if self.observed is not None and not 0 < self.observed <= 1:
-            raise ValueError(f"observed is {self.observed}: it must be in (0, 1]")
+            raise ValueError(f"observed is {self.observed}; it must be in (0, 1]")
         if self.single_positive is not None and self.single_positive < 0:
-            raise ValueError(f"single_positive is {self.single_positive}: a seed is 0 or more")
+            raise ValueError(f"single_positive is {self.single_positive}; a seed is 0 or more")
         if len(self.given) > 1:
-            raise ValueError(
-                f"{self.given[0]} and {self.given[1]} exclude each other: leave one out"
-            )
+            raise ValueError(f"{self.given[0]} and {self.given[1]} exclude each other; remove one")
 
     @property
     def given(self) -> list[str]:
@@ -68,19 +70,12 @@ class Observed:
         names = ("single_positive", "observed", "observed_list")
         return [name for name in names if getattr(self, name) is not None]
 
-    def of_images(self, images: StoredImages, what: str, see: str) -> StoredImages:
-        """Return training images with their observed labels only.
-
-        Args:
-            images: The training images.
-            what: Name of the images in log messages.
-            see: Documentation hint for messages.
-        """
+    def of_images(self, images: StoredImages, what: str) -> StoredImages:
+        """Return training images with their observed labels only. `what` names them in the log."""
         labels = images.labels
         if self.observed_list is not None:
             files = [images.name(index) for index in range(len(images))]
-            path = Path(self.observed_list).expanduser()
-            chosen = listed_positives(labels, files, path, see)
+            chosen = listed_positives(labels, files, Path(self.observed_list).expanduser())
         elif self.observed is not None:
             chosen = random_positives(labels, self.observed_seed, self.observed)
         elif self.single_positive is not None:
@@ -114,10 +109,11 @@ class VectorSettings:
     def __post_init__(self) -> None:
         if self.descriptions is not None and not str(self.vectors).startswith(PREFIX):
             raise ValueError(
-                f"descriptions {self.descriptions}: sentences are for a text encoder, and "
-                f"data.vectors is {self.vectors}: pass data.vectors=clip:MODEL:WEIGHTS"
+                f"descriptions is {self.descriptions} and data.vectors is {self.vectors}; "
+                f"sentences need a text encoder: pass data.vectors=clip:MODEL:WEIGHTS"
             )
 
+    @documented(WORDS_DOCS)
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
         """Return the word vectors of the classes.
 
@@ -134,10 +130,7 @@ class VectorSettings:
         from mldec.words.vectors import described, load_word_vectors
 
         if self.vectors is None:
-            raise ConfigError(
-                "data.vectors is null: name the word vectors of the classes; see DATASETS.md, "
-                "section Word vectors"
-            )
+            raise ConfigError(f"data.vectors is null; set the word vectors; see {WORDS_DOCS}")
         if self.vectors.startswith(PREFIX):
             templates = read_templates(self.prompts, folder)
             vectors = load_word_vectors(
@@ -149,31 +142,41 @@ class VectorSettings:
             return described(vectors, self.vectors, path, cache_dir=self.cache_dir)
 
         path = folder / Path(self.vectors).expanduser()
-        has_names_beside = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
-        if has_names_beside:
-            return load_word_vectors(str(path), names, order=None)
-        return load_word_vectors(str(path), names, order=order)
+        has_names_file = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
+        return load_word_vectors(str(path), names, order=None if has_names_file else order)
 
 
 DEFAULT_VECTORS = VectorSettings()
 NO_VECTORS = VectorSettings(vectors=None)
-
-# Maps the name of a split and the cache folder, see `cache_folder`, to images and labels.
-LoadSplit = Callable[[str, str | None], StoredImages]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Result of a reader: the location of the images and the meaning of their labels."""
 
-    load: LoadSplit  # returns the images of a split, without a transform; called on first use
-    train: str  # name of the training split
-    val: str  # name of the validation split
-    task: Task
+    # Maps the name of a split and the cache folder, see `cache_folder`, to images and labels. It is
+    # called when the split is first used.
+    load: Callable[[str, str | None], StoredImages]
+    load_train: Callable[[str, str | None], StoredImages] | None = None  # overrides it in training
+
+    train: str = "train"  # name of the training split
+    val: str = "val"  # name of the validation split
     where: Path  # folder or file of the dataset, for messages
-    see: str  # documentation hint, such as "see DATASETS.md, section MS-COCO"
-    load_train: LoadSplit | None = None  # overrides `load` for the training split
+
+    evaluator: MakeEvaluator  # such as `multi_label(threshold)`
+    exclusive: bool = False  # whether each image has exactly one label
+    zero_shot: ZeroShot | None = None  # if set, both splits have different classes
+
+    # Maps the names of the K classes to word vectors [K, D] and their origin.
+    vectors: Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin | None]] | None = None
+
     folder_setting: str | None = None  # key of the image folder, such as "data.images"
+
+    def classes(self, names: tuple[str, ...]) -> Classes:
+        """Return the classes of both splits, if the task is not zero-shot."""
+        if self.vectors is None:
+            return Classes(names, self.exclusive)
+        return Classes(names, self.exclusive, *self.vectors(names))
 
 
 def assemble(
@@ -182,6 +185,7 @@ def assemble(
     files: FileSettings,
     sampling: Sampling = SHUFFLED,
     observed: Observed = ALL_OBSERVED,
+    docs: str = "",
 ) -> DataModule:
     """Return the data module of a source.
 
@@ -194,131 +198,112 @@ def assemble(
         files: File settings.
         sampling: Sampling settings.
         observed: Settings that simulate missing labels.
+        docs: Documentation of the dataset, for messages; see `documented`.
 
     Raises:
         ConfigError: If a setting does not fit the task.
     """
-    if observed.given and not isinstance(source.task, MultiLabel):
-        raise ConfigError(
-            f"data.{observed.given[0]} is for data with several labels per image and the same "
-            f"classes in both splits: leave it out"
-        )
-    if sampling.fold is not None and isinstance(source.task, ZeroShot):
+    zero_shot = source.zero_shot
+    if observed.given and (source.exclusive or zero_shot):
+        raise ConfigError(f"data.{observed.given[0]} is for multi-label data; leave it out")
+    if sampling.fold is not None and zero_shot:
         raise ConfigError("data.fold: zero-shot data has no folds; leave it out")
     eval_transform = view.eval()
 
     # A fold is taken from the training images, with the label rules of validation.
-    val = source.val
-    if sampling.fold is not None:
-        val = source.train
+    val = source.val if sampling.fold is None else source.train
 
     @cache
+    @documented(docs)
     def load_val() -> Split:
         images = source.load(val, files.cache_dir)
         if sampling.fold is not None:
             images = _part(source, images, sampling.fold, held_out=True)
-        images, classes = source.task.validation(images)
+        if zero_shot is None:
+            classes = source.classes(images.classes)
+        else:
+            images, classes = zero_shot.validation(images)
 
         # Validate the evaluator settings at the start, not after an epoch.
-        source.task.evaluator(classes)
-        images = _present(source, val, images, files.absent)
-        _log_empty_classes(source, val, images)
+        source.evaluator(classes)
+        images = _existing(source, val, images, files.absent)
         return Split(replace(images, transform=eval_transform), classes)
 
+    @documented(docs)
     def load_train() -> Split:
         load = source.load_train or source.load
         images = load(source.train, files.cache_dir)
-        images = observed.of_images(images, source.train, source.see)
+        images = observed.of_images(images, source.train)
         if sampling.fold is not None:
             images = _part(source, images, sampling.fold, held_out=False)
 
         # Column c of the targets must be the same class in training and evaluation.
-        _check_same_classes(source, train=images.classes, val=load_val().classes.names)
-        images, classes = source.task.training(images)
-        images = _present(source, source.train, images, files.absent)
+        _check_same_classes(source.where, images.classes, load_val().classes.names)
+        if zero_shot is None:
+            classes = load_val().classes
+        else:
+            images, classes = zero_shot.training(images)
+        images = _existing(source, source.train, images, files.absent)
         return Split(replace(images, transform=TrainTransform(view)), classes)
 
     return DataModule(
         load_train,
         load_val,
-        source.task.evaluator,
+        source.evaluator,
         eval_transform,
         bad_images=files.bad_images,
         sampling=sampling,
     )
 
 
-def _log_empty_classes(source: Source, split: str, images: StoredImages) -> None:
-    """Log the number of classes that the first metric omits, if any."""
-    if not isinstance(source.task, MultiLabel) or not source.task.skip_empty:
-        return
-    counts = images.labels.counts()
-    if num_empty := int((counts == 0).sum()):
-        log.info(
-            f"{split}: mAP_skip_empty leaves out {num_empty:,} of {len(counts):,} classes, "
-            f"which have no positive image"
-        )
-
-
 def _part(source: Source, images: StoredImages, fold: str, *, held_out: bool) -> StoredImages:
     """Return the held-out images of a fold, or all other training images."""
     number, count = parse_fold(fold)
     is_held_out = fold_numbers(images.storage.keys, count) == number
-    part = images.select(is_held_out if held_out else ~is_held_out)
+    part = images.select(is_held_out == held_out)
     if not len(part):
-        split = "validate" if held_out else "train"
-        raise DataError(
-            f"{source.where}: data.fold={fold} leaves no image to {split}, of {len(images):,}: "
-            f"choose fewer folds; {source.see}"
-        )
+        split = "validation" if held_out else "training"
+        fault = f"data.fold={fold} leaves no {split} image of {len(images):,}"
+        raise DataError(f"{source.where}: {fault}; choose fewer folds")
     return part
 
 
-def _check_same_classes(source: Source, *, train: tuple[str, ...], val: tuple[str, ...]) -> None:
+def _check_same_classes(where: Path, train: tuple[str, ...], val: tuple[str, ...]) -> None:
     """Raise DataError unless both splits have the same classes in the same order."""
     if train == val:
         return
 
     in_one_only = sorted(set(train) ^ set(val))
     difference = f"{in_one_only[0]!r} is in one only" if in_one_only else "their order differs"
-    raise DataError(
-        f"{source.where}: the classes of train ({len(train)}) and val ({len(val)}) differ: "
-        f"{difference}; {source.see}"
-    )
+    counts = f"train ({len(train)}) and val ({len(val)})"
+    raise DataError(f"{where}: the classes of {counts} differ: {difference}; correct one")
 
 
-def _present(source: Source, split: str, images: StoredImages, how: str) -> StoredImages:
-    """Return the existing images of a split. `how` is the setting `absent`."""
+def _existing(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:
+    """Return the existing images of a split. `absent` is the setting."""
     if not len(images):
-        raise DataError(f"{source.where}: {split} has no image; {source.see}")
+        raise DataError(f"{source.where}: {split} has no image; check the name of the split")
     storage = images.storage
-    if how == "unchecked" or not isinstance(storage, ImageFiles):
+    if absent == "unchecked" or not isinstance(storage, ImageFiles):
         return images
 
-    absent = storage.absent()
-    if absent.any():
-        storage = storage.renormalized(absent)
+    is_absent = storage.absent()
+    if is_absent.any():
+        storage = storage.renormalized(is_absent)
         images = replace(images, storage=storage)
-        absent = storage.absent()
-    count = int(absent.sum())
+        is_absent = storage.absent()
+    count = int(is_absent.sum())
     if not count:
         return images
 
-    summary = f"{count:,} of {len(images):,} listed images are absent"
+    summary = f"{source.where}: {count:,} of {len(images):,} listed images are absent"
     # A split without any image is an error, even if missing images may be skipped.
-    if how == "skip" and count < len(images):
-        log.warning("%s: %s and left out", source.where, summary)
-        return images.select(~absent)
+    if absent == "skip" and count < len(images):
+        log.warning(f"{summary} and left out")
+        return images.select(~is_absent)
 
-    first = int(absent.argmax())
-    advice = ""
-    if 2 * count <= len(images):
-        advice = "restore them, or leave them out with data.absent=skip; "
-    elif source.folder_setting is not None:
-        # Lists often contain file names without their folder.
-        advice = f"set {source.folder_setting} to the folder that the paths start from; "
-        if inner_folder := storage.find_inside(first):
-            advice = f"it is in {inner_folder}: pass {source.folder_setting}={inner_folder}; "
-    raise DataError(
-        f"{source.where}: {summary}, the first is {images.name(first)}; {advice}{source.see}"
-    )
+    # Lists often contain file names without their folder. All files are absent then.
+    advice = "restore them, or pass data.absent=skip"
+    if 2 * count > len(images) and source.folder_setting is not None:
+        advice = f"set {source.folder_setting} to the folder that the paths are relative to"
+    raise DataError(f"{summary}, the first is {images.name(int(is_absent.argmax()))}; {advice}")

@@ -16,16 +16,16 @@ from mldec.names import format_list
 log = logging.getLogger("mldec")
 
 
-def check_val(val: str, present: Collection[str], where: Path, see: str) -> None:
+def check_val(val: str, present: Collection[str], where: Path) -> None:
     """Raise DataError if the validation split is absent but has another common name."""
     others = [name for name in ("val", "valid", "validation", "dev") if name in present]
     if val not in present and others:
-        raise DataError(f"{where}: it has no split {val!r}: pass data.val={others[0]}; {see}")
+        raise DataError(f"{where}: there is no split {val!r}; pass data.val={others[0]}")
 
 
 def log_split(what: str, split: str, table: Table) -> None:
     """Log the size of a split and warn about classes without a positive image."""
-    log.info("%s %s: %s images, %d classes", what, split, f"{len(table):,}", len(table.classes))
+    log.info(f"{what} {split}: {len(table):,} images, {len(table.classes)} classes")
     warn_empty_classes(what, split, table)
 
 
@@ -34,8 +34,8 @@ def warn_empty_classes(what: str, split: str, table: Table) -> None:
     empty = np.flatnonzero(table.labels.counts() == 0)
     if len(empty) and len(table):
         names = format_list([repr(table.classes[column]) for column in empty])
-        message = "%s %s: %d of %d classes have no image: %s"
-        log.warning(message, what, split, len(empty), len(table.classes), names)
+        counts = f"{len(empty)} of {len(table.classes)} classes have no image"
+        log.warning(f"{what} {split}: {counts}: {names}")
 
 
 def path_hash(file: bytes, seed: int) -> int:
@@ -57,7 +57,7 @@ def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
 def check_fraction(val_fraction: float) -> None:
     """Raise ValueError unless the fraction of held-out images is in (0, 1)."""
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction is {val_fraction}: it must be above 0 and below 1")
+        raise ValueError(f"val_fraction is {val_fraction}; it must be in (0, 1)")
 
 
 def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
@@ -69,22 +69,16 @@ def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) 
     hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
     order = np.argsort(hashes, kind="stable")
     is_held_out = stratified(table.labels, order, fraction)
-    hold_out_each_class(table.labels, order, is_held_out)
+    _hold_out_each_class(table.labels, order, is_held_out)
     if val:
         return table.select(is_held_out)
     return table.select(~is_held_out)
 
 
-def hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
-    """Hold out one image for each class with at least two positives and none held out.
-
-    The chosen image removes the last training positive of as few classes as possible.
-
-    Args:
-        labels: The labels of N images.
-        order: Permutation of the images, int [N]. Ties go to the first image.
-        is_held_out: Mask of the held-out images, bool [N]. It is modified in place.
-    """
+def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
+    """Hold out an image of each class with at least two positives and none held out, in place."""
+    # Choose the image that removes the last training positive of as few classes as possible. Ties
+    # go to the first image in the order.
     positives = labels.only(labels.values == 1)
     num_held_out = positives.select(is_held_out).counts()
     num_left = positives.counts() - num_held_out
@@ -167,16 +161,10 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
 
 def parse_fold(fold: str) -> tuple[int, int]:
     """Return i and N of "i/N". Raises ValueError unless 1 <= i <= N and N >= 2."""
-    number = 0
-    count = 0
     form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
-    if form:
-        number = int(form[1])
-        count = int(form[2])
+    number, count = map(int, form.groups()) if form else (0, 0)
     if not 1 <= number <= count or count < 2:
-        raise ValueError(
-            f"fold is {fold!r}: it must be i/N, fold i of N from 1 to N, N at least 2, such as 1/5"
-        )
+        raise ValueError(f"fold is {fold!r}; pass i/N with i from 1 to N and N >= 2, such as 1/5")
     return number, count
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mldec.data.labels import Labels, from_entries
 from mldec.errors import DataError
-from mldec.names import check_names, unknown_class
+from mldec.names import check_names, indices_of, unknown_class
 
 log = logging.getLogger("mldec")
 
@@ -36,26 +36,19 @@ class TableBuilder:
     """Build a table image by image, and validate paths and classes.
 
     Args:
-        see: Documentation hint for messages, such as "see DATASETS.md, section MS-COCO".
         classes: The class names in order. None takes the sorted names of the labels.
         default: Value of classes without a label in an image, 0 or -1.
         folder: The image folder, if absolute paths inside it are allowed.
     """
 
     def __init__(
-        self,
-        see: str,
-        *,
-        classes: Sequence[str] | None = None,
-        default: int = 0,
-        folder: Path | None = None,
+        self, classes: Sequence[str] | None = None, *, default: int = 0, folder: Path | None = None
     ) -> None:
-        self.see = see
         self.folder = folder
         self.classes = None if classes is None else tuple(classes)
         self.default = default
 
-        self._columns = {name: column for column, name in enumerate(classes or ())}
+        self._columns = indices_of(classes or ())
         self._first_seen: dict[str, str] = {}  # path -> `where` of its first occurrence
         self._entries: list[dict[int, int]] = []  # one mapping of column to value per image
 
@@ -72,13 +65,12 @@ class TableBuilder:
             DataError: If the path leaves the folder, the image was already added, or a class is
                 unknown.
         """
-        path = path_inside(path, where, self.see, folder=self.folder)
+        path = path_inside(path, where, folder=self.folder)
         if path in self._first_seen:
             # Give only the row. The message starts with the file.
             first_row = self._first_seen[path].rpartition(", ")[2]
             raise DataError(
-                f"{where}: the image {path} is listed twice, first in {first_row}: "
-                f"leave one of them out; {self.see}"
+                f"{where}: the image {path} is listed twice, first in {first_row}; remove one"
             )
         self._first_seen[path] = where
 
@@ -95,8 +87,8 @@ class TableBuilder:
 
         # Sort the classes. They are in the order of first occurrence.
         if not self._columns:
-            raise DataError(f"{where}: no image has a label; {self.see}")
-        classes = check_names(sorted(self._columns), where, self.see)
+            raise DataError(f"{where}: no image has a label; add labels")
+        classes = check_names(sorted(self._columns), where)
         order = [self._columns[name] for name in classes]
         return Table(files, labels.select_classes(order), classes)
 
@@ -108,26 +100,26 @@ class TableBuilder:
         if label in self._columns:
             return self._columns[str(label)]
         if isinstance(label, str):
-            raise unknown_class(label, self.classes, where, self.see)
+            raise unknown_class(label, self.classes, where)
         if not 0 <= label < len(self.classes):
+            number = len(self.classes)
             raise DataError(
-                f"{where}: the class {label} is not an index below {len(self.classes)}; {self.see}"
+                f"{where}: the class {label} is not an index below {number}; correct it"
             )
         return label
 
 
 def encode_paths(paths: Sequence[str]) -> np.ndarray:
     """Return paths as fixed-width bytes [N], see `Table.files`."""
-    return np.array([os.fsencode(path) for path in paths], np.bytes_)
+    return np.array(list(map(os.fsencode, paths)), np.bytes_)
 
 
-def path_inside(path: str, where: str, see: str, *, folder: Path | None = None) -> str:
+def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
     """Normalize a path from an annotation file to '/' as the separator.
 
     Args:
         path: The path, absolute or relative to the image folder.
         where: Annotation file and row, for messages.
-        see: Documentation hint for messages.
         folder: The image folder. Absolute paths inside it become relative to it.
 
     Raises:
@@ -144,7 +136,7 @@ def path_inside(path: str, where: str, see: str, *, folder: Path | None = None) 
     # "C:" at the start is a Windows drive.
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
-        where_inside = "the image folder" if folder is None else f"the image folder {folder}"
-        raise DataError(f"{where}: {given!r} is not a path inside {where_inside}; {see}")
+        outside = f"{given!r} is not a path inside the image folder"
+        raise DataError(f"{where}: {outside} {folder or ''}; correct it")
 
     return "/".join(part for part in parts if part not in ("", "."))

@@ -1,57 +1,27 @@
-"""Tasks: multi-label, single-label and zero-shot. Each task creates its evaluator."""
+"""Evaluators of the label types, and zero-shot classification."""
 
 import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
-
-from torch import Tensor
 
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import DataError
 from mldec.evaluators import Evaluator
 from mldec.evaluators.multi_label import MultiLabelEvaluator
-from mldec.names import format_list
-from mldec.words.types import VectorOrigin, WordVectors
+from mldec.names import format_list, indices_of
+from mldec.words.types import WordVectors
 
 log = logging.getLogger("mldec")
 
+MakeEvaluator = Callable[[Classes], Evaluator]  # maps the validation classes to a new evaluator
 Roles = tuple[list[int], list[int]]  # sorted indices of the seen and of the unseen classes
 
 
-@dataclass(frozen=True)
-class _KnownClasses:
-    """Base class of tasks with the same classes in both splits. Every image is used.
-
-    `vectors` maps the names of the K classes to word queries [K, D] and their origin.
-    """
-
-    vectors: Callable[[tuple[str, ...]], tuple[Tensor, VectorOrigin | None]] | None = field(
-        default=None, kw_only=True
-    )
-
-    # Whether each image has exactly one label.
-    exclusive: ClassVar[bool] = False
-
-    def training(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """Return the training images and their target classes."""
-        word_vectors = None
-        origin = None
-        if self.vectors is not None:
-            word_vectors, origin = self.vectors(images.classes)
-        return images, Classes(images.classes, self.exclusive, word_vectors, origin)
-
-    def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
-        """Return the validation images and their target classes."""
-        return self.training(images)
-
-
-@dataclass(frozen=True)
-class MultiLabel(_KnownClasses):
-    """Multi-label classification with complete labels.
+def multi_label(threshold: float = 0.5, *, skip_empty: bool = False) -> MakeEvaluator:
+    """Return the function that creates evaluators of multi-label data with complete labels.
 
     Args:
         threshold: Probability above which a class is predicted, in (0, 1).
@@ -61,56 +31,42 @@ class MultiLabel(_KnownClasses):
         ConfigError: If the threshold is out of range.
     """
 
-    threshold: float = 0.5
-    skip_empty: bool = False
+    def create(classes: Classes) -> Evaluator:
+        return MultiLabelEvaluator(len(classes), threshold=threshold, skip_empty=skip_empty)
 
-    def __post_init__(self) -> None:
-        # Validate the threshold now, not after an epoch.
-        self.evaluator(Classes(("any",)))
-
-    def evaluator(self, classes: Classes) -> Evaluator:
-        """Return a new evaluator for the classes of the validation split."""
-        return MultiLabelEvaluator(
-            len(classes), threshold=self.threshold, skip_empty=self.skip_empty
-        )
+    # Validate the threshold now, not after an epoch.
+    create(Classes(("any",)))
+    return create
 
 
-class PartialLabels(MultiLabel):
-    """Multi-label classification with partial labels; others are -1 (not annotated)."""
+def partial_labels(threshold: float = 0.5) -> MakeEvaluator:
+    """Return the function that creates evaluators of multi-label data with labels of -1."""
+    from mldec.evaluators.partial import PartialLabelEvaluator
 
-    def evaluator(self, classes: Classes) -> Evaluator:
-        """Return a new evaluator for the classes of the validation split."""
-        from mldec.evaluators.partial import PartialLabelEvaluator
+    def create(classes: Classes) -> Evaluator:
+        return PartialLabelEvaluator(len(classes), threshold=threshold)
 
-        return PartialLabelEvaluator(len(classes), threshold=self.threshold)
+    create(Classes(("any",)))
+    return create
 
 
-@dataclass(frozen=True)
-class SingleLabel(_KnownClasses):
-    """Single-label classification.
+def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator:
+    """Return the function that creates evaluators of single-label data.
 
     Args:
         top_k: k of the second accuracy, at least 2. None means 5, omitted with fewer classes.
         suffix: Suffix of the metric names, such as "_real" for ImageNet ReaL.
+
+    Raises:
+        ConfigError: If `top_k` is out of range; also at creation, if there are fewer classes.
     """
+    from mldec.evaluators.single_label import SingleLabelEvaluator
 
-    top_k: int | None = None
-    suffix: str = ""
+    def create(classes: Classes) -> Evaluator:
+        return SingleLabelEvaluator(len(classes), top_k=top_k, suffix=suffix)
 
-    exclusive = True
-
-    def __post_init__(self) -> None:
-        # Validate top_k now, not after an epoch.
-        self._evaluator(self.top_k or 1)
-
-    def evaluator(self, classes: Classes) -> Evaluator:
-        """Return a new evaluator. Raises ConfigError if top-k does not fit the classes."""
-        return self._evaluator(len(classes))
-
-    def _evaluator(self, num_classes: int) -> Evaluator:
-        from mldec.evaluators.single_label import SingleLabelEvaluator
-
-        return SingleLabelEvaluator(num_classes, top_k=self.top_k, suffix=self.suffix)
+    SingleLabelEvaluator(top_k or 1, top_k=top_k, suffix=suffix)
+    return create
 
 
 @dataclass
@@ -127,8 +83,8 @@ class ZeroShot:
         vectors: Maps the names of all K classes to their word vectors.
         val_images: "unseen": only images with an unseen class, as in the official code. "all": all
             images, as in LESA and BiAM.
-        where: Folder of the dataset and documentation hint, for messages.
-        threshold: See `MultiLabel`.
+        where: Folder of the dataset, for messages.
+        threshold: See `multi_label`.
     """
 
     roles: Callable[[tuple[str, ...]], Roles]
@@ -138,8 +94,8 @@ class ZeroShot:
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        # Validate the settings now, not after an epoch.
-        self._evaluator(2, [0])
+        # Validate the threshold now, not after an epoch.
+        multi_label(self.threshold)
 
         # Both are slow to read and needed by both splits.
         self.roles = cache(self.roles)
@@ -149,14 +105,12 @@ class ZeroShot:
         """Return the images with a seen class, and the seen classes."""
         seen, _ = self.roles(images.classes)
         vectors = self.vectors(images.classes)
-        with_seen, counts = self._showing(images, seen, "training images have a seen class")
-        log.info("zero-shot: %s", counts)
+        with_seen, counts = self._with_classes(images, seen, "training images have a seen class")
+        log.info(f"zero-shot: {counts}")
 
-        with_seen = with_seen.select_classes(seen)
+        used = with_seen.select_classes(seen)
         word_vectors = vectors.word_vectors[seen]
-        return with_seen, Classes(
-            with_seen.classes, word_vectors=word_vectors, origin=vectors.origin
-        )
+        return used, Classes(used.classes, word_vectors=word_vectors, origin=vectors.origin)
 
     def validation(self, images: StoredImages) -> tuple[StoredImages, Classes]:
         """Return the images with an unseen class, or all images, and all classes."""
@@ -166,40 +120,33 @@ class ZeroShot:
 
         vectors = self.vectors(names)
         what = "validation images have an unseen class"
-        with_unseen, counts = self._showing(images, unseen, what)
+        with_unseen, counts = self._with_classes(images, unseen, what)
 
         # All classes are kept in either case. The evaluator selects the unseen classes.
         used = images if self.val_images == "all" else with_unseen
-        log.info("zero-shot: %s, %s are used", counts, f"{len(used):,}")
+        log.info(f"zero-shot: {counts}, {len(used):,} are used")
         return used, Classes(names, word_vectors=vectors.word_vectors, origin=vectors.origin)
 
     def evaluator(self, classes: Classes) -> Evaluator:
         """Return a new evaluator for the seen and unseen classes."""
-        _, unseen = self.roles(classes.names)
-        return self._evaluator(len(classes), unseen)
-
-    def _evaluator(self, num_classes: int, unseen: list[int]) -> Evaluator:
         from mldec.evaluators.zero_shot import ZeroShotEvaluator
 
+        _, unseen = self.roles(classes.names)
         return ZeroShotEvaluator(
-            num_classes, unseen=unseen, images=self.val_images, threshold=self.threshold
+            len(classes), unseen=unseen, images=self.val_images, threshold=self.threshold
         )
 
-    def _showing(
+    def _with_classes(
         self, images: StoredImages, columns: list[int], what: str
     ) -> tuple[StoredImages, str]:
         """Return the images with at least one of the classes, and a text with their number."""
-        is_shown = images.labels.select_classes(columns).counts_per_image() > 0
-        showing = images.select(is_shown)
+        has_class = images.labels.select_classes(columns).counts_per_image() > 0
+        chosen = images.select(has_class)
 
-        counts = f"{len(showing):,} of {len(images):,} {what}"
-        if not len(showing):
-            raise DataError(f"{self.where}: {counts}")
-        return showing, counts
-
-
-# The task of a dataset determines its classes, images and metrics.
-Task = MultiLabel | SingleLabel | ZeroShot
+        counts = f"{len(chosen):,} of {len(images):,} {what}"
+        if not len(chosen):
+            raise DataError(f"{self.where}: {counts}; check the classes")
+        return chosen, counts
 
 
 def split_classes(
@@ -223,8 +170,9 @@ def split_classes(
 
     # Report all classes with the same fault at once.
     assigned = set(seen) | set(unseen)
+    repeated = Counter(seen) - Counter(set(seen)) | Counter(unseen) - Counter(set(unseen))
     faults: dict[str, Collection[str]] = {
-        "are named twice": _repeated(seen) + _repeated(unseen),
+        "are listed twice": repeated,
         "are both seen and unseen": set(seen) & set(unseen),
         "do not occur in the data": assigned - set(names),
         "of the data are neither seen nor unseen": set(names) - assigned,
@@ -232,17 +180,12 @@ def split_classes(
 
     for fault, faulty in faults.items():
         if faulty:
-            names_of_faulty = format_list(sorted(faulty))
-            raise DataError(f"{where}: {len(faulty):,} classes {fault}: {names_of_faulty}")
+            faulty_names = format_list(sorted(faulty))
+            raise DataError(f"{where}: {len(faulty):,} classes {fault}: {faulty_names}; correct it")
 
-    indices = {name: index for index, name in enumerate(names)}
+    indices = indices_of(names)
     seen_indices = sorted(indices[name] for name in seen)
-    unseen_indices = sorted(indices[name] for name in unseen)
-    return seen_indices, unseen_indices
-
-
-def _repeated(names: Sequence[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
+    return seen_indices, sorted(indices[name] for name in unseen)
 
 
 def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None:
@@ -256,13 +199,11 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
         for name in singulars:
             forms = {name + "s", name + "es", re.sub("y$", "ies", name)}
             for plural in forms & plurals - {name}:
-                pair = (name, plural) if singulars is unseen else (plural, name)
-                pairs.add(pair)
+                pairs.add((name, plural) if singulars is unseen else (plural, name))
     if not pairs:
         return
 
     affected = {name for name, _ in pairs}  # a class may be in two pairs
-    count = f"{len(affected)} of {len(unseen):,}"
-    twins = [f"{name}/{twin}" for name, twin in sorted(pairs)]
-    message = "%s unseen classes have a seen singular or plural: %s"
-    log.warning(message, count, format_list(twins))
+    names = format_list([f"{name}/{other}" for name, other in sorted(pairs)])
+    counts = f"{len(affected)} of {len(unseen):,} unseen classes"
+    log.warning(f"{counts} have a seen singular or plural: {names}")

@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ AUGMENTS = ("official", "randaugment", "none")
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 # ImageNet mean color, the fill color of uncovered and erased areas, as in timm.
-MEAN_COLOUR = (124, 116, 104)
+MEAN_COLOR = (124, 116, 104)
 
 # Maximum number of pixels of a resized image; Pillow's limit for image files. Without it, a small
 # file with 1 x 100,000 pixels could need gigabytes.
@@ -54,8 +55,8 @@ def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Pictur
     needed = width * max(height, image_height)
     if needed > MAX_RESIZED:
         raise DataError(
-            f"its {image_width:,} x {image_height:,} pixels need {needed:,} pixels "
-            f"to be resized to {width:,} x {height:,}, and the limit is {MAX_RESIZED:,}"
+            f"resizing {image_width:,} x {image_height:,} to {width:,} x {height:,} pixels needs "
+            f"{needed:,} pixels, above the limit of {MAX_RESIZED:,}"
         )
 
     if not isinstance(image, Tensor):
@@ -80,13 +81,9 @@ def as_pillow(image: Picture) -> Image.Image:
     if not isinstance(image, Tensor):
         return image
 
-    # Channels-last images are copied at once, others channel by channel.
-    if image.stride(0) == 1:
-        mode = "RGB" if len(image) == 3 else "RGBX"
-        # torchcodec returns a non-contiguous view for rotated images.
-        pixels = image.permute(1, 2, 0).contiguous().numpy()
-        return Image.frombytes("RGB", size_of(image), pixels, "raw", mode)
-    return Image.merge("RGB", [Image.fromarray(channel) for channel in image[:3].numpy()])
+    mode = "RGB" if len(image) == 3 else "RGBX"
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    return Image.frombytes("RGB", size_of(image), pixels, "raw", mode)
 
 
 def as_torch(image: Picture) -> Tensor:
@@ -247,9 +244,8 @@ class View:
         if interpolation is None:
             interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
 
-        image_size = self.image_size if self.test_size is None else self.test_size
         return EvalTransform(
-            image_size=image_size,
+            image_size=self.image_size if self.test_size is None else self.test_size,
             crop=self.test_crop,
             interpolation=interpolation,
             decoder=self.decoder,
@@ -265,7 +261,6 @@ class TrainTransform:
     """
 
     def __init__(self, view: View) -> None:
-        """Create the operations."""
         # "random" has one resize operation per interpolation.
         kind = view.interpolation
         names = list(INTERPOLATIONS) if kind == "random" else [kind]
@@ -275,7 +270,7 @@ class TrainTransform:
         self.flip = view.flip
         self.cutout = view.cutout
         self.augment = _augment(view.augment, view.image_size, kind)
-        self.erase = _erasing(view.erase) if view.erase else None
+        self.erase = _erasing(view.erase)
 
         # Random crop, erasing and the augmentations of libraries do not accept a generator.
         is_own = view.augment in ("official", "none")
@@ -283,13 +278,10 @@ class TrainTransform:
 
     def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
         """Transform an RGB image to uint8 [3, S, S] with a newly seeded `rng`."""
-        if not self.draws_globally:
-            return self._transformed(image, rng)
+        with seeded(rng.initial_seed) if self.draws_globally else nullcontext():
+            return self._transform(image, rng)
 
-        with seeded(rng.initial_seed):
-            return self._transformed(image, rng)
-
-    def _transformed(self, picture: Picture, rng: SampleRandom) -> Tensor:
+    def _transform(self, picture: Picture, rng: SampleRandom) -> Tensor:
         # Do not draw a number for a single operation. It would change all later random numbers.
         resize = self.resizes[0] if len(self.resizes) == 1 else rng.choice(self.resizes)
         image = as_pillow(resize(RESIZES[self.resize](picture)))
@@ -301,20 +293,21 @@ class TrainTransform:
             image = cutout(image, self.cutout, rng)
 
         tensor = to_tensor(self.augment(image, rng))
-        if self.erase:
-            return self.erase(tensor)
-        return tensor
+        return self.erase(tensor) if self.erase else tensor
 
 
 Transform = EvalTransform | TrainTransform
 
 
-def _erasing(probability: float) -> Callable[[Tensor], Tensor]:
-    """Create the random erasing operation."""
+def _erasing(probability: float) -> Callable[[Tensor], Tensor] | None:
+    """Create the random erasing operation, if the probability is above 0."""
+    if not probability:
+        return None
+
     # torchvision takes a second to import and is rarely needed.
     from torchvision.transforms import v2
 
-    return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOUR)
+    return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOR)
 
 
 def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], Picture]:
@@ -347,18 +340,6 @@ def _cropped(image: Picture, *, random_crop: Any, interpolation: str) -> Picture
 Augment = Callable[[Image.Image, SampleRandom], Image.Image]
 
 
-def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
-    return image
-
-
-def _by_library(
-    image: Image.Image, rng: SampleRandom, *, operation: Callable[[Image.Image], Image.Image]
-) -> Image.Image:
-    """Apply an operation that draws from global generators. `random` continues from `rng`."""
-    random.setstate(rng.getstate())
-    return operation(image)
-
-
 def _augment(name: str, size: int, interpolation: str) -> Augment:
     """Create the augmentation `name`, see `View`."""
     if name.startswith("rand-"):
@@ -374,6 +355,18 @@ def _augment(name: str, size: int, interpolation: str) -> Augment:
     return _unchanged
 
 
+def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
+    return image
+
+
+def _by_library(
+    image: Image.Image, rng: SampleRandom, *, operation: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
+    """Apply an operation that draws from global generators. `random` continues from `rng`."""
+    random.setstate(rng.getstate())
+    return operation(image)
+
+
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
     """Create timm's RandAugment as in timm's transforms_imagenet_train."""
     # timm ignores parts without a number, and raises assertion errors or late errors for others.
@@ -381,13 +374,13 @@ def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.I
         r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text
     ):
         raise ConfigError(
-            f"augment: {text!r} is no RandAugment of timm's; write for example rand-m7-mstd0.5-inc1"
+            f"augment: {text!r} is not a RandAugment of timm; pass for example rand-m7-mstd0.5-inc1"
         )
 
     # timm is slow to import.
     from timm.data.auto_augment import rand_augment_transform
 
-    settings = {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOUR}
+    settings = {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOR}
     # Without this setting each operation draws an interpolation.
     if interpolation != "random":
         settings["interpolation"] = INTERPOLATIONS[interpolation]
@@ -408,17 +401,14 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 
 def _check_size(size: int) -> None:
     if type(size) is not int or not 1 <= size <= MAX_IMAGE_SIZE:
-        raise ConfigError(
-            f"image_size: {size!r} is not a positive whole number of pixels up to "
-            f"{MAX_IMAGE_SIZE:,}; set for example 448"
-        )
+        raise ConfigError(f"image_size: {size!r} is not an integer from 1 to {MAX_IMAGE_SIZE}")
 
 
 def _check_fraction(name: str, value: float, lowest: float = 0.0) -> None:
     if type(value) not in (int, float) or not lowest <= value <= 1:
-        raise ConfigError(f"{name}: {value!r} is not a fraction; set a number from {lowest} to 1")
+        raise ConfigError(f"{name}: {value!r} is not a number from {lowest} to 1")
 
 
 def _check_known(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        raise ConfigError(f"{name}: {value!r} is not known{suggest(str(value), list(known))}")
+        raise ConfigError(f"{name}: {value!r} is unknown{suggest(str(value), list(known))}")

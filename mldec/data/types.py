@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from mldec.data.images import FIX, load_image, read_image
+from mldec.data.images import load_image, read_image
 from mldec.data.labels import Labels
 from mldec.data.sampling import SHUFFLED, SampleRandom, Sampling, sample_seed
 from mldec.data.table import Table
@@ -40,8 +40,9 @@ class Classes:
     origin: VectorOrigin | None = None  # origin of the word vectors, if known
 
     def __post_init__(self) -> None:
-        if fault := names_fault(self.names):
-            raise DataError(f"the names of the classes: {fault}; rename them in the data")
+        fault = names_fault(self.names)
+        if fault is not None:
+            raise DataError(f"the class names: {fault}; rename them in the data")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -106,10 +107,12 @@ class StoredImages:
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, S, S] and its target int8 [K]; see `ImageDataset`."""
         assert self.transform is not None
-        transform = partial(self.transform, rng=rng)
-        decoder = self.transform.decoder
-        content = self.storage.content(index)
-        image = load_image(self.name(index), transform, content, decoder=decoder)
+        image = load_image(
+            self.name(index),
+            partial(self.transform, rng=rng),
+            self.storage.content(index),
+            decoder=self.transform.decoder,
+        )
         return image, self.labels.row(index)
 
     def name(self, index: int) -> str:
@@ -194,7 +197,6 @@ class ImageFiles(Storage):
 
     folder: Path
     files: np.ndarray
-    see: str
 
     def name(self, index: int) -> str:
         """Return the path of the image file."""
@@ -207,7 +209,7 @@ class ImageFiles(Storage):
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the image file. Raises DataError if it cannot be read."""
-        return read_bytes(Path(self.name(index)), FIX)
+        return read_bytes(Path(self.name(index)))
 
     def select(self, images: np.ndarray) -> "ImageFiles":
         """Return a subset of the files; see `Storage`."""
@@ -224,9 +226,8 @@ class ImageFiles(Storage):
             inner_folder, _, name = path.rpartition("/")
             if inner_folder not in listings:
                 folder = self.folder / inner_folder
-                # All files of a missing inner folder are absent.
-                is_listed = folder.exists() or not self.folder.exists()
-                entries = list_folder(folder, self.see) if is_listed else ()
+                # All files of a missing folder are absent.
+                entries = list_folder(folder) if folder.exists() else ()
                 listings[inner_folder] = {entry.name for entry in entries}
             absent[index] = name not in listings[inner_folder]
         return absent
@@ -245,31 +246,23 @@ class ImageFiles(Storage):
                     files[index] = os.fsencode(other)
         return replace(self, files=np.array(files, np.bytes_))
 
-    def find_inside(self, index: int) -> str | None:
-        """Return the name of the inner folder that contains the path of an image, or None."""
-        path = os.fsdecode(self.files[index])
-        entries = list_folder(self.folder, self.see)
-        for name in sorted(entry.name for entry in entries):
-            if (self.folder / name / path).is_file():
-                return name
-        return None
 
-
-def in_folder(table: Table, folder: Path, see: str) -> StoredImages:
+def in_folder(table: Table, folder: Path) -> StoredImages:
     """Return the images of a table with paths relative to a folder."""
-    return StoredImages(ImageFiles(folder, table.files, see), table.labels, table.classes)
+    return StoredImages(ImageFiles(folder, table.files), table.labels, table.classes)
 
 
-def list_folder(folder: Path, see: str) -> Iterator[os.DirEntry[str]]:
+def list_folder(folder: Path) -> Iterator[os.DirEntry[str]]:
     """Yield the files and folders in a folder, in any order."""
     try:
         with os.scandir(folder) as entries:
             yield from entries
     except OSError as error:
-        raise DataError(f"{folder} cannot be listed ({error.strerror}); {see}") from error
+        fault = f"cannot be listed ({error.strerror}); restore it or correct the path"
+        raise DataError(f"{folder}: {fault}") from error
 
 
-def check_folder(root: str, what: str, see: str) -> Path:
+def check_folder(root: str, what: str) -> Path:
     """Return the absolute path of `data.root`, the folder of the dataset `what`.
 
     Raises:
@@ -277,9 +270,9 @@ def check_folder(root: str, what: str, see: str) -> Path:
     """
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; set data.root to the folder of {what} or {see}")
+        raise DataError(f"data.root: {folder} is not a folder; set it to the folder of {what}")
 
     # An empty folder often means that a disk is not mounted.
-    if not any(list_folder(folder, see)):
-        raise DataError(f"{folder} is empty; {see}")
+    if not any(list_folder(folder)):
+        raise DataError(f"data.root: {folder} is empty; set it to the folder of {what}")
     return folder

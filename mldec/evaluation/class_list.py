@@ -259,7 +259,7 @@ def _by_known_names(loaded: Loaded, class_list: ClassList, options: EvalOptions)
 def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
     """Return the case-folded names of the training classes."""
     if options.seen is not None:
-        names = check_names(read_lines(Path(options.seen), _SEE), options.seen, _SEE)
+        names = check_names(read_lines(Path(options.seen)), options.seen)
         return {name.casefold() for name in names}
 
     # The authors' zero-shot files and open_clip models have no class names.

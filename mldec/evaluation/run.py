@@ -281,7 +281,7 @@ def memory_advice(config: Config, device: torch.device) -> str:
     smaller = f"train.accumulate={2 * train.accumulate}"
     if train.batch_per_gpu is not None:
         smaller += f" train.batch_per_gpu={max(1, train.batch_per_gpu // 2)}"
-    elif device.type == "cuda":
+    elif device.type == "cuda" and train.pieces is None and distributed.world_size() == 1:
         smaller += " or train.batch_size=auto"
     return (
         f"out of memory on {device}: {micro_batch} training images at a time on each process, "

@@ -1,6 +1,6 @@
 """Read files of users: text, JSON, YAML and CSV.
 
-Unreadable files raise DataError with the file name, followed by `see` (a documentation hint).
+Unreadable files raise DataError with the file name.
 """
 
 import csv
@@ -51,76 +51,75 @@ def open_text(
 
 
 @contextmanager
-def reading(path: Path, see: str) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Convert OSError and UnicodeDecodeError of a read into DataError."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}); {see}") from error
+        raise DataError(
+            f"{path} cannot be read ({error.strerror or error}); restore it or correct the path"
+        ) from error
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8; {see}"
+            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8"
         ) from error
 
 
-def read_bytes(path: Path, see: str) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Return the content of a file as bytes."""
-    with reading(path, see), open_binary(path) as file:
+    with reading(path), open_binary(path) as file:
         return file.read()
 
 
-def read_text(
-    path: Path, see: str, *, newline: str | None = None, encoding: str = "utf-8-sig"
-) -> str:
+def read_text(path: Path, *, newline: str | None = None, encoding: str = "utf-8-sig") -> str:
     """Return the text of a file. For the arguments see `open_text`."""
-    with reading(path, see), open_text(path, newline=newline, encoding=encoding) as file:
+    with reading(path), open_text(path, newline=newline, encoding=encoding) as file:
         return file.read()
 
 
-def read_json(path: Path, see: str) -> Any:
+def read_json(path: Path) -> Any:
     """Return the content of a JSON file."""
-    content = read_bytes(path, see)
+    content = read_bytes(path)
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}); restore it, {see}") from error
+        raise DataError(f"{path} is not valid JSON ({error}); restore it") from error
 
 
-def read_yaml(path: Path, see: str) -> Any:
+def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file.
 
     Aliases raise DataError, because nested aliases can expand a small file to any size.
     """
-    text = read_text(path, see)
-    with naming_errors(path, DataError, remedy=see):
+    text = read_text(path)
+    with naming_errors(path, DataError, remedy="correct it"):
         for event in yaml.parse(text, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("aliases such as *NAME are not allowed")
         return yaml.safe_load(text)
 
 
-def read_lines(path: Path, see: str) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Return the stripped lines of a text file that are not blank.
 
     Raises:
         DataError: If there are none, or the file cannot be read.
     """
     # `splitlines` would also split at form feeds and other rare separators.
-    lines = [line.strip() for line in read_text(path, see).split("\n") if line.strip()]
+    lines = [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
     if not lines:
-        raise DataError(f"{path} is empty; {see}")
+        raise DataError(f"{path} is empty; restore it")
     return lines
 
 
 def csv_rows(
-    path: Path, see: str, *, delimiter: str = ",", encoding: str = "utf-8-sig"
+    path: Path, *, delimiter: str = ",", encoding: str = "utf-8-sig"
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a CSV file that are not blank.
 
     Args:
         path: The file.
-        see: Documentation hint for error messages.
         delimiter: Separator of the fields.
         encoding: As for `open`.
 
@@ -130,7 +129,7 @@ def csv_rows(
     Raises:
         DataError: If the file cannot be read or is not valid CSV.
     """
-    text = io.StringIO(read_text(path, see, newline="", encoding=encoding), newline="")
+    text = io.StringIO(read_text(path, newline="", encoding=encoding), newline="")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
 
     try:
@@ -139,13 +138,11 @@ def csv_rows(
                 yield reader.line_num, fields
     except csv.Error as error:
         raise DataError(
-            f"{path}, row {reader.line_num} is not CSV ({error}): check its quotes; {see}"
+            f"{path}, row {reader.line_num} is not CSV ({error}): check its quotes"
         ) from error
 
 
-def csv_columns(
-    path: Path, header: Sequence[str], see: str
-) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
+def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
     """Read a CSV file of millions of rows in chunks of columns.
 
     Chunks are faster than single rows and take less memory than the whole file.
@@ -153,7 +150,6 @@ def csv_columns(
     Args:
         path: The file.
         header: The required header.
-        see: Documentation hint for error messages.
 
     Yields:
         Number of the first row of a chunk (the header is row 1), and the fields of each column.
@@ -163,12 +159,14 @@ def csv_columns(
     """
     first = 2
     try:
-        with reading(path, see), open_text(path, newline="") as file:
+        with reading(path), open_text(path, newline="") as file:
             reader = csv.reader(file, strict=True)
             actual_header = next(reader, [])
             if actual_header != list(header):
                 names = ",".join(actual_header)
-                raise DataError(f"{path}: the header is {names!r}, not {','.join(header)!r}; {see}")
+                raise DataError(
+                    f"{path}: the header is {names!r}, not {','.join(header)!r}; correct it"
+                )
 
             while rows := list(islice(reader, CSV_ROWS)):
                 # Check the number of fields of the whole chunk first, which is fast.
@@ -176,11 +174,12 @@ def csv_columns(
                     for number, row in enumerate(rows, first):
                         if len(row) != len(header):
                             fault = f"row {number} has {len(row)} columns, not {len(header)}"
-                            raise DataError(f"{path}: {fault}; {see}")
+                            raise DataError(f"{path}: {fault}; correct it")
 
                 yield first, list(zip(*rows, strict=True))
                 first += len(rows)
     except csv.Error as error:
         raise DataError(
-            f"{path}: wrong quoting after row {first - 1} ({error}, line {reader.line_num}); {see}"
+            f"{path}: wrong quoting after row {first - 1} ({error}, line {reader.line_num}); "
+            f"correct the quotes"
         ) from error

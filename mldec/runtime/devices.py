@@ -23,7 +23,7 @@ def check_device(name: str) -> None:
     """Raise ConfigError for an invalid device name. `distributed.pick_device` opens the device."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,4})?", name):
         raise ConfigError(
-            f"device '{name[:40]}' is unknown: choose auto, cpu, mps, cuda or cuda:<number>"
+            f"device: '{name}' is unknown; choose auto, cpu, mps, cuda or cuda:<number>"
         )
 
 
@@ -60,32 +60,17 @@ def processors() -> int:
 
 
 def env_number(name: str, default: int, *, smallest: int = 0) -> int:
-    """Return an integer environment variable that torchrun sets.
-
-    Args:
-        name: Name of the variable.
-        default: Value if the variable is unset or empty.
-        smallest: Minimum of the value.
-
-    Returns:
-        The value.
-
-    Raises:
-        ConfigError: If the value is not an integer, or below the minimum.
-    """
+    """Return an integer environment variable of torchrun, at least `smallest`."""
     text = os.environ.get(name) or str(default)
-    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < smallest:
-        raise ConfigError(
-            f"{name}={text[:40]}: it must be a whole number from {smallest} on; unset it, or start "
-            f"with torchrun"
-        )
+    if not text.isdecimal() or int(text) < smallest:
+        raise ConfigError(f"{name}={text}: it must be an integer, at least {smallest}; unset it")
     return int(text)
 
 
 class Precision(Enum):
     """Number format of the forward pass. Weights, losses and metrics are always float32."""
 
-    auto = "auto"  # depends on the device, see `on`
+    auto = "auto"  # depends on the device, see `for_device`
     fp32 = "fp32"
     fp16 = "fp16"  # as in the official recipes; falls back to fp32 without CUDA
     bf16 = "bf16"
@@ -123,10 +108,7 @@ class Precision(Enum):
         """Return a warning if this number format is slow on a device, else None."""
         if device.type != "cpu" or self is not Precision.bf16:
             return None
-        return (
-            "train.precision=bf16 is slow on a CPU without instructions for it, "
-            "up to eight times slower than fp32: compare with train.precision=fp32"
-        )
+        return "train.precision=bf16: up to eight times slower than fp32 on a CPU without bf16"
 
 
 def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":
@@ -171,19 +153,12 @@ def prefetch_one(items: Iterable[T]) -> Iterator[T]:
 
     After an error or a stop request, the last item is yielded before the error is raised.
     """
-    iterator = iter(items)
     waiting: list[T] = []
-    fault: BaseException | None = None
-    while fault is None:
-        try:
-            waiting.append(next(iterator))
-        except StopIteration:
-            break
-        except (Exception, DataTimeout) as error:
-            fault = error
-        if len(waiting) == 2:
-            yield waiting.pop(0)
-
+    try:
+        for item in items:
+            yield from waiting
+            waiting = [item]
+    except (Exception, DataTimeout):
+        yield from waiting
+        raise
     yield from waiting
-    if fault is not None:
-        raise fault

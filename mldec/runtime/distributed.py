@@ -31,6 +31,7 @@ log = logging.getLogger("mldec")
 # otherwise use the 30 minutes of gloo.
 TIMEOUT = timedelta(minutes=20)
 
+# Files of the NVIDIA driver on Linux.
 DEVICE_FILES = Path("/dev")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -71,26 +72,26 @@ def pick_device(name: str) -> torch.device:
             name = "mps"
         else:
             name = "cpu"
-            _warn_of_unused_gpu()
+            _warn_about_unused_gpu()
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     check_device(name)
 
     kind, _, number = name.partition(":")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device mps is not there: this is no Apple GPU; use device=cpu")
+        raise ConfigError("device=mps: there is no Apple GPU; pass device=cpu")
     if kind != "cuda":
         return torch.device(kind)
     if int(number) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {name} is not there: {torch.cuda.device_count()} CUDA devices; use device=cpu"
+            f"device={name}: there are {torch.cuda.device_count()} CUDA devices; pass device=cpu"
         )
     return torch.device("cuda", int(number))
 
 
 @cache
-def _warn_of_unused_gpu() -> None:
-    """Log a warning if there is an NVIDIA GPU that torch cannot use."""
+def _warn_about_unused_gpu() -> None:
+    """Log a warning if torch cannot use an NVIDIA GPU of this machine."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if is_hidden or not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return
@@ -100,8 +101,8 @@ def _warn_of_unused_gpu() -> None:
         version = re.search(r"\b\d{3}\.[\d.]+", DRIVER_FILE.read_text(encoding="utf-8"))
         driver = f"driver {version[0]}" if version else driver
     log.warning(
-        f"device=auto: an NVIDIA GPU is not used, as torch {torch.__version__} finds no CUDA "
-        f"device with {driver}; update the driver, or install a torch build that supports it"
+        f"device=auto: using the CPU, because torch {torch.__version__} finds no CUDA device with "
+        f"{driver}; update the driver, or install a torch build that supports it"
     )
 
 
@@ -123,8 +124,6 @@ def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> 
         torch.backends.cudnn.benchmark = not deterministic
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    if device.type == "mps":
-        log.info("device mps: float64 and what torch cannot do on an Apple GPU go to the CPU")
 
 
 @cache
@@ -134,8 +133,8 @@ def _warn_without_compiler() -> None:
     is_disabled = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
     if has_kernels and not is_disabled and not triton_can_compile():
         log.warning(
-            "torch was imported before mldec, and without a C compiler and Python.h its Triton "
-            "kernels fail in training: set TORCH_DISABLE_NATIVE_JIT=1, or import mldec first"
+            "torch was imported before mldec, and its Triton kernels need a C compiler and "
+            "Python.h; set TORCH_DISABLE_NATIVE_JIT=1, or import mldec first"
         )
 
 
@@ -147,16 +146,13 @@ def processes(device: torch.device) -> Iterator[None]:
         device: The device of this rank. CUDA adds the NCCL backend.
 
     Raises:
-        ConfigError: If the environment variables of torchrun are incomplete or invalid.
+        ConfigError: If RANK or WORLD_SIZE is invalid.
     """
     if "RANK" not in os.environ:
         yield
         return
 
     rank_and_world_size()
-    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise ConfigError(f"{name} is not set, but RANK is; unset RANK, or start with torchrun")
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # After a restart by torchrun, the store still holds the keys of the previous processes.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -195,14 +191,14 @@ def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     if not dist.is_initialized():
         return model
 
-    # `batched_grad_copy` copies gradients per bucket. Older versions of torch have neither
-    # argument, and always broadcast the buffers.
+    options: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": static}
+    # Older versions of torch have neither argument, and always broadcast the buffers.
     newer = {"batched_grad_copy": True, "forward_sync_buffers": same_buffers}
     known = inspect.signature(DistributedDataParallel).parameters
-    options: dict[str, Any] = {name: value for name, value in newer.items() if name in known}
-    return DistributedDataParallel(
-        model, gradient_as_bucket_view=True, static_graph=static, **options
-    )
+    for name, value in newer.items():
+        if name in known:
+            options[name] = value
+    return DistributedDataParallel(model, **options)
 
 
 def copy_buffers(model: nn.Module) -> None:
@@ -213,15 +209,7 @@ def copy_buffers(model: nn.Module) -> None:
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Return a context without gradient all-reduce for a model of `wrap`.
-
-    Args:
-        model: The model of `wrap`.
-        unless: Return a context that does nothing.
-
-    Returns:
-        The context manager.
-    """
+    """Return a context without gradient all-reduce, or with `unless` one without effect."""
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
@@ -235,18 +223,12 @@ def total(value: Tensor) -> Tensor:
 
 
 def start_total(value: Tensor) -> Callable[[], Tensor]:
-    """Start to all-reduce the sum of a CPU tensor in place.
-
-    Returns:
-        A function that waits for the all-reduce and returns the tensor.
-    """
-    if not dist.is_initialized():
-        return lambda: value
-
-    work = dist.all_reduce(value, async_op=True)
+    """All-reduce the sum of a CPU tensor; the returned function waits for it, and returns it."""
+    work = dist.all_reduce(value, async_op=True) if dist.is_initialized() else None
 
     def finish() -> Tensor:
-        work.wait()
+        if work is not None:
+            work.wait()
         return value
 
     return finish
@@ -337,7 +319,5 @@ def rank_and_world_size() -> tuple[int, int]:
     rank = env_number("RANK", 0)
     size = env_number("WORLD_SIZE", 1, smallest=1)
     if rank >= size:
-        raise ConfigError(
-            f"RANK={rank} is not below WORLD_SIZE={size}; unset both, or start with torchrun"
-        )
+        raise ConfigError(f"RANK={rank}: it must be below WORLD_SIZE={size}; unset both")
     return rank, size

@@ -1,7 +1,5 @@
-"""Installed versions, the git commit, and memory management."""
+"""Installed versions, the git commit, and the message after an out-of-memory error."""
 
-import ctypes
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +9,6 @@ import torch
 
 import mldec
 from mldec.errors import UserError
-
-# Options of glibc's mallopt, from malloc.h.
-TRIM_THRESHOLD = -1
-MMAP_THRESHOLD = -3
-# Maximum size of blocks that are kept, in bytes. Older versions of glibc only accept the second.
-LARGEST_KEPT = (2**30, 2**25)
-OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def installed() -> dict[str, str]:
@@ -34,22 +25,19 @@ def git_commit() -> str | None:
     """
     # A killed run would leave git's index lock behind, which blocks later git commands.
     git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
-    # The package may be installed inside another repository. Check that git tracks this file.
-    commands = (
-        ["ls-files", "--error-unmatch", mldec.__file__],
-        ["rev-parse", "HEAD"],
-        ["status", "--porcelain", "--untracked-files=no"],
-    )
+
+    def run(*words: str) -> str:
+        done = subprocess.run(git + list(words), capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        tracked, commit, changes = (
-            subprocess.run(git + command, capture_output=True, text=True) for command in commands
-        )
-    except OSError:
+        # The package may be installed inside another repository. Check that git tracks this file.
+        run("ls-files", "--error-unmatch", mldec.__file__)
+        commit = run("rev-parse", "HEAD")
+        changes = run("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
         return None
-    if tracked.returncode or commit.returncode:
-        return None
-    mark = "+dirty" if changes.stdout else ""
-    return commit.stdout.strip() + mark
+    return f"{commit}+dirty" if changes else commit
 
 
 @contextmanager
@@ -64,23 +52,3 @@ def explain_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
             raise
 
         raise UserError(advice()) from error
-
-
-def keep_freed_memory() -> bool:
-    """Configure glibc to reuse freed memory instead of returning it to the system.
-
-    The system clears each returned page when the next step touches it. That takes 2 to 18 percent
-    of a training step on a CPU. Environment variables of the user have precedence.
-
-    Returns:
-        True if the setting was applied.
-    """
-    # `CDLL(None)` does not work on Windows.
-    if os.name == "nt":
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or any(name in os.environ for name in OF_THE_USER):
-        return False
-
-    takes_threshold = any(mallopt(MMAP_THRESHOLD, size) for size in LARGEST_KEPT)
-    return bool(takes_threshold and mallopt(TRIM_THRESHOLD, 2**31 - 1))

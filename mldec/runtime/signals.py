@@ -32,7 +32,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.listening = False  # whether `note` and `give_up` are the signal handlers
+        self.listening = False  # whether the methods below are the signal handlers
         self._waiting = False
 
     def __bool__(self) -> bool:
@@ -49,11 +49,7 @@ class StopRequest:
         return self.signal.name if self.signal else "a signal to another process"
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal.
-
-        Raises:
-            KeyboardInterrupt: For Ctrl-C after another signal.
-        """
+        """Handle a signal. Ctrl-C after another signal raises KeyboardInterrupt."""
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
 

@@ -1,16 +1,15 @@
 """Fit thresholds: `mldec calibrate outputs/NAME [data.root=...] [--objective f1]`.
 
-Thresholds and probabilities, a slope and an offset of the logits per class, are fitted to the
-validation images, and stored in a copy of the checkpoint, checkpoints/calibrated.pt in the folder
-of the run; see docs/running.md. With --thresholds FILE nothing is fitted, and the copy has the
-thresholds of the file.
+Fits a slope and an offset of the logits and a threshold for each class to the validation images.
+They are stored in a copy of the checkpoint: checkpoints/calibrated.pt in the folder of the run.
+--thresholds FILE stores the thresholds of a file instead. See docs/running.md.
 """
 
 import argparse
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,20 +21,11 @@ import torch
 from scipy.optimize import brentq
 from scipy.special import expit, logit, softmax
 
-from mldec.checkpoint import load_model
+from mldec import cli
+from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.sources import local
 from mldec.checkpoint.state import Calibration, in_order
-from mldec.cli import (
-    add_data_options,
-    add_model_options,
-    chosen_model,
-    command,
-    positive,
-    precision_setting,
-    run_command,
-    whole,
-)
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.splits import fold_numbers
@@ -55,40 +45,39 @@ from mldec.names import format_list
 
 log = logging.getLogger("mldec")
 
-MIN_POSITIVES = 10  # classes with fewer share a threshold, unless the user says otherwise
+MIN_POSITIVES = 10  # classes with fewer share a threshold
 FOLDS = 5
-SEED = 1  # of the folds; 0 is that of data.fold, whose images may be the ones to divide here
-FIXED = 0.5  # the threshold that the fitted ones are compared with
+SEED = 1  # of the folds; data.fold uses 0
+FIXED = 0.5  # threshold of the uncalibrated model
 
-MOST_SCORES = 4_000_000  # that a number for all classes is fitted to, such as a temperature
-BLOCK = 64  # classes that are read together: their scores lie side by side in memory
+MAX_SCORES = 4_000_000  # for the fit of a number for all classes, such as a temperature
+BLOCK = 64  # classes that are copied to contiguous memory at a time
 BINS = 15  # of the calibration error
-TEMPERATURES = (0.05, 20.0)  # beyond, the scores would be 0, 0.5 and 1
-HIGHEST = np.nextafter(1, 0)  # a threshold of 1 could not be compared as a logit
+TEMPERATURES = (0.05, 20.0)  # at other temperatures all scores are about 0, 0.5 or 1
+MAX_THRESHOLD = np.nextafter(1, 0)  # the logit of 1 is infinite
 
-NUMBER = r"[0-9]{0,9}\.?[0-9]{1,9}"
-OBJECTIVE = re.compile(rf"f1|(precision|recall):{NUMBER}|cost:{NUMBER},{NUMBER}")
+OBJECTIVES = {"f1": 0, "precision": 1, "recall": 1, "cost": 2}  # number of values
 
-# Calibrated logits of annotated images [n], and whether the images show the class, bool [n].
+# Calibrated logits of the annotated images [n] and their labels, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a threshold is chosen for; of equally good ones the highest is."""
+    """The objective of a threshold. The highest of equally good thresholds is chosen."""
 
-    text: str  # as the user writes it
-    # "f1": the highest F1. "precision": the highest recall whose precision is at least the value.
-    # "recall": the highest threshold whose recall is at least the value. "cost": the lowest sum of
-    # costs, of which the values are those of a false positive and of a false negative.
+    text: str  # as in --objective
+    # "f1": the highest F1. "precision": the highest recall with a minimum precision. "recall": the
+    # highest threshold with a minimum recall. "cost": the lowest total cost.
     kind: str
+    # The minimum, or the costs of a false positive and of a false negative.
     values: tuple[float, ...]
 
     def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
-        """Choose one of C cut points by the positives and the negatives at or above each of them.
+        """Choose a cut point by the positives and negatives at or above each, from high to low [C].
 
-        The highest cut point comes first. Returns its index, None if it is best to predict
-        nothing, and whether the objective is reached: otherwise the highest precision is chosen.
+        Returns its index, or None if it is best to predict no image, and whether the objective is
+        reached. If it is not, the cut point has the highest precision.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)
@@ -98,99 +87,96 @@ class Objective:
         if self.kind == "recall":
             return int(np.argmax(hits / positives >= self.values[0])), True
         if self.kind == "precision":
-            reached = bool(precision.max() >= self.values[0])
-            wanted = self.values[0] if reached else precision.max()
+            wanted = min(self.values[0], precision.max())
+            reached = bool(wanted == self.values[0])
             return int(np.flatnonzero(precision >= wanted)[-1]), reached
 
         per_false_positive, per_false_negative = self.values
         costs = per_false_positive * false_alarms + per_false_negative * (positives - hits)
-        is_never_best = per_false_negative * positives <= costs.min()
-        return (None if is_never_best else int(np.argmin(costs))), True
+        if per_false_negative * positives <= costs.min():
+            return None, True
+        return int(np.argmin(costs)), True
 
 
 def parse_objective(text: str) -> Objective:
-    """Read f1, precision:P, recall:R or cost:FP,FN."""
-    if OBJECTIVE.fullmatch(text):
-        kind, _, numbers = text.partition(":")
+    """Parse f1, precision:P, recall:R or cost:FP,FN."""
+    kind, _, numbers = text.partition(":")
+    with suppress(ValueError):
         values = tuple(float(number) for number in numbers.split(",") if number)
-        highest = np.inf if kind == "cost" else 1
-        if all(0 < value <= highest for value in values):
+        highest = np.finfo(float).max if kind == "cost" else 1
+        if len(values) == OBJECTIVES.get(kind) and all(0 < value <= highest for value in values):
             return Objective(text, kind, values)
 
     raise ConfigError(
-        f"--objective {text}: it must be f1, precision:P or recall:R with a number above 0 and at "
-        f"most 1, or cost:FP,FN with two costs above 0, such as precision:0.9 or cost:1,5"
+        f"--objective {text}: unknown objective; pass f1, precision:P or recall:R (above 0, at "
+        f"most 1), or cost:FP,FN (above 0)"
     )
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """A threshold, and its precision on the images that it was fitted on."""
+def fit_threshold(
+    objective: Objective, columns: Callable[[], Iterable[Column]]
+) -> tuple[float, float]:
+    """Fit one threshold to the scores of one or several classes.
 
-    value: float  # the lowest calibrated score, from 0 to 1, that counts as present
-    is_reached: bool  # the objective
-    precision: float
+    It is halfway between the lowest score of a present class and the next lower score. `columns` is
+    called several times, because the columns of many classes may not fit in memory.
 
-
-def fit_threshold(objective: Objective, columns: Callable[[], Iterable[Column]]) -> Threshold:
-    """Fit one threshold to the scores of a class, or of several classes together.
-
-    It lies halfway between the lowest score that counts as present and the next one. The columns
-    are computed several times, so that the scores of many classes need not be in memory together.
+    Returns:
+        The threshold, and its precision in the fit if the objective is not reached, otherwise NaN.
     """
-    # Only the scores of positives can be the best cut points: between two of them a lower threshold
-    # adds nothing but false positives.
+    # Only the scores of positives are candidates. Between two of them, a lower threshold only adds
+    # false positives.
     of_positives = np.concatenate([logits[present] for logits, present in columns()])
     cuts, counts = np.unique(of_positives, return_counts=True)
 
-    # How many cut points each negative reaches; most reach none, and need no search.
+    # Count the candidates at or below each negative. Most negatives are below all candidates.
     reached = np.zeros(len(cuts) + 1, np.int64)
     for logits, present in columns():
         negatives = logits[~present & (logits >= cuts[0])]
         below = np.searchsorted(cuts, negatives, side="right")
         reached += np.bincount(below, minlength=len(reached))
 
-    # From the highest cut point to the lowest.
+    # Order the candidates from high to low.
     cuts = cuts[::-1]
     hits = counts[::-1].cumsum()
     false_alarms = reached[::-1].cumsum()[:-1]
     index, is_reached = objective.choose(hits, false_alarms)
     if index is None:
         highest = max(logits.max() for logits, _ in columns() if len(logits))
-        return Threshold(min((expit(highest) + 1) / 2, HIGHEST), is_reached, 0.0)
+        return min((expit(highest) + 1) / 2, MAX_THRESHOLD), np.nan
 
     lower = (logits[logits < cuts[index]] for logits, _ in columns())
     next_lower = max((logits.max() for logits in lower if len(logits)), default=-np.inf)
     value = expit(np.array([cuts[index], next_lower])).mean()
-    precision = float(hits[index] / (hits[index] + false_alarms[index]))
-    return Threshold(float(min(value, HIGHEST)), is_reached, precision)
+    precision = np.nan if is_reached else hits[index] / (hits[index] + false_alarms[index])
+    return min(value, MAX_THRESHOLD), precision
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user chooses."""
+    """Options of a fit."""
 
     objective: Objective
-    scope: str  # "class" or "global"
+    scope: str  # of the thresholds: "class" or "global"
     min_positives: int  # classes with fewer share a threshold
-    shared: bool = False  # one slope and offset for all classes, as they must if these are any
+    single_slope: bool = False  # one slope and offset for all classes, for zero-shot models
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How K classes are decided: calibrated logits are slope * logit + offset."""
+    """Calibration of K classes. Calibrated logits are slope * logit + offset."""
 
     slopes: np.ndarray  # float64 [K]
     offsets: np.ndarray  # float64 [K]
-    thresholds: np.ndarray  # lowest calibrated score that counts as present, float64 [K]
-    shares: np.ndarray  # the threshold with others, for want of positives, bool [K]
-    # On the images of the fit, where it is not what was asked for; elsewhere NaN, float64 [K].
+    thresholds: np.ndarray  # float64 [K]: lowest calibrated score of a present class
+    is_shared: np.ndarray  # bool [K]: the class shares a threshold because of few positives
+    # Precision in the fit if the objective is not reached, otherwise NaN; float64 [K].
     best_precision: np.ndarray
 
     def columns(
         self, logits: np.ndarray, labels: np.ndarray, images: np.ndarray
     ) -> Iterator[tuple[int, Column]]:
-        """Yield each class with its column, of logits and labels [N, K] and images bool [N]."""
+        """Yield the index and the column of each class for the selected images; see `fit`."""
         for first in range(0, logits.shape[1], BLOCK):
             block = np.s_[:, first : first + BLOCK]
             scores = np.ascontiguousarray(logits[block].T, np.float64)
@@ -201,33 +187,34 @@ class Fit:
                 yield index, (calibrated, target[chosen] == 1)
 
 
-def unscaled(num_classes: int) -> Fit:
-    """Return the decisions without a fit: the scores of the model and a threshold of `FIXED`."""
-    ones, no = np.ones(num_classes), np.zeros(num_classes, bool)
-    return Fit(ones, 0 * ones, FIXED * ones, no, np.nan * ones)
+def uncalibrated(num_classes: int) -> Fit:
+    """Return a fit with the scores of the model and the threshold `FIXED`."""
+    ones = np.ones(num_classes)
+    return Fit(ones, 0 * ones, FIXED * ones, np.zeros(num_classes, bool), np.nan * ones)
 
 
-def every_nth(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Return the indices of images that a number for all classes is fitted to."""
+def subsample(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Return the indices of every n-th image, with at most about `MAX_SCORES` scores."""
     rows = np.flatnonzero(images)
-    return rows[:: 1 + len(rows) * logits.shape[1] // MOST_SCORES]
+    return rows[:: 1 + len(rows) * logits.shape[1] // MAX_SCORES]
 
 
 def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> float | None:
-    """Fit the temperature T that minimises the log loss of the softmax of logits / T.
+    """Fit the temperature T that minimizes the log loss of softmax(logits / T) on one-hot labels.
 
-    It is for images of one label (Guo et al. 2017, arXiv 1706.04599, section 4.2). The loss is
-    convex in 1 / T, so that its derivative has one zero. None if that is outside `TEMPERATURES`.
+    Source: Guo et al. 2017, arXiv 1706.04599, section 4.2. The loss is convex in 1 / T, so its
+    derivative has one zero. Returns None if it is outside `TEMPERATURES`. See `fit` for the
+    arguments.
     """
-    rows = every_nth(logits, images)
-    logits, labels = logits[rows].astype(np.float64), labels[rows]
-    has_label = (labels == 1).any(1)
-    logits, present = logits[has_label], labels[has_label] == 1
+    rows = subsample(logits, images)
+    rows = rows[(labels[rows] == 1).any(1)]
+    selected = logits[rows].astype(np.float64)
+    present = labels[rows] == 1
     targets = present / present.sum(1, keepdims=True)
 
     def derivative(log_temperature: float) -> float:
-        scores = softmax(logits * np.exp(-log_temperature), axis=1)
-        return float(np.sum((scores - targets) * logits))
+        scores = softmax(selected * np.exp(-log_temperature), axis=1)
+        return float(np.sum((scores - targets) * selected))
 
     lowest, highest = np.log(TEMPERATURES)
     if not derivative(lowest) > 0 > derivative(highest):
@@ -235,68 +222,78 @@ def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> f
     return float(np.exp(brentq(derivative, lowest, highest)))
 
 
-def scaled(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit the calibrated scores, and leave the thresholds as they are."""
-    fitted, rows = unscaled(logits.shape[1]), every_nth(logits, images)
-    if choice.shared:
+def fit_scores(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
+    """Fit slopes and offsets; see `fit`. The thresholds are `FIXED`."""
+    fitted = uncalibrated(logits.shape[1])
+    rows = subsample(logits, images)
+    if choice.single_slope:
         annotated = labels[rows] >= 0
         slope, offset = platt(logits[rows][annotated], labels[rows][annotated] == 1)
-        fitted.slopes[:], fitted.offsets[:] = slope, offset
+        fitted.slopes[:] = slope
+        fitted.offsets[:] = offset
         return fitted
 
     common = common_slope(logits[rows].astype(np.float64), labels[rows])
-    # Until it is fitted, the slope of a class is 1.
+    # The columns are the logits of the model, because each slope is 1 until it is fitted.
     for index, column in fitted.columns(logits, labels, images):
         fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
     return fitted
 
 
 def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit scores and thresholds to some images, bool [N]; logits and labels are [N, K]."""
+    """Fit scores and thresholds.
+
+    Args:
+        logits: Float [N, K].
+        labels: [N, K] of 1, 0 or -1 (ignored).
+        images: Selected images, bool [N].
+        choice: Options of the fit.
+
+    Raises:
+        DataError: If no selected image has a positive label.
+    """
     positives = (labels[images] == 1).sum(0)
     if not positives.sum():
-        raise DataError(
-            "no label is positive among the images that thresholds are fitted on: use more of them"
-        )
+        raise DataError("calibration: no image has a positive label; use more images")
 
-    # Thresholds are of calibrated scores, which come first.
-    fitted = scaled(logits, labels, images, choice)
-
-    def store(threshold: Threshold, index: int | np.ndarray) -> None:
-        fitted.thresholds[index] = threshold.value
-        fitted.best_precision[index] = np.nan if threshold.is_reached else threshold.precision
-
+    # The thresholds are for the calibrated scores.
+    fitted = fit_scores(logits, labels, images, choice)
     is_shared = (positives < choice.min_positives) | (choice.scope == "global")
     for index, column in fitted.columns(logits, labels, images):
         if not is_shared[index]:
-            store(fit_threshold(choice.objective, partial(iter, [column])), index)
+            limit, precision = fit_threshold(choice.objective, partial(iter, [column]))
+            fitted.thresholds[index] = limit
+            fitted.best_precision[index] = precision
 
     if is_shared.any():
-        # Those of all classes decide, if even together these have too few positives.
+        # Use all classes if the classes with a shared threshold have too few positives together.
         too_few = positives[is_shared].sum() < choice.min_positives
 
-        def columns() -> Iterator[Column]:
+        def shared_columns() -> Iterator[Column]:
             for index, column in fitted.columns(logits, labels, images):
                 if too_few or is_shared[index]:
                     yield column
 
-        store(fit_threshold(choice.objective, columns), is_shared)
+        limit, precision = fit_threshold(choice.objective, shared_columns)
+        fitted.thresholds[is_shared] = limit
+        fitted.best_precision[is_shared] = precision
 
-    return replace(fitted, shares=is_shared & (choice.scope == "class"))
+    return replace(fitted, is_shared=is_shared & (choice.scope == "class"))
 
 
 class Tally:
-    """What the decisions of fits to K classes come to, added up over images."""
+    """Counts of decisions and calibration errors, summed over images."""
 
     def __init__(self, num_classes: int) -> None:
         self.counts = Counts(num_classes)
-        self.pairs = 0  # of an annotated image and a class
+        self.pairs = 0  # annotated pairs of an image and a class
 
-        # Sum of the calibrated scores, and number of positives, in each bin of the scores.
-        self.scores, self.positives = np.zeros((2, BINS))
+        # Sum of the calibrated scores and number of positives per bin.
+        self.scores = np.zeros(BINS)
+        self.positives = np.zeros(BINS)
 
     def add(self, fitted: Fit, logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> None:
-        """Decide some images, bool [N], and count the decisions; logits and labels are [N, K]."""
+        """Add the decisions on the selected images; see `fit` for the arguments."""
         lowest = logit(fitted.thresholds)
         for index, (calibrated, present) in fitted.columns(logits, labels, images):
             predicted = calibrated >= lowest[index]
@@ -311,18 +308,15 @@ class Tally:
             self.pairs += len(present)
 
     def summary(self) -> dict[str, float]:
-        """Return precision, recall, F1 and the calibration error in percent.
-
-        The error is the mean over all pairs of |share of positives - mean score| of their bin.
-        """
+        """Return precision, recall, F1 and the expected calibration error (ECE) in percent."""
         error = 100 * np.abs(self.positives - self.scores).sum() / self.pairs
-        return {**self.counts.summary(), "ECE": float(error)}
+        return self.counts.summary() | {"ECE": float(error)}
 
 
 def cross_fitted(
     logits: np.ndarray, labels: np.ndarray, folds: np.ndarray, choice: Choice
 ) -> Tally:
-    """Decide each image by a fit to the images of the other folds; folds are numbers [N]."""
+    """Decide on each image with a fit on the images of the other folds; `folds` is int [N]."""
     tally = Tally(logits.shape[1])
     for fold in np.unique(folds):
         tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)
@@ -331,74 +325,73 @@ def cross_fitted(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fit comes to, for each of three ways to judge it."""
+    """A fit and its metrics in percent on three kinds of decisions."""
 
-    cross_fitted: dict[str, float]  # percentages by name, of images outside the fit
-    fitted: dict[str, float]  # of those that it was fitted to
-    uncalibrated: dict[str, float]  # of the model's own scores, with a threshold of `FIXED`
-    per_class: dict[str, list[Any]]  # columns of K values; none if an image has one label
-    slopes: list[float]  # of the calibrated logits, K or one for all classes
-    offsets: list[float]  # as many
-    thresholds: list[float]  # K, one for all classes, or none
+    cross_fitted: dict[str, float]  # out-of-fold
+    fitted: dict[str, float]  # in-sample
+    uncalibrated: dict[str, float]  # scores of the model, with the threshold `FIXED`
+    per_class: dict[str, list[Any]]  # K values per column; empty for single-label data
+    objective: str | None  # None for single-label data
+    scope: str | None  # "class", "global", or None for single-label data
+    slopes: list[float]  # K or one for all classes
+    offsets: list[float]  # K or one for all classes
+    thresholds: list[float]  # K, one for all classes, or none for single-label data
 
 
-def with_several(
+def calibrate_multi_label(
     scores: Scores, folds: np.ndarray, choice: Choice, names: tuple[str, ...]
 ) -> Outcome:
-    """Calibrate a model of several labels per image, and say what it could not do."""
-    logits, labels = scores.logits, scores.labels
+    """Fit scores and thresholds of multi-label data."""
+    logits = scores.logits
+    labels = scores.labels
     every = np.ones(len(logits), bool)
     fitted = fit(logits, labels, every, choice)
-    warn(fitted, choice, names)
+    warn_about_classes(fitted, choice, names)
 
-    own, fixed = Tally(len(names)), Tally(len(names))
-    own.add(fitted, logits, labels, every)
-    fixed.add(unscaled(len(names)), logits, labels, every)
-    outside = cross_fitted(logits, labels, folds, choice)
+    in_sample = Tally(len(names))
+    in_sample.add(fitted, logits, labels, every)
+    fixed = Tally(len(names))
+    fixed.add(uncalibrated(len(names)), logits, labels, every)
+    out_of_fold = cross_fitted(logits, labels, folds, choice)
 
     per_class = {"threshold": fitted.thresholds.tolist()}
-    for prefix, tally in (("", outside), ("fitted_", own), (f"at_{FIXED}_", fixed)):
+    for prefix, tally in (("", out_of_fold), ("fitted_", in_sample), (f"at_{FIXED}_", fixed)):
         for name, column in tally.counts.per_class().items():
             per_class[prefix + name] = (100 * column).tolist()
-    per_class["positives"] = own.counts.positives.tolist()
-    per_class["shares_threshold"] = fitted.shares.tolist()
+    per_class["positives"] = in_sample.counts.positives.tolist()
+    per_class["shares_threshold"] = fitted.is_shared.tolist()
     per_class["objective_reached"] = np.isnan(fitted.best_precision).tolist()
 
-    # One number stands for all classes.
-    scales = 1 if choice.shared else len(names)
-    slopes = fitted.slopes[:scales].tolist()
-    offsets = fitted.offsets[:scales].tolist()
-    thresholds = fitted.thresholds[: 1 if choice.scope == "global" else None].tolist()
-    judged = outside.summary(), own.summary(), fixed.summary()
-    return Outcome(*judged, per_class, slopes, offsets, thresholds)
+    slopes = fitted.slopes.tolist()
+    offsets = fitted.offsets.tolist()
+    if choice.single_slope:
+        slopes = slopes[:1]
+        offsets = offsets[:1]
+    thresholds = fitted.thresholds.tolist()
+    if choice.scope == "global":
+        thresholds = thresholds[:1]
+    judged = (out_of_fold.summary(), in_sample.summary(), fixed.summary())
+    text = choice.objective.text
+    return Outcome(*judged, per_class, text, choice.scope, slopes, offsets, thresholds)
 
 
-def warn(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
-    """Name the classes that share a threshold, and those that miss the objective."""
-    sharing = [names[index] for index in np.flatnonzero(fitted.shares)]
+def warn_about_classes(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
+    """Log the classes that share a threshold, and the classes that miss the objective."""
+    sharing = [names[index] for index in np.flatnonzero(fitted.is_shared)]
     if sharing:
-        log.warning(
-            f"{len(sharing)} classes share a threshold, as they have fewer than "
-            f"{choice.min_positives} positives: {format_list(sharing)}"
-        )
+        reason = f"fewer than {choice.min_positives} positives"
+        log.warning(f"{len(sharing)} classes share a threshold ({reason}): {format_list(sharing)}")
 
-    unreached = [
-        f"{names[index]} ({100 * fitted.best_precision[index]:.1f} %)"
-        for index in np.flatnonzero(~np.isnan(fitted.best_precision))
-    ]
-    if unreached:
-        log.warning(
-            f"no threshold reaches {choice.objective.text} for {len(unreached)} classes, which "
-            f"have the one of the highest precision: {format_list(unreached)}"
-        )
+    missed = [names[index] for index in np.flatnonzero(~np.isnan(fitted.best_precision))]
+    if missed:
+        reason = f"{choice.objective.text} is not reached, the highest precision is used"
+        log.warning(f"{len(missed)} classes: {reason}: {format_list(missed)}")
 
 
-def with_one_label(scores: Scores, folds: np.ndarray) -> Outcome:
-    """Fit the temperature of a model of one label per image."""
-    logits, labels = scores.logits, scores.labels
-
-    def fitted_to(images: np.ndarray) -> float:
-        return temperature(logits, labels, images) or 1.0
+def calibrate_single_label(scores: Scores, folds: np.ndarray) -> Outcome:
+    """Fit the temperature of single-label data."""
+    logits = scores.logits
+    labels = scores.labels
 
     def metrics(divisors: np.ndarray) -> dict[str, float]:
         evaluator = SingleLabelEvaluator(logits.shape[1])
@@ -407,18 +400,23 @@ def with_one_label(scores: Scores, folds: np.ndarray) -> Outcome:
         return {name: values[name] for name in ("top1", "ECE")}
 
     ones = np.ones(len(logits))
-    fitted, outside = fitted_to(ones > 0), np.ones(len(logits))
+    fitted = temperature(logits, labels, ones > 0)
+    if fitted is None:
+        log.warning(f"no temperature from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g} is optimal")
+        fitted = 1.0
+    out_of_fold = np.ones(len(logits))
     for fold in np.unique(folds):
-        outside[folds == fold] = fitted_to(folds != fold)
-    judged = metrics(outside), metrics(fitted * ones), metrics(ones)
-    return Outcome(*judged, {}, [1 / fitted], [0.0], [])
+        out_of_fold[folds == fold] = temperature(logits, labels, folds != fold) or 1.0
+
+    judged = (metrics(out_of_fold), metrics(fitted * ones), metrics(ones))
+    return Outcome(*judged, {}, None, None, [1 / fitted], [0.0], [])
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec calibrate`."""
-    arguments = command("calibrate", str(__doc__))
-    add_model_options(arguments)
-    add_data_options(arguments)
+    arguments = cli.command("calibrate", str(__doc__))
+    cli.add_model_options(arguments)
+    cli.add_data_options(arguments)
     arguments.add_argument(
         "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
     )
@@ -427,97 +425,104 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--min-positives",
-        type=positive,
+        type=cli.positive,
         default=MIN_POSITIVES,
         metavar="N",
-        help=f"classes with fewer share a threshold; default: {MIN_POSITIVES}",
+        help=f"classes with fewer positives share a threshold; default: {MIN_POSITIVES}",
     )
     arguments.add_argument(
         "--folds",
-        type=partial(whole, smallest=2),
+        type=partial(cli.whole, smallest=2),
         default=FOLDS,
         metavar="N",
-        help=f"of the images, to judge the thresholds; default: {FOLDS}",
+        help=f"folds of the images for out-of-fold metrics; default: {FOLDS}",
     )
     arguments.add_argument(
         "--out",
         metavar="FILE",
-        help="the calibrated copy; default: checkpoints/calibrated.pt in the folder of a run",
+        help="the calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
     )
-    arguments.add_argument("--json", metavar="FILE", help="write all numbers and values per class")
+    arguments.add_argument("--json", metavar="FILE", help="write all metrics and values per class")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
     return arguments
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Score, fit, store the copy, print, and write the files."""
+    """Store a copy of a checkpoint with fitted thresholds or the thresholds of a file."""
     objective = parse_objective(args.objective)
     check_targets(json=args.json, csv=args.csv, pt=args.out)
-    args.settings += precision_setting(args)
+    args.settings += cli.precision_setting(args)
     path = Path(args.checkpoint)
     if path.is_dir():
-        # An earlier calibrated.pt of the run does not stand for it here.
+        # Calibrate best.pt of a run, not an earlier calibrated.pt.
         path = local(path)
         args.checkpoint = str(path)
-    # If a run replaces the file meanwhile, the copy counts as made from the old one.
+    # Hash the file before it is read, because a run may replace it meanwhile.
     source = torch_files.recorded_hash(path) if path.is_file() else None
-
-    loaded = load_model(**chosen_model(args))
+    loaded = load_model(**cli.chosen_model(args))
     out = target(args.out, loaded.path)
     check_targets(pt=out)
-    if args.thresholds is not None:
+
+    if args.thresholds is None:
+        calibrate_on_images(loaded, objective, source, args, out)
+    else:
         if args.json or args.csv:
-            raise ConfigError("--thresholds fits nothing: leave --json and --csv out")
-        given = loaded.calibration
-        assert given is not None
-        state = replace(to_store(loaded), calibration=replace(given, source=source)).to_state()
+            raise ConfigError("--thresholds: there are no results for --json and --csv; omit them")
+        assert loaded.calibration is not None
+        calibration = replace(loaded.calibration, source=source)
+        state = replace(to_store(loaded), calibration=calibration).to_state()
         torch_files.save(Path(out), state, of_run=False)
         say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
-        return
 
+
+def calibrate_on_images(
+    loaded: Loaded, objective: Objective, source: str | None, args: argparse.Namespace, out: str
+) -> None:
+    """Score the validation images, fit, store the copy and print the metrics."""
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)), calibrated=False)
-    loaded, data = setup.loaded, setup.data
+    loaded = setup.loaded
     checkpoint = to_store(loaded)
-    size, stored = data.transform.image_size, checkpoint.transform.image_size
-    if size != stored:
+    size = setup.data.transform.image_size
+    stored_size = checkpoint.transform.image_size
+    if size != stored_size:
         raise ConfigError(
-            f"data.image_size {size}: {loaded.path} is for {stored} pixels, and its thresholds "
-            f"would not hold there; pass data.image_size={stored}"
+            f"data.image_size {size}: {loaded.path} is for {stored_size} pixels, and thresholds "
+            f"depend on the size; pass data.image_size={stored_size}"
         )
-    zero_shot = loaded.classes.word_vectors is not None
-    # It scores any classes, and has one threshold for all of them.
-    scope = "global" if zero_shot else args.scope
-    choice = Choice(objective, scope, args.min_positives, shared=zero_shot)
-
     scores = setup.scores()
     constant = setup.constant_classes(scores)
     for line in same_scores(constant):
         log.warning(line)
 
-    # What identifies the images, wherever they are stored.
-    dataset, keys = data.val.dataset, scores.indices
+    # Zero-shot models score any classes, so they have one threshold for all classes.
+    zero_shot = loaded.classes.word_vectors is not None
+    scope = "global" if zero_shot else args.scope
+    choice = Choice(objective, scope, args.min_positives, single_slope=zero_shot)
+    # The folds do not depend on the storage of the images.
+    dataset = setup.data.val.dataset
+    keys = scores.indices
     if isinstance(dataset, StoredImages):
         keys = dataset.storage.keys[keys]
     folds = fold_numbers(keys, args.folds, SEED)
 
-    exclusive, names = loaded.classes.exclusive, data.val.classes.names
-    if exclusive:
-        outcome = with_one_label(scores, folds)
+    names = setup.data.val.classes.names
+    if loaded.classes.exclusive:
+        outcome = calibrate_single_label(scores, folds)
     else:
-        outcome = with_several(scores, folds, choice, names)
+        outcome = calibrate_multi_label(scores, folds, choice, names)
 
-    values = outcome.thresholds, outcome.slopes, outcome.offsets
+    values = (outcome.thresholds, outcome.slopes, outcome.offsets)
     thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
     calibration = Calibration(
         weights=loaded.weights,
-        objective=None if exclusive else objective.text,
-        scope=None if exclusive else choice.scope,
+        objective=outcome.objective,
+        scope=outcome.scope,
         thresholds=thresholds,
         slopes=slopes,
         offsets=offsets,
         images=len(scores.indices),
         data=to_dict(setup.config)["data"],
-        fingerprint=fingerprint(data.val),
+        fingerprint=fingerprint(setup.data.val),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         error=outcome.cross_fitted["ECE"],
         constant=constant,
@@ -529,14 +534,11 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def target(out: str | None, path: Path) -> str:
-    """Return the path of the calibrated copy : `out`, or calibrated.pt of the run."""
+    """Return the path of the calibrated copy: `out`, or calibrated.pt of the run of `path`."""
     if out is None:
         if not is_best_of_run(path):
-            raise ConfigError(
-                f"--out: {path} is not the best checkpoint in the folder of a run; pass --out FILE"
-            )
+            raise ConfigError(f"--out: {path} is not the best.pt of a run; pass --out FILE")
         return str(path.with_name(CALIBRATED))
-
     if os.path.realpath(out) == os.path.realpath(path):
         raise ConfigError(f"--out: {out} is the checkpoint itself; pass another name")
     return out
@@ -550,20 +552,30 @@ def print_results(
     args: argparse.Namespace,
     out: str,
 ) -> None:
-    """Print the results, and write the files that the command line names."""
-    results = Results(
-        outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
-    )
+    """Print the metrics, and write --json and --csv."""
     for line in left_out(scores.bad, calibration.images):
         log.warning(line)
+    fixed = f"at {FIXED}"
+    values = f"thresholds for {calibration.objective}, scope {calibration.scope}"
+    if calibration.scope is None:
+        fixed = "uncalibrated"
+        values = f"temperature {1 / calibration.slopes[0]:.3f}"
     say(
-        f"{args.checkpoint} ({calibration.weights} weights) on {calibration.images:,} images: "
-        f"{', '.join(what_was_fitted(calibration))}",
-        *table(outcome, "uncalibrated" if calibration.scope is None else f"at {FIXED}"),
+        f"{args.checkpoint}, {calibration.weights} weights, {calibration.images:,} images",
+        values,
+        f"  {'percent':10}{'cross-fitted':>14}{'same images':>14}{fixed:>14}",
+    )
+    for name, value in outcome.cross_fitted.items():
+        others = f"{outcome.fitted[name]:14.3f}{outcome.uncalibrated[name]:14.3f}"
+        say(f"  {name:10}{value:14.3f}{others}")
+    say(
         f"cross-fitted: out-of-fold, {args.folds} folds; same images: in-sample (optimistic)",
         f"{out}: a calibrated copy of {args.checkpoint}",
     )
 
+    results = Results(
+        outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
+    )
     if args.json:
         content = report(results, calibration.weights, args.checkpoint, names) | {
             "fitted": outcome.fitted,
@@ -579,33 +591,9 @@ def print_results(
         write_result(args.csv, to_csv(results, names))
 
 
-def what_was_fitted(calibration: Calibration) -> list[str]:
-    """Return a phrase about the scores, after one about the thresholds if there are any."""
-    per_class = " per class" if len(calibration.slopes) > 1 else ""
-    scaling = f"Platt scaling{per_class}"
-    if calibration.scope == "class":
-        return [f"a threshold per class for {calibration.objective}", scaling]
-    if calibration.scope == "global":
-        threshold = calibration.thresholds[0]
-        return [f"threshold {threshold:.3f} for {calibration.objective}", scaling]
-    if calibration.slopes == (1.0,):
-        lowest, highest = TEMPERATURES
-        return [f"no temperature: the best one is not from {lowest:g} to {highest:g}"]
-    return [f"temperature {1 / calibration.slopes[0]:.3f}"]
-
-
-def table(outcome: Outcome, uncalibrated: str) -> Iterator[str]:
-    """Yield the lines of a table with a column for each of the three ways to judge a fit."""
-    columns = [outcome.cross_fitted, outcome.fitted, outcome.uncalibrated]
-    headings = ["cross-fitted", "same images", uncalibrated]
-    yield "  percent   " + "".join(f"{heading:>14}" for heading in headings)
-    for name in outcome.fitted:
-        yield f"  {name:10}" + "".join(f"{column[name]:14.3f}" for column in columns)
-
-
 def main() -> None:
     """Run the command."""
-    run_command(parser().parse_intermixed_args, calibrate)
+    cli.run_command(parser().parse_intermixed_args, calibrate)
 
 
 if __name__ == "__main__":

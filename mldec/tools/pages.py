@@ -1,6 +1,6 @@
-"""What pages and charts share: templates, pictures inside of a page, and figures of matplotlib.
+"""Templates, embedded images and matplotlib figures for HTML pages and charts.
 
-matplotlib is optional (`pip install -e '.[plot]'`): it is imported by the functions that draw.
+matplotlib is optional (`pip install -e '.[plot]'`), so it is imported inside functions.
 """
 
 import base64
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 100
-SMALL = 7  # points, the font size of names and captions
-NAME_LENGTH = 28  # characters of a name that are shown
+SMALL = 7  # font size of names and captions in points
+NAME_LENGTH = 28  # maximum length of a name in a chart
 
 
 def template(package: str, name: str, **filters: Any) -> Template:
-    """Return a template of a package; it escapes texts, and shows control characters as `?`."""
+    """Return a template of a package that escapes HTML and control characters."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -39,14 +39,14 @@ def template(package: str, name: str, **filters: Any) -> Template:
 
 
 def data_url(image: Image.Image, form: str = "JPEG", **options: Any) -> str:
-    """Return a picture as an address that holds its file; options are those of Pillow."""
+    """Encode an image as a data URL, with the options of `Image.save`."""
     content = io.BytesIO()
     image.save(content, form, **options)
     return f"data:image/{form.lower()};base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def new_figure(*, width: float, height: float) -> "Figure":
-    """Return an empty figure of a size in inches, which the Agg backend draws."""
+    """Return an empty figure with the Agg backend; width and height are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,22 +56,22 @@ def new_figure(*, width: float, height: float) -> "Figure":
 
 
 def set_title(axes: "Axes", title: str) -> None:
-    """Write the title of a chart as it is, without formulas."""
+    """Set the title of a chart without math markup."""
     axes.set_title(visible(title), fontsize=10, parse_math=False)
 
 
 def shorten(name: str) -> str:
-    """Return a name as it is printed in a chart."""
+    """Shorten a name for a chart."""
     name = visible(name)
     return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure, in the format that the suffix of the file names."""
+    """Save a figure in the format of the file extension."""
     content = io.BytesIO()
     remedy = "name a file .png, .svg or .pdf"
     with naming_errors(path, UserError, remedy=remedy), writing(path), warnings.catch_warnings():
-        # A letter that the font lacks is drawn as an empty box; a warning per letter helps nobody.
+        # Letters that are missing in the font are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(content, format=path.suffix.lower().removeprefix("."))
         path.write_bytes(content.getvalue())

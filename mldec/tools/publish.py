@@ -1,8 +1,8 @@
-"""Publish a checkpoint on the Hugging Face Hub, where `hf:OWNER/NAME` names it.
+"""Publish a checkpoint on the Hugging Face Hub, as `hf:OWNER/NAME`.
 
-The repository gets model.safetensors (one set of weights), config.json and README.md, a model card,
-without the training state and the folders of this machine. Log in first with `hf auth login`, or
-set HF_TOKEN; see MODEL_ZOO.md.
+Uploads model.safetensors (one set of weights), config.json and README.md (a model card), without
+the training state and without local folders. Log in first with `hf auth login`, or set HF_TOKEN.
+See MODEL_ZOO.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -27,15 +27,7 @@ from mldec.checkpoint import Loaded, load_model, published, sources
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.state import Checkpoint
 from mldec.cli import add_weights_options, command, run_command
-from mldec.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    naming_errors,
-    printable,
-    say,
-    visible,
-)
+from mldec.errors import ConfigError, DataError, naming_errors, printable, say, visible
 from mldec.evaluation.output import meaning
 from mldec.files.atomic import check_folder, write_file
 from mldec.files.run_folder import LOG_FILE, folder_of_run, read_facts
@@ -47,199 +39,206 @@ from mldec.words.types import PREFIX
 log = logging.getLogger("mldec")
 
 UNKNOWN = "unknown"
-MOST_CLASSES = 1_000  # rows of the table of classes
-# The metrics that the Hub shows beside the first one; the card has all.
-SHOWN = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partial")
-HARDEST = 5  # classes that the limitations name
+MAX_CLASSES = 1_000  # rows of the class table
+# Metrics in the metadata of the card, in addition to the first one. The text of the card has all.
+MAIN_METRICS = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partial")
+HARDEST = 5  # classes in the limitations
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
 _TEMPLATE = Path(__file__).with_name("model_card.md.j2")
-_SEE = "pass a file that mldec report --json or mldec evaluate --json wrote"
-_IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")  # a path in a list
-# What Markdown and HTML could take for theirs inside of a line.
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")
-# The names of timm's networks in a config.
+_SEE = "pass a file of mldec report --json or mldec evaluate --json"
+_PATH_IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")
+_MARKUP = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")  # inline markup of Markdown and HTML
 _TIMM = ("mldec.backbones.TimmBackbone", f"{TimmBackbone.__module__}.{TimmBackbone.__qualname__}")
 
 
 def without_folders(text: str) -> str:
-    """Replace the folders of an absolute path by `...`: they tell of a machine and a user."""
-    # A list of paths is one word of a command.
+    """Replace the folders of an absolute path by `...`, because they identify machine and user."""
     if text.startswith("["):
-        return _IN_LIST.sub(lambda path: without_folders(path[0]), text)
+        return _PATH_IN_LIST.sub(lambda path: without_folders(path[0]), text)
     # A text encoder is a name, a folder, or a name and a file.
     if text.startswith(PREFIX):
         return ":".join(without_folders(part) for part in text.split(":"))
 
     name = Path(text).name
-    return f".../{name}" if text.startswith(("/", "~")) and name else text
+    if text.startswith(("/", "~")) and name:
+        return f".../{name}"
+    return text
 
 
 def published_config(value: Any) -> Any:
-    """Return a tree of settings without the folders of absolute paths."""
-    if isinstance(value, Mapping):
-        # Names of classes may begin as they like, such as /m/01g317.
-        return {
-            key: item if isinstance(item, list) and key == "classes" else published_config(item)
-            for key, item in value.items()
-        }
+    """Copy a tree of settings without the folders of absolute paths."""
+    if isinstance(value, str):
+        return without_folders(value)
     if isinstance(value, list):
         return [published_config(item) for item in value]
-    return without_folders(value) if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        return value
+
+    tree = {key: published_config(item) for key, item in value.items()}
+    # Class names may look like paths, such as /m/01g317.
+    if isinstance(value.get("classes"), list):
+        tree["classes"] = value["classes"]
+    return tree
 
 
 def shareable(loaded: Loaded) -> Checkpoint:
-    """Return a checkpoint with one set of weights and without folders of this machine."""
+    """Return a checkpoint with one set of weights and without local folders."""
     checkpoint = published.with_weights(to_store(loaded), loaded.weights, loaded.path)
-    calibration, origin = checkpoint.calibration, checkpoint.classes.origin
+    calibration = checkpoint.calibration
     if calibration is not None:
         calibration = replace(calibration, data=published_config(calibration.data))
-    if origin is not None:
-        origin = replace(origin, source=without_folders(origin.source))
+    classes = checkpoint.classes
+    if classes.origin is not None:
+        source = without_folders(classes.origin.source)
+        classes = replace(classes, origin=replace(classes.origin, source=source))
 
-    # Which packages are imported is the choice of whoever loads it.
-    config = {**published_config(checkpoint.config), "plugins": []}
-    classes = replace(checkpoint.classes, origin=origin)
+    # Users choose which packages are imported.
+    config = published_config(checkpoint.config)
+    config["plugins"] = []
     return replace(checkpoint, config=config, calibration=calibration, classes=classes)
 
 
-class Start(NamedTuple):
-    """The weights that a run started from, and their licence, as parts of sentences."""
-
-    weights: str
-    licence: str
-    base_model: str | None = None  # of the hub
-
-
-def start_of(checkpoint: Checkpoint, loaded: Loaded) -> Start:
-    """Return what a run started from; the config of `loaded` has all arguments of the backbone."""
-    backbone, init = loaded.config.backbone, checkpoint.config.get("init")
-    name, pretrained = without_folders(str(backbone.get("name"))), backbone.get("pretrained")
-
-    # A file of the authors, which says nothing of its training.
+def initial_weights(checkpoint: Checkpoint, loaded: Loaded) -> tuple[str, str, str | None]:
+    """Return the initial weights of a run, their license, and their repository on the hub."""
     if not checkpoint.step:
-        return Start(UNKNOWN, f"{UNKNOWN}: the weights are not those of a run of mldec")
+        return UNKNOWN, f"{UNKNOWN}: the weights are not from a run of mldec", None
+    init = checkpoint.config.get("init")
     if init:
         path = init["path"] if isinstance(init, dict) else init
-        return Start(f"init={without_folders(str(path))}", f"{UNKNOWN}: see these weights")
+        return f"init={without_folders(str(path))}", f"{UNKNOWN}: see these weights", None
+
+    # The config of `loaded` has all arguments of the backbone.
+    backbone = loaded.config.backbone
+    name = without_folders(str(backbone.get("name")))
+    pretrained = backbone.get("pretrained")
     if "pretrained" not in backbone:
-        built = f"those that {backbone.get('_target_')} is built with"
-        return Start(built, f"{UNKNOWN}: the backbone is not from timm")
+        target = backbone.get("_target_")
+        return f"initial weights of {target}", f"{UNKNOWN}: the backbone is not from timm", None
     if pretrained is False:
-        return Start("random weights", "none: no weights of others were used")
+        return "random weights", "none, because no third-party weights were used", None
     if backbone.get("_target_") not in _TIMM:
-        return Start(f"published weights of {name}", f"{UNKNOWN}: they are not from timm")
+        return f"published weights of {name}", f"{UNKNOWN}: they are not from timm", None
 
-    licence = base_model = None
-    # It raises if it knows the network, and no weights of that name.
+    license_of_timm = base_model = None
+    # timm raises RuntimeError if it knows the network but not the tag of the weights.
     with suppress(RuntimeError):
-        if of_timm := get_pretrained_cfg(str(backbone.get("name"))):
-            licence, base_model = of_timm.license, of_timm.hf_hub_id
+        weights = get_pretrained_cfg(str(backbone.get("name")))
+        if weights is not None:
+            license_of_timm = weights.license
+            base_model = weights.hf_hub_id
     if isinstance(pretrained, str):
-        unknown = f"{UNKNOWN}: they were read from a file"
-        if licence:
-            unknown += f"; timm states {licence} for the weights of that name"
-        return Start(f"the file {without_folders(pretrained)} in {name}", unknown)
-    return Start(f"timm's weights of {name}", licence or f"{UNKNOWN} to timm", base_model)
+        license = f"{UNKNOWN}: they were read from a file"
+        if license_of_timm:
+            license += f"; timm states {license_of_timm} for the weights of that name"
+        return f"the file {without_folders(pretrained)} in {name}", license, None
+    return f"timm's weights of {name}", license_of_timm or f"{UNKNOWN} to timm", base_model
 
 
-def cost_of(loaded: Loaded, path: Path) -> list[tuple[str, str]]:
-    """Return the cost of an image, and of the training if its run lies around the file `path`."""
+def cost_of(loaded: Loaded, path: Path) -> dict[str, str]:
+    """Return the cost per image, and the training time if `path` is in the folder of a run."""
     size = loaded.transform.image_size
+    macs = UNKNOWN
     count = work_per_image(loaded.model, size, loaded.classes.word_vectors)
-    macs = UNKNOWN if count is None else f"{count / 1e9:,.3f} billion per image"
+    if count is not None:
+        macs = f"{count / 1e9:,.3f} billion per image"
 
+    time = UNKNOWN
     folder = folder_of_run(path)
-    seconds = 0.0 if folder is None else read_progress(folder / LOG_FILE).seconds
-    time = f"{clock(seconds)} (hours:minutes:seconds)" if seconds else UNKNOWN
-    return [
-        ("Parameters", f"{count_parameters(loaded.model)[1]:,}"),
-        ("Multiply-accumulates", f"{macs}, at {size} x {size} pixels"),
-        ("Training time", f"{time}; the device is not recorded"),
-    ]
+    if folder is not None and (seconds := read_progress(folder / LOG_FILE).seconds):
+        time = f"{clock(seconds)} (hours:minutes:seconds)"
+    return {
+        "Parameters": f"{count_parameters(loaded.model)[1]:,}",
+        "Multiply-accumulates": f"{macs}, at {size} x {size} pixels",
+        "Training time": f"{time}; the device is not recorded",
+    }
 
 
 def command_of(path: Path) -> str | None:
-    """Return the command that trained a checkpoint; None if its run does not lie around it."""
+    """Return the training command of a checkpoint, or None if `path` is not in a run's folder."""
     folder = folder_of_run(path)
-    facts = None if folder is None else read_facts(folder)
+    if folder is None:
+        return None
+    facts = read_facts(folder)
     if facts is None:
         return None
 
     words = []
     for word in shlex.split(facts.command):
         key, sign, value = word.partition("=")
-        words.append(f"{key}={without_folders(value)}" if sign else without_folders(key))
+        words.append(without_folders(key) + sign + without_folders(value))
     return shlex.join(words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is known of a model's quality: percentages, and numbers of classes; None: undefined."""
+    """Metrics of a model. Percentages and counts; None for undefined values."""
 
-    source: str  # where the numbers are from, such as "from results.json"
-    images: int | None  # of the validation
+    source: str  # such as "from results.json"
+    images: int | None  # number of validation images
     metrics: dict[str, float | None]
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
 def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
-    """Return the metrics of the evaluation that a run made before it wrote a checkpoint."""
+    """Return the metrics of the last evaluation before the checkpoint was written."""
     by_prefix: dict[str, dict[str, float | None]] = {"val": {}, "val_raw": {}}
     for name, value in checkpoint.metrics.items():
         prefix, _, metric = name.partition("/")
         by_prefix.setdefault(prefix, {})[metric] = value
 
-    # Without a moving average the raw weights are those of "val".
-    raw = by_prefix["val_raw"] if weights == "raw" else {}
+    # Runs without a moving average store the metrics of the raw weights as "val".
+    metrics = by_prefix["val"]
+    if weights == "raw" and by_prefix["val_raw"]:
+        metrics = by_prefix["val_raw"]
     source = f"from the evaluation of the run after epoch {checkpoint.epoch}"
-    return Measured(source=source, images=None, metrics=raw or by_prefix["val"])
+    return Measured(source=source, images=None, metrics=metrics)
 
 
 def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
-    """Read a file of `mldec report --json` or `mldec evaluate --json` for the published weights."""
-    content = read_json(path, _SEE)
+    """Read a file of `mldec report --json` or `mldec evaluate --json`."""
+    content = read_json(path)
     with naming_errors(path, DataError, remedy=_SEE):
+        intervals = {}
+        for name, (low, high) in content.get("intervals", {}).items():
+            if low is not None:
+                intervals[name] = (float(low), float(high))
         measured = Measured(
             source=f"from {path.name}",
             images=int(content["images"]),
             metrics=_numbers(content["metrics"]),
-            intervals={
-                name: (float(low), float(high))
-                for name, (low, high) in content.get("intervals", {}).items()
-                if low is not None
-            },
+            intervals=intervals,
             per_class={name: _numbers(values) for name, values in content["per_class"].items()},
         )
 
     if content.get("weights") != weights:
         raise DataError(
-            f"--results {path}: it is of the {content.get('weights')} weights, and the {weights} "
-            f"ones are published; choose with --weights"
+            f"--results {path}: results of the {content.get('weights')} weights, but the {weights} "
+            f"weights are published; pass --weights"
         )
     if content.get("checkpoint") != checkpoint:
-        log.warning(
-            f"--results {path} is of {content.get('checkpoint')}, and {checkpoint} is published"
-        )
+        log.warning(f"--results {path}: results of another path, {content.get('checkpoint')}")
     return measured
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the numbers of an object in JSON; null is an undefined one."""
+    """Convert the numbers of a JSON object. Undefined numbers are null."""
     return {name: None if value is None else float(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """All that a card is made of, and the checkpoint as it is published and as it is built."""
+    """The content of a model card."""
 
     repository: str  # owner/name
-    checkpoint: Checkpoint
-    loaded: Loaded
+    checkpoint: Checkpoint  # as published
+    loaded: Loaded  # as built
     measured: Measured
-    start: Start
-    cost: list[tuple[str, str]]
+    initial: str  # the initial weights
+    initial_license: str
+    base_model: str | None  # repository of the initial weights on the hub
+    cost: dict[str, str]
     command: str | None
     license: str | None
     plugins: Sequence[str]
@@ -247,40 +246,44 @@ class Known:
 
 
 def card(known: Known) -> str:
-    """Return the text of README.md: what the Hub reads, and model_card.md.j2 filled in."""
-    checkpoint, loaded, measured = known.checkpoint, known.loaded, known.measured
+    """Return the text of README.md: metadata for the hub and the filled model_card.md.j2."""
+    checkpoint = known.checkpoint
+    loaded = known.loaded
+    measured = known.measured
     kind = "single-label" if loaded.classes.exclusive else "multi-label"
     if loaded.classes.word_vectors is not None:
         kind = "zero-shot"
     head = str(loaded.config.head.get("_target_", UNKNOWN)).rpartition(".")[2]
 
-    # The reader of the data, with the last part of their folder.
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
-    data = known.data_name or (f"{reader} in {node['root']}" if node.get("root") else reader)
+    data = reader
+    if known.data_name:
+        data = known.data_name
+    elif node.get("root"):
+        data += f" in {node['root']}"
 
-    main = (*SHOWN, next(iter(measured.metrics), None))
+    main = (*MAIN_METRICS, next(iter(measured.metrics), None))
     results = []
     for metric, value in measured.metrics.items():
         if metric in main and value is not None and math.isfinite(value):
-            result = EvalResult(TASK, reader, visible(data), metric, round(value, 4))
-            results.append(result)
+            results.append(EvalResult(TASK, reader, visible(data), metric, round(value, 4)))
     metadata = ModelCardData(
         license=known.license,
         library_name="mldec",
         pipeline_tag=TASK,
-        tags=["mldec", kind, *([head] if head != UNKNOWN else [])],
-        base_model=known.start.base_model,
+        tags=["mldec", kind] if head == UNKNOWN else ["mldec", kind, head],
+        base_model=known.base_model,
         model_name=known.repository.partition("/")[2],
         metrics=sorted({result.metric_type for result in results}) or None,
         eval_results=results or None,
     )
 
-    # Of a zero-shot model, the classes that it was evaluated on.
-    listed = list(measured.per_class or loaded.classes.names)
+    precision = []
+    for name, values in measured.per_class.items():
+        if values.get("AP") is not None:
+            precision.append((name, values["AP"]))
     columns = next(iter(measured.per_class.values()), {})
-    of_classes = [(name, values.get("AP")) for name, values in measured.per_class.items()]
-    precision = [(name, value) for name, value in of_classes if value is not None]
     filled = ModelCard.from_template(
         metadata,
         template_path=str(_TEMPLATE),
@@ -290,8 +293,9 @@ def card(known: Known) -> str:
         head=head,
         data=data,
         address=f"{sources.HUB}{known.repository}",
-        listed=listed,
-        most_classes=MOST_CLASSES,
+        # The evaluated classes of a zero-shot model may differ from the training classes.
+        classes=list(measured.per_class or loaded.classes.names),
+        max_classes=MAX_CLASSES,
         columns=[column for column in columns if column not in ("AP_low", "AP_high")],
         hardest=sorted(precision, key=itemgetter(1))[:HARDEST],
         settings=yaml.safe_dump(checkpoint.config, sort_keys=False, allow_unicode=True),
@@ -305,54 +309,60 @@ def card(known: Known) -> str:
 
 
 def escaped(text: Any) -> str:
-    """Return a text in one line of Markdown that shows it as it is."""
-    return _SPECIAL.sub(r"\\\1", printable(str(text)))
+    """Return a text as one line of Markdown without markup."""
+    return _MARKUP.sub(r"\\\1", printable(str(text)))
 
 
 def fenced(text: str, language: str) -> str:
-    """Return a block of code, which the text cannot end."""
-    fence = max(["``", *re.findall("`+", text)], key=len) + "`"
-    return "\n".join([f"{fence}{language}", *map(visible, text.splitlines()), fence])
+    """Return a code block with a fence that is longer than all backticks in the text."""
+    fence = max(["``"] + re.findall("`+", text), key=len) + "`"
+    lines = [visible(line) for line in text.splitlines()]
+    return "\n".join([f"{fence}{language}"] + lines + [fence])
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a number as text, whole ones without decimals; a dash if it is undefined."""
+    """Format a number. Integers have no decimals; undefined values are a dash."""
     if value is None or not math.isfinite(value):
         return UNDEFINED
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.{digits}f}"
+    if value == int(value):
+        digits = 0
+    return f"{value:,.{digits}f}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Return two bounds as text, or a dash."""
+    """Format an interval, or a dash if it is undefined."""
     return UNDEFINED if low is None else f"{number(low)} to {number(high)}"
 
 
 def publish(args: argparse.Namespace) -> None:
-    """Load a checkpoint, gather what is known of it, write the files, and upload them."""
-    # Everything that can be refused at once comes before the model.
+    """Load a checkpoint, write the files of its repository, and upload them."""
+    # Check the options before the model is loaded.
     sources.check_repository(args.repository)
     if args.checkpoint.startswith(PREFIX):
-        raise CheckpointError(
-            f"{args.checkpoint} is a model of others: publish the copy that mldec calibrate makes"
+        raise ConfigError(
+            f"{args.checkpoint}: a third-party model is not published; publish a calibrated copy"
         )
     if args.dry_run is None:
         sources.require_token()
     else:
         check_folder("--dry-run", args.dry_run)
         if Path(args.dry_run).exists() and any(Path(args.dry_run).iterdir()):
-            raise ConfigError(f"--dry-run {args.dry_run}: it holds files; name a new folder")
+            raise ConfigError(f"--dry-run {args.dry_run}: the folder is not empty; name a new one")
 
     loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
     checkpoint = shareable(loaded)
     measured = of_checkpoint(checkpoint, loaded.weights)
     if args.results is not None:
         measured = read_results(Path(args.results), loaded.weights, args.checkpoint)
+    initial, initial_license, base_model = initial_weights(checkpoint, loaded)
     known = Known(
         repository=args.repository,
         checkpoint=checkpoint,
         loaded=loaded,
         measured=measured,
-        start=start_of(checkpoint, loaded),
+        initial=initial,
+        initial_license=initial_license,
+        base_model=base_model,
         cost=cost_of(loaded, loaded.path),
         command=command_of(loaded.path),
         license=args.license,
@@ -369,16 +379,15 @@ def publish(args: argparse.Namespace) -> None:
             commit = sources.upload(Path(folder), args.repository, private=args.private)
         done = f"published: {sources.HUB}{args.repository}@{commit}"
 
-    # What options would have told the card more.
     if not measured.intervals:
-        lacks = "no intervals" if measured.per_class else "neither intervals nor a table of classes"
-        say(f"the card has {lacks}: pass --results with a file of mldec report --json")
+        say("the card has no intervals; pass --results with a file of mldec report --json")
     if args.license is None:
-        say("the card states no licence of the model: pass --license, such as apache-2.0")
+        say("the card has no license of the model; pass --license, such as apache-2.0")
     say(done)
 
 
 def _write(folder: Path, known: Known) -> None:
+    """Write the files of a repository to a folder."""
     published.write(folder, known.checkpoint)
     write_file(folder / sources.CARD, card(known).encode())
 
@@ -386,26 +395,20 @@ def _write(folder: Path, known: Known) -> None:
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec publish`."""
     arguments = command("publish", str(__doc__))
-    arguments.add_argument(
-        "checkpoint", help="a run's folder, such as outputs/digits, or any other checkpoint"
-    )
-    arguments.add_argument("repository", metavar="OWNER/NAME", help="made if it does not exist")
+    arguments.add_argument("checkpoint", help="a run's folder, or any other checkpoint")
+    arguments.add_argument("repository", metavar="OWNER/NAME", help="created if it does not exist")
     place = arguments.add_mutually_exclusive_group()
-    place.add_argument(
-        "--private", action="store_true", help="so that only its owner and guests see it"
-    )
-    place.add_argument(
-        "--dry-run", metavar="FOLDER", help="write the files to a new folder, and upload nothing"
-    )
+    place.add_argument("--private", action="store_true", help="create a private repository")
+    place.add_argument("--dry-run", metavar="FOLDER", help="write to a new folder, without upload")
     add_weights_options(arguments)
     arguments.add_argument(
-        "--results", metavar="FILE", help="the JSON of mldec report or mldec evaluate, for the card"
+        "--results", metavar="FILE", help="metrics of the card: JSON of mldec report or evaluate"
     )
     arguments.add_argument(
-        "--data-name", metavar="TEXT", help="of the data set, for the card; default: its reader"
+        "--data-name", metavar="TEXT", help="name of the dataset; default: the name of its reader"
     )
     arguments.add_argument(
-        "--license", metavar="ID", help="of the model, as the Hub writes it, such as apache-2.0"
+        "--license", metavar="ID", help="license of the model as on the hub, such as apache-2.0"
     )
     return arguments
 

@@ -60,17 +60,16 @@ def with_tokens(
     stored in the cache folder, by hashes of the image file and of the network.
     """
     if distributed.world_size() > 1:
-        raise ConfigError("train.cache_features is for one process: start the run without torchrun")
+        raise ConfigError(
+            "train.cache_features: it supports one process; start the run without torchrun"
+        )
     network = _network_key(backbone, data, config, device)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 
     def tokens_of(split: Split, title: str) -> Split:
         dataset = split.dataset
         if not isinstance(dataset, StoredImages):
-            raise ConfigError(
-                "train.cache_features is for images in files, which this data does not have: "
-                "leave it out"
-            )
+            raise ConfigError("train.cache_features: this data has no image files; leave it out")
         images = replace(dataset, transform=data.transform)
         files = _files(dataset, folder, title)
 
@@ -106,7 +105,7 @@ def _compute(
     device: torch.device,
     stop: StopRequest,
 ) -> None:
-    """Compute the tokens of the validation split of `data`, and write a file per image."""
+    """Compute the tokens of `data.val`, which holds the missing images, and write the files."""
     train = config.train
     loader = eval_loader(
         data,

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,15 +15,18 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
+from mldec.config.compose import to_dict
 from mldec.config.schema import Config
-from mldec.errors import naming_errors, writing
+from mldec.errors import brief, naming_errors, writing
+from mldec.files import torch_files
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, NOT_OURS, read_log
 from mldec.runtime import distributed
-from mldec.training.monitor import Details, TensorBoard
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
+
+WANDB_ID = "tracker_id.txt"  # in the folder of a run
 
 
 class RunLog:
@@ -32,7 +36,7 @@ class RunLog:
         directory: The folder of the run.
         step: Number of finished steps; above 0 the files are continued.
         lines: Number of lines of metrics.jsonl that belong to these steps.
-        tracked: The config of the run, if its trackers are used.
+        tracked: The config of the run, for `log.wandb`.
         earlier: Messages from before the log was opened; they come first in train.log.
     """
 
@@ -50,7 +54,9 @@ class RunLog:
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / LOG_FILE
-        self._monitors: list[Any] = []  # TensorBoard and trackers, on the main rank
+        self._folder = directory / "tensorboard"
+        self._tensorboard: Any = None  # on the main rank
+        self._wandb: Any = None
         self._handler: logging.Handler | None = None
         opening = partial(self._open, directory, step, lines, tracked, earlier)
         self.lines = distributed.on_main(opening)
@@ -75,16 +81,22 @@ class RunLog:
         for record in earlier:
             self._handler.handle(record)
 
-        self._monitors.append(TensorBoard(directory / "tensorboard", purge_step=step + 1))
-        if tracked is not None and tracked.log.trackers:
-            from mldec.training.trackers import start_trackers
+        # wandb must be initialized before TensorBoard, whose numbers it copies.
+        if tracked is not None and tracked.log.wandb:
+            try:
+                self._wandb = start_wandb(tracked, directory)
+            except Exception as error:
+                log.warning(f"log.wandb: {brief(error)}; training continues without wandb")
+        with writing(self._folder, of_run=True):
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-            self._monitors += start_trackers(tracked, directory)
+            # TensorBoard ignores the events of earlier files from `purge_step` on.
+            self._tensorboard = SummaryWriter(str(self._folder), purge_step=step + 1)
         return cut_back(self._jsonl, lines)
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write the numbers of a step to metrics.jsonl, TensorBoard and trackers."""
-        if not self._monitors:
+        """Write the numbers of a step to metrics.jsonl and TensorBoard."""
+        if not self.main:
             return
 
         line: dict[str, float | None] = {
@@ -98,13 +110,10 @@ class RunLog:
 
         with writing(self._jsonl, of_run=True), self._jsonl.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self.details(step, Details(scalars=values))
-
-    def details(self, step: int, details: Details | None) -> None:
-        """Send the details of a step to TensorBoard and trackers. Other ranks pass None."""
-        if details is not None:
-            for monitor in self._monitors:
-                monitor.add(step, details)
+        with writing(self._folder, of_run=True):
+            for key, value in values.items():
+                self._tensorboard.add_scalar(key, value, step)
+            self._tensorboard.flush()
 
     def progress(
         self, items: Iterable[T], *, total: int, done: int, description: str
@@ -129,14 +138,44 @@ class RunLog:
             log.info(f"{position} {text}")
 
     def close(self) -> None:
-        """Close TensorBoard, trackers and train.log."""
-        for monitor in self._monitors:
-            monitor.close()
-        if self._handler is not None:
-            log.removeHandler(self._handler)
-            # A full disk was already reported.
+        """Close train.log, TensorBoard and wandb."""
+        if self._handler is None:
+            return
+
+        log.removeHandler(self._handler)
+        # A full disk was already reported.
+        for file in (self._handler, self._tensorboard):
             with suppress(OSError):
-                self._handler.close()
+                file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def start_wandb(config: Config, directory: Path) -> Any:
+    """Start or continue a run of wandb, which copies the numbers that TensorBoard gets."""
+    import wandb
+
+    path = directory / WANDB_ID
+    if not path.exists():
+        torch_files.write_text(path, f"{uuid.uuid4().hex[:16]}\n")
+    return wandb.init(
+        project=config.log.project or "mldec",
+        name=config.name,
+        id=path.read_text(encoding="utf-8").strip(),
+        dir=directory,
+        config=to_dict(config),
+        resume="allow",
+        sync_tensorboard=True,
+        settings=wandb.Settings(
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            quiet=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+        ),
+    )
 
 
 class TextFile(logging.FileHandler):

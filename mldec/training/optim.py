@@ -43,9 +43,7 @@ def check_trainable(config: Config) -> None:
     if changing:
         given = " ".join(f"data.{name}={data[name]}" for name in changing)
         wanted = " ".join(f"data.{name}={NO_AUGMENTATION[name]}" for name in changing)
-        raise ConfigError(
-            f"{given}: train.cache_features needs the same images in every epoch; pass {wanted}"
-        )
+        raise ConfigError(f"{given}: train.cache_features excludes augmentation; pass {wanted}")
 
 
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
@@ -181,7 +179,7 @@ def check_optimizer(name: str) -> None:
     """Raise ConfigError if timm has no optimizer of this name."""
     known = [str(entry) for entry in list_optimizers()]
     if name.lower() not in known:
-        raise ConfigError(f"optim.name '{name}' is unknown{suggest(name, known)}")
+        raise ConfigError(f"optim.name={name}: unknown optimizer{suggest(name, known)}")
 
 
 def build_optimizer(
@@ -215,9 +213,7 @@ def build_optimizer(
         return create_optimizer_v2(groups, opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:
         # timm raises AssertionError if the library of an optimizer is not installed.
-        raise ConfigError(
-            f"optim.name={name} with optim.options {dict(options)} cannot be built: {error}"
-        ) from error
+        raise ConfigError(f"optim.name={name} optim.options={dict(options)}: {error}") from error
 
 
 def step_if(condition: Tensor, optimizer: Optimizer) -> None:
@@ -252,7 +248,7 @@ def step_if(condition: Tensor, optimizer: Optimizer) -> None:
 def _muon_in_float32() -> Iterator[None]:
     """Run timm's Muon in float32 instead of bfloat16, which timm has no setting for.
 
-    On a CPU without bfloat16 instructions, a step of `digits` is ten times as fast in float32.
+    A step of `digits` is ten times as fast in float32 on a CPU without bfloat16 instructions.
     """
     orthogonalize: Any = muon.zeropower_via_newtonschulz
     muon.zeropower_via_newtonschulz = partial(orthogonalize, dtype=torch.float32)

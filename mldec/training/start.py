@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mldec import build
 from mldec.checkpoint import loading
+from mldec.checkpoint.classes import check_classes
 from mldec.checkpoint.state import Checkpoint
+from mldec.config.compose import diff
 from mldec.config.schema import Config, MixLabels
+from mldec.data.fingerprint import check_same
 from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
 from mldec.data.types import DataModule
@@ -27,8 +29,7 @@ from mldec.runtime.devices import Precision
 from mldec.runtime.environment import installed
 from mldec.runtime.signals import StopRequest
 from mldec.training.frozen_features import with_tokens
-from mldec.training.memory import ENOUGH_FOR_BATCH_NORM, divide_batch
-from mldec.training.trainer import Trainer
+from mldec.training.trainer import Trainer, warn
 
 log = logging.getLogger("mldec")
 
@@ -71,29 +72,25 @@ def _check_kind(loss: nn.Module, *, exclusive: bool) -> None:
     if supported is None or supported is exclusive:
         return
 
-    kinds = {True: "one label per image", False: "several labels per image"}
-    fix = "loss=asl or bce"
+    kinds = {True: "single-label", False: "multi-label"}
+    fix = "asl or bce"
     if exclusive:
-        fix = "loss=cross_entropy, asl_single_label or bce"
+        fix = "cross_entropy, asl_single_label or bce"
     raise ConfigError(
-        f"{type(loss).__name__} is for {kinds[supported]}, the data has {kinds[exclusive]}: "
-        f"pass {fix}"
+        f"loss: {type(loss).__name__} is for {kinds[supported]} data, the data is "
+        f"{kinds[exclusive]}; pass loss={fix}"
     )
 
 
 def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
     mix = config.mix
     if mix.enabled and mix.labels is MixLabels.union and exclusive:
-        raise ConfigError(
-            "mix.labels=union gives an image two labels, but the data has one label per image: "
-            "leave it out"
-        )
+        raise ConfigError("mix.labels=union: the data is single-label; leave it out")
     if mix.soft and not getattr(loss, "soft", False):
-        fix = "loss=bce or asl"
-        if exclusive:
-            fix = "loss=bce or cross_entropy"
+        fix = "cross_entropy" if exclusive else "asl"
         raise ConfigError(
-            f"mix makes soft labels, {type(loss).__name__} wants 0 and 1: choose {fix}"
+            f"loss: {type(loss).__name__} does not support the soft labels of mix; "
+            f"pass loss=bce or loss={fix}"
         )
 
 
@@ -106,13 +103,11 @@ def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -
 
     reason = None
     if exclusive:
-        reason = "the data has one label per image"
+        reason = "the data is single-label"
     elif per_class:
         reason = f"{type(loss).__name__} has a value per class ({', '.join(per_class)})"
     if reason is not None:
-        raise ConfigError(
-            f"train.random_queries adds queries that are no class, and {reason}: leave one out"
-        )
+        raise ConfigError(f"train.random_queries: its queries are no classes, but {reason}")
 
 
 def prepare_trainer(
@@ -135,8 +130,6 @@ def prepare_trainer(
     data = build.data(parts)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed))
     check_together(config, data, loss)
-    if config.train.fit_memory:
-        config, parts = divide_batch(config, parts, data, loss, saved_checkpoint, device)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.train.start_at_frequency and not saved:
         start_at_frequency(model.head, labels_of(data.train, config.seed))
@@ -145,7 +138,7 @@ def prepare_trainer(
 
     model.to(device)
     if config.train.cache_features:
-        # The tokens depend on the restored weights.
+        # The tokens depend on the weights, so restore these first.
         if path and saved_checkpoint:
             loading.load_strict(model, saved_checkpoint.model, path)
         data = with_tokens(data, model.backbone, config, device=device, stop=stop)
@@ -154,8 +147,42 @@ def prepare_trainer(
     folder = directory / "checkpoints"
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
     if path and saved_checkpoint:
+        check_same_run(trainer, saved_checkpoint, path)
         trainer.resume(saved_checkpoint, path)
     return trainer, path
+
+
+def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
+    """Check that a checkpoint is of the run of a trainer.
+
+    Raises:
+        CheckpointError: If settings, classes, steps per epoch or data differ.
+    """
+    config = trainer.config
+    changed = diff(loading.saved_config(saved, path, config.plugins), config)
+    if changed:
+        raise CheckpointError(
+            f"{path}: other settings than this run ({'; '.join(changed)}); "
+            f"restore them, or start a new run with name=... init={path}"
+        )
+    data = trainer.data
+    check_classes(saved.classes, data.val.classes, path)
+
+    # The position in an epoch must mean the same images as before.
+    if saved.steps_per_epoch != trainer.batches.steps:
+        raise CheckpointError(
+            f"{path}: {saved.steps_per_epoch} steps per epoch, this run has "
+            f"{trainer.batches.steps}; use the same training images and processes"
+        )
+
+    allow = config.data.get("changed") == "allow"
+    train_warning = check_same(saved.fingerprint, trainer.fingerprint, path, allow=allow)
+    val_warning = check_same(
+        saved.val_fingerprint, trainer.val_fingerprint, path, allow=allow, split="validation"
+    )
+    for warning in (train_warning, val_warning):
+        if warning:
+            warn(warning)
 
 
 def used_precision(wanted: Precision, saved: Checkpoint | None, device: torch.device) -> Precision:
@@ -186,7 +213,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
     if config.resume is None:
         if holds_run:
             raise CheckpointError(
-                f"{directory} holds a run: pass resume=auto to continue, or name=... for a new run"
+                f"{directory}: the folder holds a run; pass resume=auto to continue, or name=..."
             )
         return None
 
@@ -199,7 +226,7 @@ def resume_point(config: Config, directory: Path) -> Path | None:
     if holds_run and not is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run; "
-            f"pass name=... for a new folder, or resume=auto to continue the run in {directory}"
+            f"pass name=..., or resume=auto to continue it"
         )
     return path
 
@@ -210,7 +237,7 @@ def is_inside(path: Path, directory: Path) -> bool:
 
 
 def describe_run(trainer: Trainer, wanted: Precision) -> str:
-    """Describe model, data, precision, batch and position of a run that is about to start."""
+    """Describe model, data, precision, batch, position and start weights of a run."""
     config = trainer.config
     learner = trainer.learner
     train = trainer.data.train
@@ -228,11 +255,6 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
         precision += f" (train.precision={wanted.value})"
     device = f"{precision} on {trainer.device} x {distributed.world_size()}"
 
-    batch = f"batches of {config.train.batch_size:,} images"
-    images = images_per_batch_norm(trainer)
-    if images not in (None, config.train.batch_size):
-        batch += f" ({images:,} per batch norm)"
-
     position = f"epoch {trainer.epoch + 1} of {config.train.last_epoch}"
     if config.train.stop_epoch is not None:
         position += f" (train.epochs={config.train.epochs})"
@@ -240,54 +262,13 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     if trainer.ended:
         position = f"ended after epoch {trainer.epoch}, nothing is left to train"
 
-    return (
-        f"{config.name}: {parameters}, {len(val.classes)} classes, {splits}, {device}, {batch}, "
-        f"{position}"
-    )
-
-
-def images_per_batch_norm(trainer: Trainer) -> int | None:
-    """Number of images per batch-norm statistic, or None if no batch norm is trained."""
-    learner = trainer.learner
-    train = trainer.config.train
-    norms = {module for module in learner.model.modules() if isinstance(module, _BatchNorm)}
-    if not norms - set(learner.frozen_norms):
-        return None
-
-    ranks = 1 if train.sync_batchnorm else distributed.world_size()
-    return train.micro_batch(ranks)
-
-
-def few_per_batch_norm(trainer: Trainer) -> str | None:
-    """Return a warning if batch-norm statistics come from few images."""
-    images = images_per_batch_norm(trainer)
-    if images is None or images >= ENOUGH_FOR_BATCH_NORM:
-        return None
-
-    return (
-        f"only {images} images per batch-norm statistic, at least {ENOUGH_FOR_BATCH_NORM} are "
-        f"recommended; raise train.batch_size, lower train.accumulate, or on several GPUs pass "
-        f"train.sync_batchnorm=true"
-    )
-
-
-def start_weights(config: Config, resumed: Path | None = None) -> str:
-    """Describe the initial weights and, if resuming, the checkpoint."""
-    weights = "random"
+    weights = f"pretrained={config.backbone.get('pretrained')}"
     if config.init:
         weights = f"init={config.start.path}"
-        if config.start.classes:
-            weights += " init.classes=by_name"
-    elif "pretrained" not in config.backbone:
-        weights = f"defaults of {config.backbone['_target_']}"
-    elif config.backbone["pretrained"] is True:
-        weights = f"pretrained {config.backbone.get('name', 'backbone')}"
-    elif config.backbone["pretrained"]:
-        weights = f"backbone.pretrained={config.backbone['pretrained']}"
-
-    if resumed is None:
-        return f"start weights: {weights}"
-    return f"resumed from {resumed}; start weights: {weights}"
+    return (
+        f"{config.name}: {parameters}, {len(val.classes)} classes, {splits}, {device}, "
+        f"batches of {config.train.batch_size:,} images, {position}, start weights: {weights}"
+    )
 
 
 def run_facts(trainer: Trainer) -> RunFacts:

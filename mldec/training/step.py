@@ -1,5 +1,7 @@
 """One optimizer step and its state: weights, moving average, optimizer, schedule and scaler."""
 
+import copy
+import logging
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +28,8 @@ from mldec.training.optim import (
     load_state,
     step_if,
 )
+
+log = logging.getLogger("mldec")
 
 
 class StepStatus:
@@ -92,7 +96,9 @@ class Learner:
         # A single process already computes the statistics of the whole batch.
         if train.sync_batchnorm and distributed.world_size() > 1:
             if device.type != "cuda":
-                raise ConfigError(f"train.sync_batchnorm needs CUDA, not {device}: leave it out")
+                raise ConfigError(
+                    f"train.sync_batchnorm: it needs CUDA, not {device}; leave it out"
+                )
             model = convert_sync_batchnorm(model)
         model.to(memory_format=self.memory_format)
 
@@ -116,6 +122,7 @@ class Learner:
         self.net = self._wrap(model)
 
         self.step = 0  # finished steps
+        self.pieces = train.pieces  # of each micro-batch, for `_backward_in_pieces`
         # Finished steps that did not change the weights. In fp16 this is usual while GradScaler
         # searches for its scale.
         self.skipped = 0
@@ -201,9 +208,6 @@ class Learner:
         train = self.config.train
         skip = train.nonfinite is NonFinite.skip
 
-        # Random numbers depend on seed, step and rank only, so checkpoints need no generator state.
-        torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
-
         # A skipped step must not change the batch-norm statistics either.
         buffers_before: list[Tensor] = []
         if skip:
@@ -214,7 +218,10 @@ class Learner:
             torch.compiler.cudagraph_mark_step_begin()
 
         # 1. Compute the gradients of the whole batch.
-        loss, norm = self._backward(micro_batches, images_in_step)
+        if self.pieces is None:
+            loss, norm = self._backward(micro_batches, images_in_step)
+        else:
+            loss, norm = self._backward_in_pieces(micro_batches, images_in_step)
 
         # 2. Check on the device that loss and gradients are finite. All ranks get the same result,
         # because they have the same gradients.
@@ -245,8 +252,41 @@ class Learner:
         self.pending.append(PendingStats(self.step, loss_and_norm, indices))
         return StepStatus(stop=bool(stop), micro_batches=micro_batches)
 
+    def _backward_in_pieces(
+        self, micro_batches: list[Batch], images_in_step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the gradients, and halve the pieces after each out-of-memory error of CUDA."""
+        assert self.pieces is not None
+        # The forward passes before the error changed batch-norm statistics and estimated priors.
+        buffers_before = [buffer.clone() for buffer in self.model.buffers()]
+        loss_before = copy.deepcopy(self.loss.state_dict())
+
+        while True:
+            pieces = []
+            for batch in micro_batches:
+                pieces += divide(batch, self.pieces)
+            try:
+                return self._backward(pieces, images_in_step)
+            except torch.OutOfMemoryError:
+                if max(len(piece.images) for piece in pieces) == 1:
+                    raise
+
+            # The error is gone here, and with it its references to tensors on the device.
+            self.pieces *= 2
+            self.optimizer.zero_grad(set_to_none=True)
+            for buffer, before in zip(self.model.buffers(), buffers_before, strict=True):
+                buffer.copy_(before)
+            self.loss.load_state_dict(loss_before)
+            torch.cuda.empty_cache()
+            log.warning(
+                f"train.batch_size=auto: out of memory in step {self.step + 1}; each micro-batch "
+                f"is divided into {self.pieces} pieces"
+            )
+
     def _backward(self, micro_batches: list[Batch], images_in_step: int) -> tuple[Tensor, Tensor]:
         """Compute the gradients, and clip them. Returns the loss of this rank and their norm."""
+        # Random numbers depend on seed, step and rank only, so checkpoints need no generator state.
+        torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
         self.loss.progress = self.step / self.steps  # type: ignore[assignment]
         loss = torch.zeros((), device=self.device)
         for batch in micro_batches:
@@ -348,6 +388,15 @@ class Learner:
             if saved.scaler:
                 self.scaler.load_state_dict(saved.scaler)
                 self.scaler.scale(torch.zeros((), device=self.device))
+
+
+def divide(batch: Batch, pieces: int) -> list[Batch]:
+    """Divide a micro-batch into pieces of at least one image, whose sizes differ by at most one."""
+    pieces = min(pieces, len(batch.images))
+    images = batch.images.tensor_split(pieces)
+    targets = batch.targets.tensor_split(pieces)
+    indices = batch.indices.tensor_split(pieces)
+    return [Batch(*piece) for piece in zip(images, targets, indices, strict=True)]
 
 
 def _clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:

@@ -3,11 +3,8 @@
 import dataclasses
 import logging
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +13,23 @@ from timm.utils import distribute_bn
 from torch import nn
 
 from mldec import build
-from mldec.checkpoint.classes import check_classes
-from mldec.checkpoint.loading import saved_config
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
-from mldec.config.compose import diff, to_dict
-from mldec.config.schema import Config, Init, NonFinite, Train
-from mldec.data.fingerprint import check_same, fingerprint
+from mldec.config.compose import to_dict
+from mldec.config.schema import Config, Init, NonFinite
+from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader
 from mldec.data.types import DataModule
-from mldec.errors import CheckpointError, DataError, Stopped, UserError
+from mldec.errors import DataError, Stopped, UserError
 from mldec.evaluation.output import Results, left_out, same_scores
 from mldec.evaluation.run import evaluate_all, memory_advice
-from mldec.files import torch_files
+from mldec.evaluators.constant import ConstantScores
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.runtime.environment import explain_out_of_memory, git_commit, installed
 from mldec.runtime.signals import DataTimeout, StopRequest
+from mldec.training.checkpoint_files import CheckpointFiles
 from mldec.training.log import Meter, RunLog, clock
-from mldec.training.monitor import Observer
 from mldec.training.step import Learner, StepStats, StepStatus
 
 log = logging.getLogger("mldec")
@@ -54,13 +49,21 @@ class Trainer:
         device: torch.device,
         stop: StopRequest | None = None,
     ) -> None:
-        train = config.train
         self.data = data
         self.device = device
         # `StopRequest()` never requests a stop.
         self.stop = StopRequest() if stop is None else stop
-        self.batches = _train_batches(config, data)
-        train = train.with_resolved_epochs(self.batches.steps)
+        self.batches = TrainBatches(
+            len(data.train.dataset),
+            batch_size=config.train.batch_size,
+            accumulate=config.train.accumulate,
+            repeats=config.train.repeats,
+            factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
+            seed=config.seed,
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
+        )
+        train = config.train.with_resolved_epochs(self.batches.steps)
         self.config = dataclasses.replace(config, train=train)
         self.loader = train_loader(
             data,
@@ -80,7 +83,7 @@ class Trainer:
 
         # Progress and results of the run.
         self.epoch = 0  # finished epochs
-        self.pending: list[StepStatus] = []  # steps that are not yet in `bad_images`
+        self.pending: list[StepStatus] = []  # steps whose status is not processed yet
         self.bad_images = 0  # skipped in training, on all ranks
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self.constant: list[str] = []  # classes with constant scores in the last evaluation
@@ -146,7 +149,7 @@ class Trainer:
 
                     self.epoch += 1
                     self.save(best=self.best.epoch == self.epoch)
-            self._warn(*same_scores(self.constant))
+            warn(*same_scores(self.constant))
         except (Stopped, KeyboardInterrupt):
             end_workers()
             raise
@@ -178,7 +181,7 @@ class Trainer:
             self.pending.append(status)
             self.meter.stepped(images)
 
-            # 2. Process stop requests and unreadable images.
+            # 2. Process stop requests and unreadable images of all ranks.
             is_last = self.position == total
             reporting = is_last or self.position % train.log_every == 0
             stopping = self.collect_outcomes(now=reporting)
@@ -198,18 +201,16 @@ class Trainer:
                 self.save()
 
     def _steps(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each step."""
-        batches = self._batches()
-        while micro_batches := list(islice(batches, self.config.train.accumulate)):
-            yield micro_batches
-
-    def _batches(self) -> Iterator[Batch]:
-        """Yield the micro-batches of an epoch. The state can be saved while this waits for data."""
+        """Yield the micro-batches of each step. The state can be saved during a wait for data."""
+        micro_batches: list[Batch] = []
         try:
             for batch in self.stop.bounded(self.loader):
                 if not len(batch.images):
                     raise DataError(f"no image of a micro-batch can be read: {batch.bad[0]}")
-                yield batch
+                micro_batches.append(batch)
+                if len(micro_batches) == self.config.train.accumulate:
+                    yield micro_batches
+                    micro_batches = []
         except DataTimeout:
             self.save()
             self._stop(f"after step {self.learner.step}, waiting for data")
@@ -245,19 +246,12 @@ class Trainer:
         if stopping:
             ready = self.pending
         for status in ready:
-            self._count_bad_images(status)
+            self.bad_images += status.bad_images
+            if status.bad_images:
+                for messages in distributed.gather(status.messages):
+                    warn(*[f"skipped: {message}" for message in messages])
         self.pending = self.pending[len(ready) :]
         return stopping
-
-    def _count_bad_images(self, status: StepStatus) -> None:
-        """Count the unreadable images of a step, and log a warning for each."""
-        if not status.bad_images:
-            return
-
-        self.bad_images += status.bad_images
-        for messages in distributed.gather(status.messages):
-            for message in messages:
-                self._warn(f"left out: {message}")
 
     def _read(self) -> None:
         """Read the stats of the steps since the last call from the device."""
@@ -276,14 +270,8 @@ class Trainer:
         fix = f"{newest}; lower optim.lr, or check these images and their labels: {names}"
 
         if self.config.train.nonfinite is NonFinite.stop:
-            raise UserError(f"{fault}, the step did not change the weights; {fix}")
-        log.warning(f"{fault}, the step is skipped; {fix}")
-
-    def _warn(self, *messages: str) -> None:
-        """Log warnings on the main rank only."""
-        if distributed.is_main():
-            for message in messages:
-                log.warning(message)
+            raise UserError(f"{fault}; the step did not change the weights; {fix}")
+        log.warning(f"{fault}; the step is skipped; {fix}")
 
     def _report(self, runlog: RunLog, description: str, lr: float) -> None:
         """Log the numbers since the last report, and start a new meter."""
@@ -346,19 +334,23 @@ class Trainer:
         for model in models.values():
             distributed.copy_buffers(model)
 
-        observer = Observer(self.data, self.config)
+        classes = self.data.val.classes
+        constant = ConstantScores(len(classes))
         evaluated = evaluate_all(
             list(models.values()),
             self.data,
             self.config,
             device=self.device,
             progress=partial(self.check_stop, runlog.evaluation()),
-            observe=observer,
+            # The evaluation raises an error for non-finite logits.
+            observe=lambda batch, logits: constant.update(logits.nan_to_num(), batch.targets),
         )
         results = dict(zip(models, evaluated, strict=True))
         main = evaluated[0]
-        self._warn(*left_out(main.bad, main.images))
-        self.constant = observer.constant_classes()
+        warn(*left_out(main.bad, main.images))
+        # All classes of single-label data compete, so a constant score is no sign of a fault.
+        if not classes.exclusive:
+            self.constant = [classes.names[index] for index in constant.classes()]
 
         # The best checkpoint follows the first metric. A resumed run of a version with another
         # order keeps its metric, and logs it first.
@@ -374,19 +366,14 @@ class Trainer:
             for name, value in results["raw"].metrics.items():
                 values[f"val_raw/{name}"] = value
         self._scalars(runlog, self.epoch + 1, values)
-        runlog.details(self.learner.step, observer.details(main))
 
-        self._log_evaluation(metric, results)
-        return values
-
-    def _log_evaluation(self, metric: str, results: Mapping[str, Results]) -> None:
-        scores = []
-        for weights, result in results.items():
-            scores.append(f"{weights} {result.metrics[metric]:.2f}")
-        images = results["raw"].images
+        scores = ", ".join(
+            f"{name} {result.metrics[metric]:.2f}" for name, result in results.items()
+        )
         best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
         epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
-        log.info(f"{epoch}: val {metric} {', '.join(scores)} on {images:,} images; {best}")
+        log.info(f"{epoch}: val {metric} {scores} on {main.images:,} images; {best}")
+        return values
 
     def check_stop(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
         """Yield the batches of an evaluation; raise Stopped after a stop request."""
@@ -412,7 +399,8 @@ class Trainer:
         """Return the state of the run. Its tensors are not copied; training changes them."""
         # Leave out settings of this start only: the checkpoint, and that the data may change.
         data = {key: value for key, value in self.config.data.items() if key != "changed"}
-        config = dataclasses.replace(self.config, resume=None, data=data)
+        train = dataclasses.replace(self.config.train, pieces=self.learner.pieces)
+        config = dataclasses.replace(self.config, resume=None, data=data, train=train)
 
         return Checkpoint(
             config=to_dict(config),
@@ -438,9 +426,10 @@ class Trainer:
         )
 
     def resume(self, saved: Checkpoint, path: Path) -> None:
-        """Restore the state of the same run from a checkpoint that was read from `path`."""
-        self._check_same_run(saved, path)
+        """Restore the state from a checkpoint of the same run; see `start.check_same_run`."""
         self.learner.load_state(saved, path)
+        # The division changes the rounding and the batch-norm statistics.
+        self.learner.pieces = saved.config["train"].get("pieces") or self.learner.pieces
         self.learner.skipped = saved.log.skipped
         self.epoch = saved.epoch
         self.metrics = saved.metrics
@@ -460,105 +449,12 @@ class Trainer:
         if has_result and self.best.epoch == self.epoch and self.position == 0:
             self.files.restore_best(path)
 
-    def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
-        """Raise CheckpointError if settings, classes, steps or data differ."""
-        changed = diff(saved_config(saved, path, self.config.plugins), self.config)
-        if changed:
-            raise CheckpointError(
-                f"{path} is of a run with other settings ({'; '.join(changed)}): "
-                f"restore them, or start a new run with name=... init={path}"
-            )
-        check_classes(saved.classes, self.data.val.classes, path)
 
-        # The position in an epoch must mean the same images as before.
-        if saved.steps_per_epoch != self.batches.steps:
-            raise CheckpointError(
-                f"{path} has {saved.steps_per_epoch} steps per epoch, this run "
-                f"{self.batches.steps}: use the same training images and processes"
-            )
-
-        allowed = self.config.data.get("changed") == "allow"
-        warning = check_same(saved.fingerprint, self.fingerprint, path, allow=allowed)
-        if warning:
-            self._warn(warning)
-        warning = check_same(
-            saved.val_fingerprint,
-            self.val_fingerprint,
-            path,
-            allow=allowed,
-            split="validation",
-        )
-        if warning:
-            self._warn(warning)
-
-
-def _train_batches(config: Config, data: DataModule) -> TrainBatches:
-    return TrainBatches(
-        len(data.train.dataset),
-        batch_size=config.train.batch_size,
-        accumulate=config.train.accumulate,
-        repeats=config.train.repeats,
-        factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
-        seed=config.seed,
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
-    )
-
-
-class CheckpointFiles:
-    """Write last.pt and best.pt in the background, on the main rank only."""
-
-    def __init__(self, folder: Path, train: Train) -> None:
-        self.last = folder / "last.pt"
-        self.best = folder / "best.pt"
-        self._train = train
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
-        self._saved_at = time.monotonic()
-
-    def is_due(self, step: int) -> bool:
-        """Return True if a checkpoint is due after a step. Each rank uses its own clock."""
-        steps = self._train.save_every_steps
-        minutes = self._train.save_every_minutes
-        if steps is not None and step % steps == 0:
-            return True
-        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-
-    def save(self, checkpoint: Callable[[], Checkpoint], *, best: bool) -> None:
-        """Write last.pt, and best.pt if `best` is set, in the background."""
-        self._saved_at = time.monotonic()
-        if not distributed.is_main():
-            return
-
-        # Training changes the tensors while the file is written.
-        state = torch_files.snapshot(checkpoint().to_state())
-
-        def write() -> None:
-            torch_files.save(self.last, state, keep=self._train.keep_last)
-            if best:
-                torch_files.duplicate(self.last, self.best)
-
-        self.wait()
-        self._pending = self._thread.submit(write)
-
-    def wait(self) -> None:
-        """Wait until the last save is on the disk; raise its error, if any."""
-        # Clear it first, so that its error is raised only once.
-        pending = self._pending
-        self._pending = None
-        if pending is not None:
-            pending.result()
-
-    def restore_best(self, path: Path) -> None:
-        """Write best.pt from a checkpoint of this folder that holds the best result.
-
-        A run that is killed after last.pt is written leaves an older best.pt.
-        """
-        if not distributed.is_main() or path.parent != self.last.parent:
-            return
-
-        if torch_files.known_hashes(self.best) != torch_files.known_hashes(path):
-            torch_files.duplicate(path, self.best)
+def warn(*messages: str) -> None:
+    """Log warnings on the main rank only."""
+    if distributed.is_main():
+        for message in messages:
+            log.warning(message)
 
 
 def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:

@@ -42,7 +42,6 @@ FORMAT = 1  # version of cached files; increase it when the vectors of a name ch
 PLACE = "{}"  # placeholder of the name in a template
 # Template lists of the CLIP authors, by their names in open_clip.
 LISTS = {"clip80": "OPENAI_IMAGENET_TEMPLATES", "simple7": "SIMPLE_IMAGENET_TEMPLATES"}
-_SEE = "see DATASETS.md, section Word vectors"
 
 
 @dataclass(frozen=True)
@@ -382,7 +381,7 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     where = "data.prompts"
     path = folder / Path(prompts).expanduser()
     if PLACE not in prompts and prompts and path.is_file():
-        templates = tuple(read_lines(path, _SEE))
+        templates = tuple(read_lines(path))
         where = f"data.prompts: {path}"
 
     for number, template in enumerate(templates, 1):

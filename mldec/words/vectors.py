@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors
+from mldec.errors import CheckpointError, ConfigError, DataError, documented, naming_errors
 from mldec.files.text import open_binary, read_json, read_lines
 from mldec.files.torch_files import read_torch, sha256_of
 from mldec.names import as_name, format_list, names_fault, unknown_class
@@ -21,7 +21,6 @@ from mldec.words.types import DIGITS_PREFIX, PREFIX, PROMPT, VectorOrigin, WordV
 log = logging.getLogger("mldec")
 
 _SEE = "see DATASETS.md, section Word vectors"
-_SEE_LISTS = "see docs/zero_shot.md, section Any class list"
 _TORCH_FILES = (".pth", ".pt", ".pickle", ".pkl")
 
 
@@ -55,7 +54,7 @@ def _by_name(
 ) -> dict[str, np.ndarray]:
     """Return the vectors of an array file by name. `order` lists the names of the array."""
     if order is None:
-        order = read_lines(path.with_suffix(".txt"), _SEE)
+        order = read_lines(path.with_suffix(".txt"))
     if fault := names_fault(order):
         raise DataError(f"the names of {path}: {fault}; {_SEE}")
 
@@ -246,7 +245,7 @@ def described(
     Raises:
         DataError: If the file has another content, or describes no class.
     """
-    content = read_json(path, _SEE)
+    content = read_json(path)
     sentences_of = content if isinstance(content, dict) else {}
     for name, sentences in sentences_of.items():
         is_list = isinstance(sentences, list) and len(sentences) > 0
@@ -341,11 +340,12 @@ class ClassList:
         columns = []
         for names in self.classes:
             if names[0] not in column_of:
-                raise unknown_class(names[0], known, str(self.path), _SEE_LISTS)
+                raise unknown_class(names[0], known, str(self.path))
             columns.append(column_of[names[0]])
         return columns
 
 
+@documented("docs/zero_shot.md, section Any class list")
 def read_class_list(path: Path) -> ClassList:
     """Read a class list.
 
@@ -357,14 +357,14 @@ def read_class_list(path: Path) -> ClassList:
     """
     classes: list[tuple[str, ...]] = []
     class_of: dict[str, str] = {}  # case-folded name -> its class
-    for line in read_lines(path, _SEE_LISTS):
+    for line in read_lines(path):
         names = tuple(name.strip() for name in line.split(";"))
         for name in names:
-            as_name(name, path, _SEE_LISTS)
+            as_name(name, path)
             if other := class_of.get(name.casefold()):
                 raise DataError(
                     f"{path}: the name '{name}' is there twice, for '{other}' and for "
-                    f"'{names[0]}'; leave one out, {_SEE_LISTS}"
+                    f"'{names[0]}'; leave one out"
                 )
             class_of[name.casefold()] = names[0]
         classes.append(names)

@@ -4,7 +4,7 @@
 #   scripts/launch/one_node.sh +experiment=coco_tresnet_l data.root=/data/coco
 #   PROCESSES=2 scripts/launch/one_node.sh +experiment=digits device=cpu
 #
-# When a process fails, torchrun starts all of them again (RESTARTS times), and they go on from the
+# If a process fails, torchrun restarts all of them (at most RESTARTS times). They resume from the
 # last checkpoint.
 set -euo pipefail
 exec torchrun --standalone --nproc-per-node "${PROCESSES:-gpu}" --max-restarts "${RESTARTS:-2}" \

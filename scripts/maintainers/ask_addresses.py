@@ -1,11 +1,10 @@
 #!/usr/bin/env python
-"""Check that every address of weights and data sets answers.
+"""Check that the URLs of weights and data sets can be reached.
 
-    python scripts/maintainers/ask_addresses.py
+    python scripts/maintainers/ask_addresses.py [--only TEXT]
 
-The addresses are those of `zoo:` names and of DATASETS.md. Each is asked for its first byte, so
-nothing is downloaded. The table that is printed is dated, in Markdown; the status is 1 if one of
-them does not answer.
+The URLs of `zoo:` names and of DATASETS.md are checked by a request for the first byte. The script
+prints a table in Markdown. The exit status is 1 if a URL cannot be reached.
 """
 
 import argparse
@@ -20,60 +19,60 @@ from pathlib import Path
 from mldec.checkpoint.sources import RELEASED
 
 TOP = Path(__file__).resolve().parents[2]
-# An address in Markdown, without the punctuation of its sentence; braces name several files.
-ADDRESS = re.compile(r"https?://[^\s)|`>]+[^\s)|`>.,;:]")
-SECONDS = 30
+# A URL in Markdown, without the punctuation of its sentence. Braces contain several files.
+URL = re.compile(r"https?://[^\s)|`>]+[^\s)|`>.,;:]")
+TIMEOUT = 30  # seconds
 
 
-def addresses() -> list[str]:
-    """Return all addresses, each once, those of the zoo first."""
-    listed = [file.url for file in RELEASED.values()]
-    for text in ADDRESS.findall((TOP / "DATASETS.md").read_text(encoding="utf-8")):
-        listed += expanded(text)
-    return list(dict.fromkeys(listed))
+def find_urls() -> list[str]:
+    """Return all URLs without duplicates, first those of the zoo."""
+    urls = [file.url for file in RELEASED.values()]
+    for text in URL.findall((TOP / "DATASETS.md").read_text(encoding="utf-8")):
+        urls += expand(text)
+    return list(dict.fromkeys(urls))
 
 
-def expanded(address: str) -> list[str]:
-    """Return the addresses that one with {a,b,c} stands for."""
-    choice = re.search(r"\{([^{}]*)\}", address)
+def expand(url: str) -> list[str]:
+    """Return the URLs of a URL with {a,b,c}."""
+    choice = re.search(r"\{([^{}]*)\}", url)
     if choice is None:
-        return [address]
+        return [url]
     names = (name.strip() for name in choice[1].split(","))
-    return [address[: choice.start()] + name + address[choice.end() :] for name in names]
+    return [url[: choice.start()] + name + url[choice.end() :] for name in names]
 
 
-def ask(address: str) -> tuple[bool, str]:
-    """Return whether an address answers, and its status and size, or what went wrong."""
+def check(url: str) -> tuple[bool, str]:
+    """Return whether a URL can be reached, and its status and size, or the error."""
     headers = {"Range": "bytes=0-0", "User-Agent": "mldec ask_addresses"}
-    request = urllib.request.Request(address, headers=headers)
+    request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-            size = total or answer.headers.get("Content-Length", "")
-            return True, f"{answer.status}, {int(size):,} bytes" if size.isdigit() else "200"
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            total = response.headers.get("Content-Range", "").rpartition("/")[2]
+            size = total or response.headers.get("Content-Length", "")
+            return True, f"{response.status}, {int(size):,} bytes" if size.isdigit() else "200"
     except urllib.error.HTTPError as error:
         return False, f"{error.code} {error.reason}"
     except OSError as error:
-        return False, f"no answer ({getattr(error, 'reason', None) or error})"
+        return False, f"no response ({getattr(error, 'reason', None) or error})"
 
 
 def main() -> None:
-    """Ask all addresses side by side, and print the table."""
+    """Check all URLs in parallel, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", metavar="TEXT", default="", help="addresses that hold this text")
+    parser.add_argument("--only", metavar="TEXT", default="", help="check URLs that contain TEXT")
     args = parser.parse_args()
 
-    asked = [address for address in addresses() if args.only in address]
+    urls = [url for url in find_urls() if args.only in url]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, asked))
+        results = list(pool.map(check, urls))
 
-    print(f"Asked on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.\n")
-    print("| address | answer |\n|---|---|")
-    for address, (_, answer) in zip(asked, answers, strict=True):
-        print(f"| {address} | {answer} |")
-    sys.exit(not all(is_there for is_there, _ in answers))
+    print(f"Checked on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.\n")
+    print("| URL | response |\n|---|---|")
+    for url, (_, text) in zip(urls, results, strict=True):
+        print(f"| {url} | {text} |")
+    sys.exit(not all(is_reachable for is_reachable, _ in results))
 
 
 if __name__ == "__main__":

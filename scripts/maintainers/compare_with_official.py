@@ -1,16 +1,16 @@
 #!/usr/bin/env python
-"""Time the head, or a training step, beside those of the official code, in turns.
+"""Compare the speed of our code with the official code. Both sides are timed alternately.
 
     compare_with_official.py head [--device cpu] [--precision bf16] [--json FILE]
     compare_with_official.py step [--experiment digits] [--json FILE] [key=value ...]
+    compare_with_official.py transform FOLDER [--json FILE]
 
-The official head, loss and training loop are written once more from their description: they share
-nothing with the parts of the product. The names of the parameters are the official ones, so that a
-head of the product can load the weights. A figure with `_times_` in its name is how many times as
-long as the other side ours takes; `times_X` is how many times faster than X ours is.
+The official head, loss, training loop and transform are implemented here from their description,
+without parts of mldec. Parameters have the official names, so that our head can load the weights.
+`X_times_Y` is the time of X divided by the time of Y. `times_X` is the speed-up over X.
 
 Source: Alibaba-MIIL/ML_Decoder, train.py and, in src_files, ml_decoder/ml_decoder.py,
-loss_functions/losses.py and helper_functions/helper_functions.py.
+loss_functions/losses.py and helper_functions/helper_functions.py; randaugment 1.0.2.
 """
 
 import argparse
@@ -18,14 +18,18 @@ import copy
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
+from torchvision import transforms
 
 from mldec.cli import positive
+from mldec.data.official_augment import augment_by_pair
 from mldec.errors import ConfigError, one_line
 from mldec.files.atomic import check_targets
 from mldec.heads.ml_decoder import MLDecoder
@@ -33,28 +37,28 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format
-from mldec.runtime.environment import keep_freed_memory
-from mldec.tools.benchmark import add_experiment, report
+from mldec.tools.benchmark import add_experiment, record
+from mldec.tools.benchmark.data import SIZE, Pipeline, photos_in, pipeline, time_pipelines
 from mldec.tools.benchmark.throughput import (
     STEPS,
     Trial,
     blocks,
+    build_trial,
+    compose_experiment,
     in_turns,
-    prepare,
-    settings,
     step_figures,
     times_as_long,
 )
 
 IN_FEATURES = 2048
-EMBED_DIM = 768  # the default of the head, officially the only one
+EMBED_DIM = 768  # the only official width
 ROUNDS = 9
-CALLS = {"cpu": 1, "cuda": 10}  # of the head in each round, by type of device
+CALLS = {"cpu": 1, "cuda": 10}  # calls of the head per round, by type of device
 Cast = Callable[[], torch.autocast]
 
 
 class Size(NamedTuple):
-    """The size of a problem: classes K, groups G, tokens N per image, and images B."""
+    """Numbers of classes K, groups G, tokens N per image, and images B."""
 
     classes: int
     groups: int
@@ -70,21 +74,21 @@ COCO = Size(80, 80, 14 * 14)  # 448 pixels
 
 
 def group_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply the group projection as the official GroupFC does, group by group into a buffer.
+    """Apply the official GroupFC, which loops over the groups.
 
     Args:
-        x: decoded queries [B, G, D].
-        weight: [G, D, g].
-        bias: [K].
+        x: Decoded queries [B, G, D].
+        weight: Weights [G, D, g].
+        bias: Biases [K].
 
     Returns:
-        logits [B, K].
+        Logits [B, K].
     """
     out = torch.zeros(len(x), len(weight), weight.shape[2], device=x.device, dtype=x.dtype)
     for group in range(len(weight)):
         out[:, group, :] = x[:, group, :] @ weight[group]
 
-    # The last group may have room for more classes than there are.
+    # The last group may have more outputs than classes.
     return out.flatten(1)[:, : len(bias)] + bias
 
 
@@ -96,15 +100,19 @@ class OfficialLayer(nn.Module):
         self.multihead_attn = nn.MultiheadAttention(embed_dim, num_heads, dropout=dropout)
         self.linear1 = nn.Linear(embed_dim, mlp_dim)
         self.linear2 = nn.Linear(mlp_dim, embed_dim)
-        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(embed_dim) for _ in range(3))
-        self.dropout, self.dropout1 = nn.Dropout(dropout), nn.Dropout(dropout)
-        self.dropout2, self.dropout3 = nn.Dropout(dropout), nn.Dropout(dropout)
+        self.norm1 = nn.LayerNorm(embed_dim)
+        self.norm2 = nn.LayerNorm(embed_dim)
+        self.norm3 = nn.LayerNorm(embed_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.dropout1 = nn.Dropout(dropout)
+        self.dropout2 = nn.Dropout(dropout)
+        self.dropout3 = nn.Dropout(dropout)
 
     def forward(self, word_vectors: Tensor, memory: Tensor) -> Tensor:
-        """Let queries [G, B, D] attend to the memory [N, B, D]; return [G, B, D]."""
+        """Cross-attend from queries [G, B, D] to the memory [N, B, D]. Returns [G, B, D]."""
         x = self.norm1(word_vectors + self.dropout1(word_vectors))
 
-        # The weights of the attention are computed too, and thrown away.
+        # The attention weights are computed, too, and dropped.
         attended = self.multihead_attn(x, memory, memory)[0]
         x = self.norm2(x + self.dropout2(attended))
 
@@ -112,52 +120,17 @@ class OfficialLayer(nn.Module):
         return self.norm3(x + self.dropout3(mlp))
 
 
-class OfficialDecoder(nn.Module):
-    """All parameters of the head; the arguments are those of `OfficialHead`."""
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        num_groups: int,
-        embed_dim: int,
-        num_heads: int,
-        mlp_dim: int,
-        dropout: float,
-    ) -> None:
-        super().__init__()
-        self.embed_standart = nn.Linear(in_features, embed_dim)
-        self.query_embed = nn.Embedding(num_groups, embed_dim).requires_grad_(False)
-        self.layers = nn.ModuleList([OfficialLayer(embed_dim, num_heads, mlp_dim, dropout)])
-
-        group_size = -(-num_classes // num_groups)  # rounded up
-        weight = torch.empty(num_groups, embed_dim, group_size)
-        self.duplicate_pooling = nn.Parameter(nn.init.xavier_normal_(weight))
-        self.duplicate_pooling_bias = nn.Parameter(torch.zeros(num_classes))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens [B, N, C] to logits [B, K]."""
-        memory = F.relu(self.embed_standart(tokens), inplace=True).transpose(0, 1)
-        x = self.query_embed.weight.unsqueeze(1).expand(-1, len(tokens), -1)
-        for layer in self.layers:
-            x = layer(x, memory)
-        return group_projection(
-            x.transpose(0, 1), self.duplicate_pooling, self.duplicate_pooling_bias
-        )
-
-
 class OfficialHead(nn.Module):
-    """The head `MLDecoder` of the official code for known classes.
+    """The official head `MLDecoder` for known classes.
 
     Args:
-        in_features: width C of the tokens.
-        num_classes: K.
-        num_groups: G, at most K.
-        embed_dim: decoder width D.
-        num_heads: number of attention heads, officially 8.
-        mlp_dim: hidden width of the feed-forward part, officially 2048.
-        dropout: officially 0.1.
+        in_features: Width C of the tokens.
+        num_classes: Number of classes K.
+        num_groups: Number of groups G, at most K.
+        embed_dim: Decoder width D, officially 768.
+        num_heads: Number of attention heads, officially 8.
+        mlp_dim: Hidden width of the feed-forward part, officially 2048.
+        dropout: Dropout probability, officially 0.1.
     """
 
     def __init__(
@@ -172,34 +145,40 @@ class OfficialHead(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.decoder = OfficialDecoder(
-            in_features,
-            num_classes,
-            num_groups=num_groups,
-            embed_dim=embed_dim,
-            num_heads=num_heads,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-        )
+        # The parameters have the prefix "decoder." in the official code.
+        self.decoder = nn.Module()
+        self.decoder.embed_standart = nn.Linear(in_features, embed_dim)
+        self.decoder.query_embed = nn.Embedding(num_groups, embed_dim).requires_grad_(False)
+        layer = OfficialLayer(embed_dim, num_heads, mlp_dim, dropout)
+        self.decoder.layers = nn.ModuleList([layer])
+
+        group_size = -(-num_classes // num_groups)  # rounded up
+        weight = nn.init.xavier_normal_(torch.empty(num_groups, embed_dim, group_size))
+        self.decoder.duplicate_pooling = nn.Parameter(weight)
+        self.decoder.duplicate_pooling_bias = nn.Parameter(torch.zeros(num_classes))
 
     def forward(self, tokens: Tensor, word_vectors: None = None) -> Tensor:
-        """Map tokens [B, N, C] to logits [B, K]; there are no word queries."""
-        return self.decoder(tokens)
+        """Map tokens [B, N, C] to logits [B, K]. Word queries are not supported."""
+        decoder: Any = self.decoder
+        memory = F.relu(decoder.embed_standart(tokens), inplace=True).transpose(0, 1)
+        x = decoder.query_embed.weight.unsqueeze(1).expand(-1, len(tokens), -1)
+        x = decoder.layers[0](x, memory).transpose(0, 1)
+        return group_projection(x, decoder.duplicate_pooling, decoder.duplicate_pooling_bias)
 
 
 def asymmetric_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of the loss `AsymmetricLoss` with the settings of train.py.
+    """Return the sum of `AsymmetricLoss` with the settings of train.py.
 
     Args:
-        logits: float32 [B, K].
-        targets: 0 and 1, [B, K].
+        logits: Logits, float32 [B, K].
+        targets: Labels 0 and 1, [B, K].
     """
     positive = logits.sigmoid()
     negative = (1 - positive + 0.05).clamp(max=1)
     loss = targets * torch.log(positive.clamp(min=1e-8))
     loss = loss + (1 - targets) * torch.log(negative.clamp(min=1e-8))
 
-    # gamma_pos is 0 and gamma_neg 4; no gradient flows through the weight.
+    # gamma_pos is 0 and gamma_neg is 4. The weight has no gradient.
     with torch.no_grad():
         probability = positive * targets + negative * (1 - targets)
         weight = torch.pow(1 - probability, 4 * (1 - targets))
@@ -210,16 +189,16 @@ class OfficialLoop:
     """The training step of train.py: Adam, OneCycle, autocast, GradScaler and moving average.
 
     Args:
-        model: images float32 [B, 3, H, W] in [0, 1] -> logits [B, K], on its device.
-        device: of the model.
-        autocast: the number format of the forward pass, officially float16; None for float32.
-        steps: of the whole run, for the schedule.
-        lr: highest learning rate.
-        weight_decay: of all parameters but biases and those of norms.
-        ema_decay: of the moving average.
-        channels_last: whether images, feature maps and weights lie in that order.
-        compiled: whether the model is compiled.
-        compile_mode: that of torch.compile; None is its default.
+        model: Maps images, float32 [B, 3, H, W] in [0, 1], to logits [B, K].
+        device: Device of the model.
+        autocast: Number format of the forward pass, officially float16; None for float32.
+        steps: Number of steps of the schedule.
+        lr: Peak learning rate.
+        weight_decay: Weight decay of all parameters except for biases and norms.
+        ema_decay: Decay of the moving average.
+        channels_last: Whether images and weights have this memory format.
+        compiled: Whether the model is compiled.
+        compile_mode: Mode of torch.compile.
     """
 
     def __init__(
@@ -241,12 +220,19 @@ class OfficialLoop:
         self.net: nn.Module = model
         if compiled:
             self.net = torch.compile(model, dynamic=False, mode=compile_mode)  # type: ignore[assignment]
-        self.model, self.device, self.autocast = model, device, autocast
-        self.ema, self.ema_decay = copy.deepcopy(model).eval(), ema_decay
+        self.model = model
+        self.device = device
+        self.autocast = autocast
+        self.ema = copy.deepcopy(model).eval()
+        self.ema_decay = ema_decay
 
-        trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
-        bare = [value for name, value in trained if value.ndim == 1 or name.endswith(".bias")]
-        decayed = [value for name, value in trained if value.ndim > 1 and name[-5:] != ".bias"]
+        bare = []
+        decayed = []
+        for name, value in model.named_parameters():
+            if value.requires_grad and (value.ndim == 1 or name.endswith(".bias")):
+                bare.append(value)
+            elif value.requires_grad:
+                decayed.append(value)
         groups = [
             {"params": bare, "weight_decay": 0.0},
             {"params": decayed, "weight_decay": weight_decay},
@@ -259,8 +245,8 @@ class OfficialLoop:
         """Do one step and return its loss.
 
         Args:
-            images: float32 [B, 3, H, W], on the host.
-            targets: int64 [B, 3, K], one plane per size of the objects, on the host.
+            images: Images on the host, float32 [B, 3, H, W].
+            targets: Labels on the host, int64 [B, 3, K], for small, medium and large objects.
         """
         images = images.to(self.device).contiguous(memory_format=self.memory_format)
         targets = targets.to(self.device)
@@ -281,19 +267,55 @@ class OfficialLoop:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Update the moving average of all tensors of the state, one by one."""
+        """Update the moving average of each tensor of the state."""
         pairs = zip(self.ema.state_dict().values(), self.model.state_dict().values(), strict=True)
         for average, value in pairs:
             average.copy_(self.ema_decay * average + (1 - self.ema_decay) * value)
 
 
-# The head
+def official_transform(size: int) -> Pipeline:
+    """Return the steps of the official transform, with Pillow and torchvision.
+
+    The result is float32 [3, S, S]. With the same random numbers, its pixels equal ours.
+    """
+    resize = transforms.Resize((size, size))
+    tensor = transforms.ToTensor()
+    return {
+        "decode": lambda path, _: Image.open(path).convert("RGB"),
+        "resize": lambda image, _: resize(image),
+        "cutout": _official_cutout,
+        "operations": augment_by_pair,
+        "tensor": lambda image, _: tensor(image),
+    }
+
+
+def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
+    """Draw a rectangle of half the side on the image in place."""
+    half_width, half_height = (int(0.5 * side + 0.5) // 2 for side in image.size)
+    x, y = (rng.randrange(side) for side in image.size)
+    color = (rng.randrange(256), rng.randrange(256), rng.randrange(256))
+    corners = (x - half_width, y - half_height, x + half_width, y + half_height)
+    ImageDraw.Draw(image).rectangle(corners, fill=color)
+    return image
+
+
+# Jobs
+
+
+def transform(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Time our training transform and the official one on the photos of a folder."""
+    pipelines = {"official": official_transform(SIZE), "default": pipeline(SIZE)}
+    figures = time_pipelines(pipelines, photos_in(args.folder))
+    # The official transform does not seed each image.
+    official = figures["official_all_ms"] - figures["official_seeding_ms"]
+    yield figures | {"times_official": official / figures["default_all_ms"]}
 
 
 def head(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Time the group projection and the whole head, ours and the official one in turns."""
+    """Time the group projection and the whole head."""
     device = distributed.pick_device(args.device)
-    open_images, coco = (size._replace(images=args.batch_size) for size in (OPEN_IMAGES, COCO))
+    open_images = OPEN_IMAGES._replace(images=args.batch_size)
+    coco = COCO._replace(images=args.batch_size)
     yield {"precision": args.precision, "batch_size": args.batch_size}
 
     cast = partial(autocast, device, Precision(args.precision))
@@ -304,7 +326,7 @@ def head(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _projection(size: Size, device: torch.device, cast: Cast) -> dict[str, float]:
-    """Time the group projection, forward and backward, and the official loop over groups."""
+    """Time forward and backward pass of the group projection."""
     model = MLDecoder(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
     shape = (size.images, size.groups, EMBED_DIM)
     x = torch.randn(shape, device=device, requires_grad=True)  # decoded queries [B, G, D]
@@ -319,7 +341,6 @@ def _projection(size: Size, device: torch.device, cast: Cast) -> dict[str, float
         model.zero_grad(set_to_none=True)
         x.grad = None
 
-    # They are compared first: a faster projection with other logits would be worth nothing.
     difference = (model.pool(x) - official(x)).abs().max().item()
     jobs = {"official": partial(step, official), "ours": partial(step, model.pool)}
     times = in_turns(jobs, device=device, rounds=5, steps=CALLS[device.type])
@@ -334,41 +355,24 @@ def _projection(size: Size, device: torch.device, cast: Cast) -> dict[str, float
 def _whole_head(
     name: str, size: Size, device: torch.device, cast: Cast, *, training: bool
 ) -> dict[str, float]:
-    """Time the head, and the official form with the same weights.
-
-    Args:
-        name: that the figures begin with.
-        size: of the problem.
-        device: to compute on.
-        cast: returns the context of a forward pass.
-        training: time the backward pass too, to the tokens, with dropout.
-    """
+    """Time both heads with the same weights. `training` includes dropout and backward pass."""
     official = OfficialHead(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
     ours = MLDecoder(IN_FEATURES, size.classes, num_groups=size.groups).to(device)
     ours.load_state_dict(official.state_dict())
     tokens = torch.randn(size.images, size.tokens, IN_FEATURES, device=device)
 
-    pass_through = _forward_backward if training else _forward
-    times = in_turns(
-        {
-            "ours": pass_through(ours, tokens, cast),
-            "official": pass_through(official, tokens, cast),
-        },
-        device=device,
-        rounds=ROUNDS,
-        steps=CALLS[device.type],
-    )
-    milliseconds = {
-        f"{name}_{side}_ms": 1000 * statistics.median(values) for side, values in times.items()
-    }
-    return {
-        **milliseconds,
-        f"{name}_times_official": times_as_long(times, "ours", "official"),
-    }
+    job = _forward_backward if training else _forward
+    jobs = {"ours": job(ours, tokens, cast), "official": job(official, tokens, cast)}
+    times = in_turns(jobs, device=device, rounds=ROUNDS, steps=CALLS[device.type])
+    figures = {}
+    for side, values in times.items():
+        figures[f"{name}_{side}_ms"] = 1000 * statistics.median(values)
+    figures[f"{name}_times_official"] = times_as_long(times, "ours", "official")
+    return figures
 
 
 def _forward(module: nn.Module, tokens: Tensor, cast: Cast) -> Callable[[], None]:
-    """Return a function that does a forward pass for inference."""
+    """Return a function for a forward pass of inference."""
     module.eval()
 
     @torch.no_grad()
@@ -380,7 +384,7 @@ def _forward(module: nn.Module, tokens: Tensor, cast: Cast) -> Callable[[], None
 
 
 def _forward_backward(module: nn.Module, tokens: Tensor, cast: Cast) -> Callable[[], None]:
-    """Return a function that does a forward and a backward pass, with new gradients each time."""
+    """Return a function for a forward and a backward pass."""
     module.train()
 
     def run() -> None:
@@ -393,66 +397,52 @@ def _forward_backward(module: nn.Module, tokens: Tensor, cast: Cast) -> Callable
     return run
 
 
-# The training step
-
-
 def step(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Time a training step of an experiment, and two of the official loop, in turns.
+    """Time training steps of an experiment: ours, and two versions of the official loop.
 
-    The official side has the same backbone, the official head and loss, and the official loop with
-    the learning rate of the experiment: once as released, with fp16 on CUDA and nothing compiled or
-    in channels_last, and once with the number format, the layout and the compilation of ours. All
-    begin with a batch in main memory, as their loaders hand it over: float32 images and labels per
-    size of objects there, uint8 images and labels here.
+    The official loop has the same backbone and learning rate, and the official head and loss. One
+    version is as released (fp16 on CUDA, neither compiled nor channels_last). The other version
+    has our number format, memory format and compilation. A step starts with a batch in main memory:
+    float32 images and labels per object size in the official loop, uint8 images and labels here.
 
     Yields:
-        The figures after each round. `times_official_step` is how many times faster our step is
-        than the released one, and `times_official_step_equal` than the one with equal settings.
+        The figures after each round. `times_official_step` is our speed-up over the released
+        version, and `times_official_step_equal` over the version with equal settings.
 
     Raises:
-        ConfigError: for a wrong setting, or an experiment that the official loop cannot train.
+        ConfigError: If the official code does not support the experiment.
     """
-    config = settings(args)
-    tried = prepare(config, args.classes)
+    config = compose_experiment(args)
+    trial = build_trial(config, args.classes)
     batch_size = config.train.batch_size
 
-    # Before the learner changes the weights: all sides begin with the same ones.
-    model = official_model(tried)
-    released = official_loop(tried, copy.deepcopy(model), as_released=True)
-    equal = official_loop(tried, model)
-    batches = tried.random_batches()
+    # All sides start with the same weights, so copy them before the first step.
+    model = official_model(trial)
+    released = official_loop(trial, copy.deepcopy(model), as_released=True)
+    equal = official_loop(trial, model)
+    batches = trial.random_batches()
     images = torch.cat([batch.images for batch in batches]).float() / 255
     targets = torch.cat([batch.targets for batch in batches]).long()
-    targets = targets[:, None].repeat(1, 3, 1)  # present in every size
-    if tried.device.type == "cuda":
-        images, targets = images.pin_memory(), targets.pin_memory()
+    targets = targets[:, None].repeat(1, 3, 1)  # objects of each size
+    if trial.device.type == "cuda":
+        images = images.pin_memory()
+        targets = targets.pin_memory()
 
-    learner = tried.learner()
+    learner = trial.learner()
     learner.train()
     jobs: dict[str, Callable[[], Any]] = {
         "ours": lambda: learner.learn(batches, batch_size),
         "official": lambda: released.step(images, targets),
         "equal": lambda: equal.step(images, targets),
     }
-    yield {
-        "experiment": args.experiment,
-        "settings": args.settings,
-        "precision": config.train.precision.for_device(tried.device).value,
-        "compile": config.train.compile,
-        "channels_last": config.train.channels_last,
-        "batch_size": batch_size,
-        "image_size": tried.image_size,
-        "classes": len(tried.classes),
-    }
+    yield trial.facts(args) | {"batch_size": batch_size}
 
-    # The search for kernels in the warm-up takes long: what is measured until a limit is kept.
+    # Yield after each round, because a time limit may end the script.
     timed = blocks(args.repeats)
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(timed["rounds"]):
-        warmup = 1 if number == 0 else 0
-        measured = in_turns(
-            jobs, device=tried.device, rounds=1, warmup=warmup, steps=timed["steps"]
-        )
+        options = {"rounds": 1, "warmup": int(number == 0), "steps": timed["steps"]}
+        measured = in_turns(jobs, device=trial.device, **options)
         for name, seconds in measured.items():
             times[name] += seconds
         yield {
@@ -465,41 +455,41 @@ def step(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         }
 
 
-def official_model(tried: Trial) -> Classifier:
-    """Return the official head on the backbone of an experiment, whose head gets its weights.
+def official_model(trial: Trial) -> Classifier:
+    """Return the backbone of an experiment with the official head, and copy its weights to ours.
 
     Raises:
-        ConfigError: if the experiment has another head or loss than the official code.
+        ConfigError: If the official code does not have this head or loss.
     """
-    head = tried.model.head
+    head = trial.model.head
     if not isinstance(head, MLDecoder) or head.word_dim is not None or len(head.layers) > 1:
         raise ConfigError(
-            "head: the official side has an ML-Decoder of one layer for known classes; "
-            "choose an experiment with head=ml_decoder"
+            "head: the official code has an ML-Decoder with one layer for known classes; "
+            "pass head=ml_decoder"
         )
-    if tried.parts["loss"].target is not AsymmetricLoss:
-        raise ConfigError("loss: the official side has the asymmetric loss; pass loss=asl")
+    if trial.parts["loss"].target is not AsymmetricLoss:
+        raise ConfigError("loss: the official code has the asymmetric loss; pass loss=asl")
 
-    arguments = tried.parts["head"].arguments
+    arguments = trial.parts["head"].arguments
     names = ("embed_dim", "num_heads", "mlp_dim", "dropout")
     official_head = OfficialHead(
         head.embed.in_features,
-        len(tried.classes),
+        len(trial.classes),
         num_groups=len(head.queries),
         **{name: arguments[name] for name in names},
     )
     head.load_state_dict(official_head.state_dict())
-    return Classifier(copy.deepcopy(tried.model.backbone), official_head.to(tried.device))
+    return Classifier(copy.deepcopy(trial.model.backbone), official_head.to(trial.device))
 
 
-def official_loop(tried: Trial, model: nn.Module, *, as_released: bool = False) -> OfficialLoop:
-    """Return the official loop for a model, as released or with the settings of an experiment."""
-    train, optim = tried.config.train, tried.config.optim
+def official_loop(trial: Trial, model: nn.Module, *, as_released: bool = False) -> OfficialLoop:
+    """Return the official loop for a model, as released or with our settings."""
+    train, optim = trial.config.train, trial.config.optim
     precision = Precision.fp16 if as_released else train.precision
     return OfficialLoop(
         model,
-        device=tried.device,
-        autocast=precision.for_device(tried.device).half,
+        device=trial.device,
+        autocast=precision.for_device(trial.device).half,
         steps=STEPS,
         lr=optim.lr,
         weight_decay=optim.weight_decay,
@@ -510,37 +500,28 @@ def official_loop(tried: Trial, model: nn.Module, *, as_released: bool = False) 
     )
 
 
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line, and in `settings` what follows those of `step`."""
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     jobs = parser.add_subparsers(required=True, dest="job", metavar="JOB")
-    of_head, of_step = jobs.add_parser("head"), jobs.add_parser("step")
+    of_head = jobs.add_parser("head")
     of_head.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    of_head.add_argument("--batch-size", type=positive, default=16, help="(default 16)")
+    of_head.add_argument("--batch-size", type=positive, default=16, help="default: 16")
     precisions = [precision.value for precision in Precision]
-    of_head.add_argument("--precision", choices=precisions, default="fp32", help="(default fp32)")
+    of_head.add_argument("--precision", choices=precisions, default="fp32", help="default: fp32")
+    of_step = jobs.add_parser("step")
     add_experiment(of_step)
-    for job in (of_head, of_step):
+    of_transform = jobs.add_parser("transform")
+    of_transform.add_argument("folder", metavar="FOLDER", help="folder of photos")
+    for job in (of_head, of_step, of_transform):
         job.add_argument("--json", metavar="FILE", help="write figures and environment")
 
-    args, settings = parser.parse_known_args(words)
-    args.settings = settings
-    if settings and args.job == "head":
-        parser.error(f"'{settings[0]}' is not understood: head takes no settings")
-    return args
-
-
-def main() -> None:
     with one_line():
-        args = parse()
-        check_targets(args.json)
-
-        # As in training.
-        keep_freed_memory()
-        figures = {"head": head, "step": step}[args.job](args)
-        report(f"official_{args.job}", figures, args.json)
+        args = parser.parse_args()
+        check_targets(json=args.json)
+        figures = {"head": head, "step": step, "transform": transform}[args.job](args)
+        record(f"official_{args.job}", figures, args.json)
 
 
 if __name__ == "__main__":

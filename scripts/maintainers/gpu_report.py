@@ -1,29 +1,26 @@
 #!/usr/bin/env python
-"""Measure this checkout on a machine with a CUDA device, into one JSON file per command.
+"""Measure this checkout on a machine with a CUDA device. Results are in one JSON file per command.
 
     python3 scripts/maintainers/gpu_report.py training|inference|tests [OUT.json [PART ...]]
 
-A command takes at most eight minutes and runs its parts in the order of their value. Each part is a
-process with a time limit, at which it is killed with all that it has started. What it has measured
-is in OUT.json within a second, while the part still runs; of one that fails the last lines are
-there, and the next one begins. Parts can be named, to run these alone; predict needs loader.
-Missing packages are named before the first part.
+A command takes at most eight minutes and runs its parts in order of importance. Each part is a
+process with a time limit, after which it is killed with its child processes. OUT.json is updated
+while a part runs, and contains the last lines of failed parts. Parts can be selected by name;
+predict needs loader. Missing packages are reported before the first part.
 
-    training: steps of TResNet-L at 448 pixels, as its recipe has them (fp16, channels_last); a
-        profile, with a trace beside OUT.json; the official step, as released and with the same
-        settings; the head beside global pooling, and beside the official head; torch.compile;
-        larger batches.
-    inference: a run that is fed by its loader from JPEG files made here; the loader alone; predict;
-        two processes with synchronised batch norms, on one GPU if there is but one; digits, trained
-        and evaluated; Query2Label.
-    tests: those that are marked gpu.
+    training: steps of TResNet-L at 448 pixels with its recipe (fp16, channels_last); a profile; the
+        official step, as released and with equal settings; our head against global pooling and
+        against the official head; torch.compile; larger batches.
+    inference: training from generated JPEG files; the loader alone; predict; two processes with
+        synchronized batch norms, on one GPU if there is only one; training and evaluation of
+        digits; Query2Label.
+    tests: tests with the marker gpu.
 
-At the end the figures are compared with the goals. The exit status is 1 if a part failed. A batch
-that does not fit the memory is no failure, nor are two processes on one GPU if NCCL refuses them.
-It was not run on a CUDA device yet.
+At the end the figures are compared with the goals. The exit status is 1 if a part failed. Not
+enough memory for a batch is no failure. Neither are two processes on one GPU if NCCL rejects them.
 
-Environment: MINUTES (8) that all parts may take together; DEVICE=cpu tries the script without a
-GPU, with tiny models whose figures say nothing about one.
+Environment: MINUTES (8) is the time limit of all parts. DEVICE=cpu tests the script without a GPU,
+with tiny models. The script has not been run on a CUDA device yet.
 """
 
 import argparse
@@ -44,8 +41,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from packaging.requirements import Requirement
+from PIL import Image
 
 from mldec import triton_can_compile
 from mldec.errors import ConfigError, one_line, say
@@ -56,9 +55,9 @@ TOP = Path(__file__).parents[2]
 PYTHON = sys.executable
 BENCHMARK = [PYTHON, "-m", "mldec", "benchmark"]
 TRAIN = [PYTHON, "-m", "mldec.train"]
-OFFICIAL = [PYTHON, str(TOP / "scripts" / "compare_with_official.py")]
-LAST_LINES = 20  # of the output of a part that failed
-# What nvidia-smi is asked of each GPU: MHz, degrees Celsius and watts.
+OFFICIAL = [PYTHON, str(TOP / "scripts" / "maintainers" / "compare_with_official.py")]
+LAST_LINES = 20  # lines of output that are kept of a failed part
+# Columns of nvidia-smi, in MHz, degrees Celsius and watts.
 OF_GPU = (
     "driver_version",
     "clocks.sm",
@@ -68,42 +67,42 @@ OF_GPU = (
     "power.draw",
     "power.limit",
 )
-POLL = 0.5  # seconds between two looks at what a part has measured
+POLL = 0.5  # seconds between two updates of the report
 OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
-# NCCL's message for two processes on one device, in older and in newer versions.
-NCCL_REFUSAL = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU")
+# Messages of older and newer versions of NCCL for two processes on one device.
+NCCL_REJECTION = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU")
 
-# Models and data of seconds, for a machine without a GPU.
+# Tiny models and data, for a machine without a GPU.
 TINY = ["backbone=tiny", "data.image_size=32", "train.batch_size=4"]
 TINY_HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
 TINY_Q2L = ["train.freeze=[]", "head.input_proj=true", "head.embed_dim=32"]
 SHORT = ["data.train_images=64", "data.val_images=40", "train.epochs=1", "train.workers=0"]
-# The batches of the recipe; on a larger one a step has fewer repetitions.
+# Batch sizes. Larger ones have fewer timed steps.
 BATCHES = (128, 256, 64)
 TIMED_IMAGES = 2800
 
 
 class Goal(NamedTuple):
-    """What a figure of a part has to be: a ratio, so that it holds for every device."""
+    """A goal for a figure of a part: a ratio, which is similar on all devices."""
 
     part: str
     figure: str
-    bound: str | None = None  # ">=" or "<="; None: it is reported only
+    bound: str | None = None  # ">=" or "<="; None if the figure is only reported
     goal: float | None = None
 
 
 GOALS = {
-    # How many times as fast as the official step ours is.
+    # Speed-up over the official step.
     "times_official_step": Goal("official", "times_official_step", ">=", 1.5),
     "times_official_step_equal": Goal("official", "times_official_step_equal", ">=", 1.0),
-    # The share of the head in a step, beyond that of global pooling.
+    # Percentage of a step that the head takes, in excess of global pooling.
     "head_percent_80": Goal("head_80", "beyond_percent", "<=", 4),
     "head_percent_9605": Goal("head_9605", "beyond_percent", "<=", 20),
-    # The FLOP/s of a step, as a share of those of a large matrix product.
+    # FLOP/s of a step as a percentage of a large matrix product.
     "product_percent": Goal("profile", "mfu_percent"),
     "times_eager": Goal("compile", "times_beside"),
     "data_wait_percent": Goal("loader", "data_wait_percent", "<=", 3),
-    # Workers that starve the main process lengthen its steps, and hide its waiting.
+    # Slow workers may lengthen the steps instead of the waiting time, so measure the loader alone.
     "loader_images_per_second": Goal("loader_alone", "images_per_second"),
 }
 
@@ -113,11 +112,11 @@ class Part:
     """A part of the report.
 
     Attributes:
-        name: of the part.
-        limit: seconds that it may take.
-        commands: run one after the other, until one fails.
-        result: the file that they write their figures to; None if only their output counts.
-        variables: added to the environment of the commands.
+        name: Name of the part.
+        limit: Time limit in seconds.
+        commands: Commands, run in order until one fails.
+        result: File with their figures; None if the figures are parsed from their output.
+        variables: Additional environment variables.
     """
 
     name: str
@@ -128,22 +127,25 @@ class Part:
 
 
 class Setup(NamedTuple):
-    """What all parts share: a folder for their files, the file of the report, and the device."""
+    """Folder for files of the parts, file of the report, and device."""
 
     folder: Path
     out: Path
     device: str
 
     def settings(self, *of_cpu: str) -> list[str]:
-        """Return the device, and on a CPU further settings."""
-        return [f"device={self.device}", *(of_cpu if self.device == "cpu" else ())]
+        """Return the setting of the device, and on a CPU further settings."""
+        settings = [f"device={self.device}"]
+        if self.device == "cpu":
+            settings += of_cpu
+        return settings
 
     def number(self, on_gpu: int, on_cpu: int) -> str:
-        """Return the one of two numbers that fits the device."""
+        """Return the number for the device."""
         return str(on_cpu if self.device == "cpu" else on_gpu)
 
     def job(self, name: str, limit: int, command: list[str], *words: str) -> Part:
-        """Return a part that is a command with figures."""
+        """Return a part that is a command with the option --json."""
         file = self.folder / f"{name}.json"
         return Part(name, limit, [[*command, "--json", str(file), *words]], file)
 
@@ -153,7 +155,6 @@ class Setup(NamedTuple):
 
 def training(setup: Setup) -> list[Part]:
     """Return the parts that measure training steps on random images."""
-    # Another head has other settings than those of ML-Decoder.
     of_any_head = setup.settings(*TINY)
     settings = setup.settings(*TINY, *TINY_HEAD)
 
@@ -162,13 +163,12 @@ def training(setup: Setup) -> list[Part]:
     beside_gap = [*steps, "--beside", "head=gap"]
     open_images = ["--experiment", "openimages_tresnet_m", "--classes", "9605"]
     beside_eager = [*steps, "--beside", "train.compile=false"]
-    trace = ["--trace", str(setup.out.with_suffix(".trace.json.gz"))]
     step = [*OFFICIAL, "step", "--experiment", "coco_tresnet_l", *repeats]
     head = ["--device", setup.device, "--precision", "bf16"]
     head += ["--batch-size", setup.number(64, 1)]
     parts = [
         setup.job("throughput", 75, steps, *settings),
-        setup.job("profile", 75, [*BENCHMARK, "profile", *repeats], *trace, *settings),
+        setup.job("profile", 75, [*BENCHMARK, "profile", *repeats], *settings),
         setup.job("official", 90, step, *settings),
         setup.job("head_80", 75, beside_gap, *of_any_head),
         setup.job("head_9605", 75, [*beside_gap, *open_images], *of_any_head),
@@ -184,27 +184,26 @@ def training(setup: Setup) -> list[Part]:
 
 
 def inference(setup: Setup) -> list[Part]:
-    """Return the parts that begin with image files, and those of other models."""
+    """Return the parts that read image files, and parts of other models."""
     data = setup.folder / "coco"
 
-    # Multiples of the batches of training (56) and evaluation (64): cuDNN searches its kernels
-    # again for a smaller last batch.
+    # Multiples of the batch sizes of training (56) and evaluation (64), because cuDNN would search
+    # kernels for a smaller last batch.
     _make_coco(data, train=int(setup.number(146 * 56, 32)), val=int(setup.number(14 * 64, 16)))
     runs = {name: setup.folder / name for name in ("loader", "two_ranks", "digits")}
 
-    # The recipe, from random weights. The host runs ahead of a GPU until it reports: with few steps
-    # between two reports it cannot use up what the loader has ahead, and wait for it while the GPU
-    # still computes.
+    # The recipe, with random weights. The host runs ahead of a GPU until it reports. With few steps
+    # between two reports, it does not wait for the loader while the GPU is busy.
     recipe = ["+experiment=coco_tresnet_l", "backbone.pretrained=false", "train.epochs=1"]
     recipe += [f"data.root={data}", f"data.cache_dir={setup.folder / 'cache'}"]
     fed = [*TRAIN, *recipe, *setup.settings(*TINY, *TINY_HEAD)]
     fed += [f"train.log_every={setup.number(10, 2)}", f"train.workers={setup.number(16, 2)}"]
 
-    alone = [PYTHON, str(TOP / "scripts" / "gpu_report.py"), LOADER_ALONE]
+    alone = [PYTHON, __file__, LOADER_ALONE]
     alone_out = setup.folder / "loader_alone.json"
     alone += [str(alone_out), *fed[len(TRAIN) :]]
 
-    # Both processes use the same GPU if there is but one. On a CPU there is no synchronised norm.
+    # Both processes use the same GPU if there is only one. CPUs have no synchronized batch norm.
     two = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two += [*TRAIN[1:], *recipe, "data.train=val2014", "train.log_every=2", "train.workers=2"]
     two += setup.settings(*TINY, *TINY_HEAD, "train.sync_batchnorm=false")
@@ -222,8 +221,7 @@ def inference(setup: Setup) -> list[Part]:
     q2l += ["--repeats", setup.number(20, 1)]
 
     def into(command: list[str], name: str) -> list[list[str]]:
-        """Return the command with the folder of its run."""
-        return [[*command, f"hydra.run.dir={runs[name]}"]]
+        return [command + [f"hydra.run.dir={runs[name]}"]]
 
     metrics = "metrics.jsonl"
     return [
@@ -237,19 +235,19 @@ def inference(setup: Setup) -> list[Part]:
 
 
 def tests(setup: Setup) -> list[Part]:
-    """Return the one part of the tests; without a CUDA device all of them are skipped."""
-    # By default (pyproject.toml) all tests of a file would run in one process.
+    """Return the part of the tests."""
+    # The default of pyproject.toml would run all tests of a file in one process.
     pytest = [PYTHON, "-m", "pytest", "-vv", "-n", "8", "--dist", "load", "-m", "gpu"]
     return [Part("tests", 3600, [[*pytest, "tests/gpu"]])]
 
 
 COMMANDS = {"training": training, "inference": inference, "tests": tests}
-LOADER_ALONE = "loader_alone"  # the command of a part, followed by its file and settings
+LOADER_ALONE = "loader_alone"  # command of a part, with its file and settings as arguments
 
 
 def measure_loader(out: Path, words: list[str]) -> None:
-    """Write the images/s of a training loader whose batches are dropped, into a file."""
-    # Imported late, as are all modules that need more packages than torch.
+    """Write the images/s of a training loader without training to a file."""
+    # Imported late, because these modules need more packages than torch.
     from mldec import build
     from mldec.config.compose import compose
     from mldec.data.loader import TrainBatches, train_loader
@@ -261,7 +259,7 @@ def measure_loader(out: Path, words: list[str]) -> None:
     workers = train.loader_workers
     loader = train_loader(data, batches, workers=workers, pin=torch.cuda.is_available())
 
-    # The first batches wait for the start of the workers, and come all at once.
+    # The first batches include the start of the workers.
     warm_up = 2 * workers
     images = 0
     start = time.perf_counter()
@@ -276,14 +274,18 @@ def measure_loader(out: Path, words: list[str]) -> None:
 
 
 def _make_coco(root: Path, *, train: int, val: int) -> None:
-    """Write both splits of a COCO 2014 tree: made photos, some hundred times under other names."""
-    from mldec.tools.benchmark.data import made_photo
-
+    """Write both splits in the layout of COCO 2014, with links to at most 256 generated photos."""
     different = min(train, 256)
     files = root / "photos"
     files.mkdir(parents=True)
     for number in range(different):
-        made_photo(number).save(files / f"{number}.jpg", quality=90)
+        # Coarse and fine structure, for files as large as those of photos.
+        rng = np.random.default_rng(number)
+        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+        coarse = coarse.resize((640, 480), Image.Resampling.BICUBIC)
+        fine = Image.fromarray(rng.integers(0, 256, (240, 320, 3), np.uint8))
+        photo = Image.blend(coarse, fine.resize((640, 480)), 0.3)
+        photo.save(files / f"{number}.jpg", quality=90)
 
     classes = range(1, 81)
     categories = [{"id": number, "name": f"class {number}"} for number in classes]
@@ -305,15 +307,16 @@ def _make_coco(root: Path, *, train: int, val: int) -> None:
 
 
 def run(part: Part, limit: float, output: Path, note: Callable[[], None]) -> str:
-    """Run a part, and return how it ended: "done", or why not.
+    """Run a part, and return its status: "done", or why it did not finish.
 
     Args:
-        part: to run.
-        limit: seconds that it may take.
-        output: the file that its output goes to.
-        note: called again and again while it runs.
+        part: The part.
+        limit: Time limit in seconds.
+        output: File for its output.
+        note: Function that is called repeatedly while the part runs.
     """
-    end, status = time.monotonic() + limit, "done"
+    end = time.monotonic() + limit
+    status = "done"
     with output.open("wb") as file:
         for command in part.commands:
             status = _run_command(command, end, file, part.variables, note)
@@ -321,8 +324,9 @@ def run(part: Part, limit: float, output: Path, note: Callable[[], None]) -> str
                 break
 
     text = output.read_text(encoding="utf-8", errors="replace")
-    if status != "done" and (refusal := NCCL_REFUSAL.search(text)):
-        return f"not possible here: NCCL says {refusal[0]}"
+    rejection = NCCL_REJECTION.search(text)
+    if status != "done" and rejection:
+        return f"not possible here: NCCL reports {rejection[0]}"
     if status == "timed out":
         return f"timed out after {limit:.0f} s"
     if status != "done" and OUT_OF_MEMORY.search(text):
@@ -333,7 +337,7 @@ def run(part: Part, limit: float, output: Path, note: Callable[[], None]) -> str
 def _run_command(
     command: list[str], end: float, output: Any, variables: dict[str, str], note: Callable[[], None]
 ) -> str:
-    """Run a command; when its time is over, kill it with the processes that it has started."""
+    """Run a command. At the time limit it is killed with its child processes."""
     process = subprocess.Popen(
         command,
         cwd=TOP,
@@ -350,7 +354,7 @@ def _run_command(
             note()
         return "timed out"
     finally:
-        # Also after Ctrl-C: it does not reach the group.
+        # Ctrl-C does not reach the new session.
         if process.poll() is None:
             others = _descendants(process.pid)
             os.killpg(process.pid, signal.SIGKILL)
@@ -361,21 +365,22 @@ def _run_command(
 
 
 def _descendants(process: int) -> list[int]:
-    """Return the processes that one has started, and theirs: those of torchrun leave its group."""
+    """Return all descendants of a process. The group does not contain the ranks of torchrun."""
     found = []
     for file in Path(f"/proc/{process}/task").glob("*/children"):
-        # A thread may end meanwhile.
+        # A thread may end in the meantime.
         with contextlib.suppress(OSError):
-            for number in map(int, file.read_text().split()):
-                found += [number, *_descendants(number)]
+            for text in file.read_text().split():
+                found.append(int(text))
+                found += _descendants(int(text))
     return found
 
 
-# What a part has measured
+# Figures of a part
 
 
 def figures(part: Part, output: Path) -> dict[str, Any]:
-    """Return what a part has measured so far."""
+    """Return the present figures of a part."""
     if part.result is None:
         text = output.read_text(encoding="utf-8", errors="replace")
         found = re.findall(r"(PASSED|FAILED|SKIPPED|ERROR) (tests/\S+)", text)
@@ -393,8 +398,8 @@ def figures(part: Part, output: Path) -> dict[str, Any]:
 
 
 def run_figures(metrics: str) -> dict[str, Any]:
-    """Return the speed of a run from its metrics.jsonl, without its first report: a warm-up."""
-    # The last line may be in the making.
+    """Return the speed of a run from its metrics.jsonl, without the warm-up of the first report."""
+    # The last line may be incomplete.
     lines = [json.loads(line) for line in metrics.split("\n")[:-1]]
     reports = [line for line in lines if "train/loss" in line][1:]
     if not reports:
@@ -414,18 +419,19 @@ def run_figures(metrics: str) -> dict[str, Any]:
 
 
 def goals(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Compare the figures of the parts of a report with the goals.
+    """Compare the figures of a report with the goals.
 
     Returns:
-        By name, for the parts that are there: `value` (None if it was not measured), `goal` in
-        words, and whether it is `met` (None if there is none, or no value).
+        For each goal of a part in the report: `value` (None if not measured), `goal` as text, and
+        whether it is `met` (None without a goal or a value).
     """
     compared = {}
     for name, (part, figure, bound, goal) in GOALS.items():
         if part not in parts:
             continue
 
-        value, met = parts[part]["figures"].get(figure), None
+        value = parts[part]["figures"].get(figure)
+        met = None
         if value is not None and goal is not None:
             met = value >= goal if bound == ">=" else value <= goal
         wanted = f"{bound} {goal}" if bound else None
@@ -448,7 +454,7 @@ def goal_lines(compared: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def measure(part: Part, report: dict[str, Any], setup: Setup, limit: float) -> None:
-    """Run a part, and write the report again whenever the part has measured something."""
+    """Run a part, and update the report after each new figure."""
     start = time.monotonic()
     output = setup.folder / f"{part.name}.log"
     output.touch()
@@ -469,7 +475,7 @@ def measure(part: Part, report: dict[str, Any], setup: Setup, limit: float) -> N
     if limit > 0:
         outcome["status"] = run(part, limit, output, note)
     else:
-        outcome["status"] = "not run: MINUTES are over"
+        outcome["status"] = "not run: time limit MINUTES"
     outcome["figures"] = figures(part, output)
     outcome["seconds"] = round(time.monotonic() - start, 1)
     if outcome["status"] != "done":
@@ -481,7 +487,7 @@ def measure(part: Part, report: dict[str, Any], setup: Setup, limit: float) -> N
 
 
 def gpu_state() -> list[dict[str, str]] | None:
-    """Return driver, clocks, temperature and power of each GPU; None where nvidia-smi is absent."""
+    """Return driver, clocks, temperature and power of each GPU, or None without nvidia-smi."""
     query = f"--query-gpu={','.join(OF_GPU)}"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
@@ -494,10 +500,10 @@ def gpu_state() -> list[dict[str, str]] | None:
 
 
 def check_packages(command: str) -> None:
-    """Raise a `ConfigError` that names all packages that are missing or too old."""
+    """Raise a ConfigError with all packages that are missing or too old."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    # The metadata of hydra-core names the last one, but hydra-core itself may be missing.
-    needed = [*project["dependencies"], "antlr4-python3-runtime==4.9.*"]
+    # The last one is a dependency of hydra-core, which may be missing itself.
+    needed = project["dependencies"] + ["antlr4-python3-runtime==4.9.*"]
     if command == "tests":
         needed += ["pytest", "pytest-xdist"]
 
@@ -526,11 +532,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("command", choices=COMMANDS)
-    arguments.add_argument("out", nargs="?", help="(benchmarks/gpu_COMMAND.json)")
-    arguments.add_argument("parts", nargs="*", metavar="PART", help="run these alone")
+    arguments.add_argument("out", nargs="?", help="default: benchmarks/gpu_COMMAND.json")
+    arguments.add_argument("parts", nargs="*", metavar="PART", help="run only these parts")
     args = arguments.parse_args()
 
-    # As Ctrl-C: what runs on the device ends with this process.
+    # End the processes on the device, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "8"))
     device = os.environ.get("DEVICE", "cuda")
@@ -538,19 +544,19 @@ def main() -> None:
     with one_line(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         check_packages(args.command)
         if not triton_can_compile():
-            # For the tests and the official step, which import torch before mldec.
+            # The tests and the official step import torch before mldec.
             os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
         check_targets(str(out))
         setup = Setup(Path(folder), out, device)
         parts = {part.name: part for part in COMMANDS[args.command](setup)}
         for name in args.parts:
             if name not in parts:
-                raise ConfigError(f"there is no part {name}: choose from {', '.join(parts)}")
+                raise ConfigError(f"{name}: unknown part; choose from {', '.join(parts)}")
 
         where = environment() | {"gpus_before": gpu_state()}
         report: dict[str, Any] = {"command": args.command, "environment": where, "parts": {}}
         for name in args.parts or parts:
-            # A CPU takes its time, however small the model.
+            # A CPU is slow even with a tiny model.
             limit = parts[name].limit * (5 if device == "cpu" else 1)
             measure(parts[name], report, setup, min(limit, end - time.monotonic()))
 

@@ -3,8 +3,7 @@
 #
 #   scripts/maintainers/gpu_report.sh training|inference|tests [OUT.json [PART ...]]
 #
-# scripts/maintainers/gpu_report.py says what is measured. It was not run on a CUDA device yet; DEVICE=cpu tries
-# it without one, on tiny models.
+# See scripts/maintainers/gpu_report.py.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # this checkout, installed or not

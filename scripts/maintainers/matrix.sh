@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The default tests on several versions of Python and torch, one environment after the other:
+# Run the default tests with several versions of Python and torch, and print a table:
 #   scripts/maintainers/matrix.sh python3.11=2.11.0 python3.13=newest
-# Prints a row of a table for each. What is after -- is for pytest: scripts/maintainers/matrix.sh python3.11=newest -- tests/unit
+# Arguments after -- are passed to pytest:
+#   scripts/maintainers/matrix.sh python3.11=newest -- tests/unit
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)

@@ -17,8 +17,8 @@ A server per checkout imports the libraries once. It forks a process per probe, 
 process per command. --jobs 2 runs both servers in parallel. --only takes names and patterns, such
 as "reader_*". --list prints the names. The probes are described in same_numbers.yaml.
 
-Probes use commands and files of the program. What they import from it is in `splits` and
-`model_of` alone. The sample data is in `MLDEC_SAMPLE_DATA` or ../shared/data.
+Probes use the commands and files of mldec. Only `splits` and `model_of` import from it. The sample
+data is in `MLDEC_SAMPLE_DATA` or ../shared/data.
 """
 
 import argparse
@@ -61,19 +61,19 @@ EXCEPTIONS = [
     ("calibrate_*/slopes/*", 1e-4, "a library searches for them"),
     ("calibrate_*/threshold*", math.inf, "the decisions are compared"),
 ]
-# What the clock and the commit say is no part of a result.
-OF_THE_MOMENT = {"time", "train/images_per_second", "train/data_wait", "date", "git", "commit"}
-OF_THE_MOMENT |= {"versions", "command"}
+# Keys that depend on the time, the machine and the commit.
+VOLATILE = {"time", "train/images_per_second", "train/data_wait", "date", "git", "commit"}
+VOLATILE |= {"versions", "command"}
 
 
-# The way to the program: its commands, and two functions that import from it.
+# Commands of mldec, and two functions that import from it.
 
 
 def command(name: str, *words: Any, **environment: str) -> str:
-    """Run `python -m mldec.NAME`, or a script, in a forked process; return its standard output.
+    """Run a command of mldec or a script in a forked process, and return its standard output.
 
     Raises:
-        RuntimeError: if its status is not 0; with its last line.
+        RuntimeError: If its status is not 0. The message contains the last line of its errors.
     """
     process = FORK.Process(target=_command, args=(name, [str(word) for word in words], environment))
     process.start()
@@ -105,7 +105,7 @@ def redirect(output: str, errors: str) -> None:
 
 
 def imported(name: str, *modules: str) -> Any:
-    """Return what one of these modules defines by this name: it may move between commits."""
+    """Import an object from the first module that defines it. It may move between commits."""
     for module in modules:
         try:
             return getattr(importlib.import_module(module), name)
@@ -115,13 +115,16 @@ def imported(name: str, *modules: str) -> Any:
 
 
 def splits(settings: list[str]) -> dict[str, Any]:
-    """Return what a reader makes of its files: order, labels, classes, fingerprint, pixels."""
-    chosen_data = imported("chosen_data", "mldec.config.build", "mldec.build")
+    """Return order, labels, classes, fingerprint and first pixels of a reader's images."""
+    try:
+        build_data = imported("data_from_settings", "mldec.build")
+    except ImportError:
+        build_data = imported("chosen_data", "mldec.config.build", "mldec.build")
     labels_of = imported("labels_of", "mldec.data.split_labels", "mldec.data.loader")
     fingerprint = imported("fingerprint", "mldec.data.fingerprint")
     fixed_sample = imported("fixed_sample", "mldec.data.base", "mldec.data.types")
 
-    _, data = chosen_data(settings)
+    _, data = build_data(settings)
     result = {}
     for name, split in (("train", data.train), ("val", data.val)):
         dataset, classes = split.dataset, split.classes
@@ -159,14 +162,14 @@ def digest(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a result as JSON holds it: tensors as digests, and nothing that only a move changes.
+    """Return a result as JSON values, without volatile keys. Tensors become digests.
 
-    The folder of the side is SIDE, and `_target_: a.b.Name` is Name.
+    The temporary folder becomes SIDE, and `_target_: a.b.Name` becomes Name.
     """
     if isinstance(value, dict):
         if isinstance(value.get("_target_"), str):
             value = {**value, "_target_": value["_target_"].rpartition(".")[2]}
-        return {str(key): plain(value[key]) for key in value if key not in OF_THE_MOMENT}
+        return {str(key): plain(value[key]) for key in value if key not in VOLATILE}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, str):
@@ -193,7 +196,7 @@ def read(file: Path | str) -> Any:
 
 
 def results_of(run: Path) -> dict[str, Any]:
-    """Return what a run has written: log, settings, checkpoints, and the tags in TensorBoard."""
+    """Return log, settings, checkpoints and TensorBoard tags of a run."""
     module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events = module.EventAccumulator(str(run / "tensorboard"), size_guidance={"images": 0})
     events.Reload()
@@ -211,7 +214,7 @@ def results_of(run: Path) -> dict[str, Any]:
 
 
 def words_of(kind: str, name: str) -> list[str]:
-    """Return the words of a line in the tables."""
+    """Return the arguments of an entry in the tables."""
     folders = {"data": DATA, "coco": COCO, "trees": os.environ["TREES"]}
     settings = {key: text.format(**folders) for key, text in TABLES["settings"].items()}
     words: list[str] = TABLES[kind][name].format(**folders, **settings).split()
@@ -219,7 +222,7 @@ def words_of(kind: str, name: str) -> list[str]:
 
 
 def train(words: list[str], **environment: str) -> Path:
-    """Train in the current folder, with all steps in the log; return the folder of the run."""
+    """Train in the current folder with all steps in the log, and return the folder of the run."""
     fixed = ["name=run", "device=cpu", "train.log_every=1"]
     if not any(word.startswith("train.workers=") for word in words):
         fixed.append("train.workers=0")
@@ -228,8 +231,9 @@ def train(words: list[str], **environment: str) -> Path:
 
 
 def trained(name: str) -> Path:
-    """Return the folder of a run, which is trained when it is first asked for."""
-    folder, here = Path(os.environ["SIDE"], "runs", name), Path.cwd()
+    """Return the folder of a run, which is trained at the first call."""
+    folder = Path(os.environ["SIDE"], "runs", name)
+    here = Path.cwd()
     if not folder.exists():
         unfinished = Path(os.environ["SIDE"], "unfinished", name)
         unfinished.mkdir(parents=True)
@@ -242,7 +246,7 @@ def trained(name: str) -> Path:
 
 
 def own_parts() -> list[str]:
-    """Write the parts of a user's own to the current folder; return the settings to use them."""
+    """Write custom parts to the current folder, and return the settings that load them."""
     Path("parts.py").write_text(TABLES["parts"])
     for option, part in (("backbone", "Means"), ("loss", "Noted"), ("loss", "Faulty")):
         Path("configs", option).mkdir(parents=True, exist_ok=True)
@@ -251,12 +255,12 @@ def own_parts() -> list[str]:
 
 
 def run(name: str) -> dict[str, Any]:
-    """What a run has written: losses, metrics, checkpoints, and TensorBoard's tags and steps."""
+    """Losses, metrics, checkpoints, and TensorBoard tags and steps of a run."""
     return results_of(trained(name))
 
 
 def configs(*choices: str) -> dict[str, Any]:
-    """What `--cfg job` says to each choice; without choices, to each experiment and option."""
+    """The composed config of each choice; by default of each experiment and option."""
     folder = Path(os.environ["CHECKOUT"], "configs")
     every = [f"+experiment={path.stem}" for path in folder.glob("experiment/*.yaml")]
     for part in ("data", "backbone", "head", "loss"):
@@ -282,7 +286,7 @@ def reader(name: str) -> dict[str, Any]:
 
 
 def batches(name: str) -> list[str]:
-    """Digests of the images and targets of every batch that a run sees."""
+    """Digests of images and targets of each batch of a run."""
     words = [*words_of("batches", name), *own_parts(), "backbone=Means", "loss=Noted"]
     if not any(word.startswith("head=") for word in words):
         words.append("head=gap")
@@ -302,7 +306,7 @@ def two_processes() -> dict[str, Any]:
 
 
 def resume() -> dict[str, Any]:
-    """A run that is killed twice and goes on, beside one that is not killed."""
+    """A run that is killed and resumed twice, and an uninterrupted run."""
     words = [*words_of("settings", "small"), "loss=Faulty", "train.nonfinite=skip", "resume=auto"]
     words += ["train.save_every_steps=1", "train.epochs=6", "train.patience=2"]
     results = {}
@@ -365,7 +369,7 @@ def report() -> dict[str, Any]:
 
 
 def check_data() -> dict[str, Any]:
-    """Counts of `mldec check-data`, and the labels that a model finds unlikely."""
+    """Counts of `mldec check-data`, and suspected label errors."""
     result = {}
     for name in ("digits", "coco", "coco_zsl", "voc", "openimages_miil", "csv_labels"):
         command("check_data", *words_of("reader", name), "--json", "a.json")
@@ -398,7 +402,7 @@ def export(name: str) -> dict[str, Any]:
 
 
 def released(name: str) -> dict[str, Any]:
-    """Logits of a file in a layout of the authors, with made-up weights."""
+    """Logits of a file in the authors' layout, with invented weights."""
     torch = importlib.import_module("torch")
     sys.path.insert(0, str(next(TOP.glob("tests/**/fill.py")).parent))
     fill = importlib.import_module("fill")
@@ -425,7 +429,7 @@ def released(name: str) -> dict[str, Any]:
 
 
 def parity() -> str:
-    """Whether the checkout passes its own tests with numbers of the official code."""
+    """Whether the checkout passes its tests with numbers of the official code."""
     tests = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "tests/parity"]
     done = subprocess.run(tests, cwd=os.environ["CHECKOUT"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-500:]
@@ -445,7 +449,7 @@ QUICK = ["run_digits", "resume", "predict_top", "configs_few", "reader_coco", "b
 
 
 def write_trees(top: Path) -> None:
-    """Write the data sets that the tables find in {trees}."""
+    """Write the data sets in {trees}."""
     for path, text in TABLES["trees"].items():
         (top / path).parent.mkdir(parents=True, exist_ok=True)
         (top / path).write_text(text)
@@ -478,7 +482,7 @@ def write_trees(top: Path) -> None:
 
 
 def start(checkout: Path, folder: Path) -> subprocess.Popen[str]:
-    """Start a process that runs probes with a checkout, in a folder of its own."""
+    """Start a process that runs probes with a checkout in a separate folder."""
     environment = {"PYTHONPATH": checkout, "CHECKOUT": checkout, "SIDE": folder}
     environment |= {"TREES": folder.parent / "trees", "XDG_CACHE_HOME": folder / "cache"}
     words = {name: str(path) for name, path in environment.items()}
@@ -493,14 +497,14 @@ def start(checkout: Path, folder: Path) -> subprocess.Popen[str]:
 
 
 def ask(sides: list[Any], probe: str) -> list[dict[str, Any]]:
-    """Run a probe on these sides at the same time; return {"result": ...} or {"error": ...}."""
+    """Run a probe on all sides in parallel. Returns {"result": ...} or {"error": ...} for each."""
     for side in sides:
         print(probe, file=side.stdin, flush=True)
     return [json.loads(side.stdout.readline()) for side in sides]
 
 
 def serve() -> None:
-    """Run the probes that standard input names, each in a process and a folder of its own."""
+    """Run probes by the names on standard input, each in a new process and folder."""
     for library in LIBRARIES:
         importlib.import_module(library)
     home = str(importlib.import_module("mldec").__file__)
@@ -516,7 +520,7 @@ def serve() -> None:
 
 
 def _probe(name: str, folder: Path) -> None:
-    """Do the work of a forked process, and write its result, or why there is none."""
+    """Do the work of a forked process, and write its result or error."""
     os.chdir(folder)
     redirect("probe_output.txt", "probe_errors.txt")
     try:
@@ -528,20 +532,20 @@ def _probe(name: str, folder: Path) -> None:
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path of each difference, and both values; "absent" for one that is not there."""
+    """Yield the path of each difference and both values. A missing value is "absent"."""
     if isinstance(before, list) and isinstance(after, list):
         before, after = dict(enumerate(before)), dict(enumerate(after))
     if isinstance(before, dict) and isinstance(after, dict):
         for key in {**before, **after}:
-            values = before.get(key, "absent"), after.get(key, "absent")
+            values = (before.get(key, "absent"), after.get(key, "absent"))
             yield from differences(*values, f"{path}/{key}")
-    # As text, NaN equals NaN.
+    # NaN equals NaN as text.
     elif json.dumps(before) != json.dumps(after):
         yield path, before, after
 
 
 def accepted(path: str, before: Any, after: Any) -> bool:
-    """Tell whether `EXCEPTIONS` has a difference of two numbers."""
+    """Return True if `EXCEPTIONS` allows a difference of two numbers."""
     if not all(isinstance(value, int | float) for value in (before, after)):
         return False
     tolerances = [limit for pattern, limit, _ in EXCEPTIONS if fnmatch.fnmatch(path, pattern)]
@@ -549,7 +553,7 @@ def accepted(path: str, before: Any, after: Any) -> bool:
 
 
 def machine() -> str:
-    """Return what the last bits depend on: processor and version of torch."""
+    """Return processor and version of torch, on which the last bits depend."""
     processor = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -590,7 +594,7 @@ def verdict(probe: str, before: dict[str, Any], after: dict[str, Any]) -> str:
         path, *values = wrong[0]
         first, second = (json.dumps(value)[:80] for value in values)
         return f"differs: {path}: {first} -> {second}, and {len(wrong) - 1} more"
-    return f"same, but for {len(unequal)} exceptions" if unequal else "same"
+    return f"same, with {len(unequal)} exceptions" if unequal else "same"
 
 
 def main() -> None:

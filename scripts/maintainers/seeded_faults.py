@@ -1,16 +1,15 @@
 #!/usr/bin/env python
-"""Put one fault at a time into a copy of a checkout, and see which test catches it.
+"""Insert one fault at a time into a copy of a checkout, and find the first test that fails.
 
     python scripts/maintainers/seeded_faults.py CHECKOUT [--only N ...] [--all-tests] [--json FILE]
 
-A fault is one changed line that a person could have written: the numbers become wrong, and nothing
-fails by itself. Its old text is looked for in all of mldec/, where it must stand exactly once, so
-that a fault goes along when a module moves. The tests of its subject are run, up to the first that
-fails; --all-tests runs the whole default suite instead. Before that they must pass without a fault.
+A fault is a changed line that a person could have written. It makes numbers wrong without an error.
+Its old text must occur exactly once in mldec/, in any module. The tests of its subject run up to
+the first failure; --all-tests runs the whole default suite. The tests must pass without a fault.
 
-FILE keeps the faults of an earlier run that are not run again. A fault that no test catches is
-printed as `not caught`; the status is then 1. The first 60 took 21 minutes of processor time, the
-other 20 took 12 minutes.
+FILE keeps the faults of an earlier run that are not run again. If no test fails, the fault is
+printed as `not caught` and the exit status is 1. The 80 faults take about 33 minutes of processor
+time.
 """
 
 import argparse
@@ -28,23 +27,23 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 DATA = os.environ.get("MLDEC_SAMPLE_DATA") or str(TOP.parent / "shared" / "data")
-LONGEST = 900  # seconds of a run of tests; a fault may make a loop endless
+TIMEOUT = 900  # seconds per run of the tests, because a fault may cause an endless loop
 
-# The tests of each subject, the quickest first.
+# The tests of each subject, fastest first.
 TESTS = {
-    "resume": "core/training/*.py core/losses/*.py",
-    "loader": "core/data/*.py",
-    "metrics": "core/evaluators/*.py",
-    "losses": "core/losses/*.py parity/*losses*.py core/training/*.py",
-    "heads": "core/heads/*.py parity/*heads*.py",
+    "resume": "unit/training/*.py unit/losses/*.py",
+    "loader": "unit/data/*.py",
+    "metrics": "unit/evaluators/*.py",
+    "losses": "unit/losses/*.py parity/*losses*.py unit/training/*.py",
+    "heads": "unit/heads/*.py parity/*heads*.py",
     "thresholds": "tools/calibration/test_fitting.py tools/calibration/test_command.py",
-    "checkpoints": "core/runtime/*.py core/checkpoint/*.py core/training/*.py parity/*heads*.py",
-    "readers": "core/data/*.py core/data/*/*.py",
-    "report": "tools/report/test_[ain]*.py tools/report/test_command.py",
+    "checkpoints": "unit/files/*.py unit/checkpoint/*.py unit/training/*.py parity/*heads*.py",
+    "readers": "unit/data/*.py unit/data/*/*.py",
+    "report": "tools/report/*.py extras/report/*.py",
     "predict": "tools/predict/*.py",
     "shards": "tools/predict/test_results.py tools/predict/test_command.py",
-    "thresholds file": "core/checkpoint/test_ram_files.py tools/calibration/test_command.py",
-    "export": "tools/export/test_program.py tools/export/test_verify.py",
+    "thresholds file": "unit/checkpoint/test_ram_files.py tools/calibration/test_command.py",
+    "export": "extras/export/test_program.py extras/export/test_command.py",
     "xmp": "tools/predict/test_xmp.py",
     "summary": "tools/test_summary.py",
 }
@@ -205,11 +204,11 @@ metrics: the envelope of the precision runs over lower recalls
 - envelope = np.maximum.accumulate(precision)
 + envelope = np.maximum.accumulate(precision[::-1])[::-1]
 report: the intervals hold 90 % instead of 95 %
-- low, high = np.percentile(values, (2.5, 97.5), axis=0)
-+ low, high = np.percentile(values, (5, 95), axis=0)
+- bounds: np.ndarray = np.percentile(values, (2.5, 97.5), axis=0)
++ bounds: np.ndarray = np.percentile(values, (5, 95), axis=0)
 report: two models are compared by unpaired resamples
-- name: own.resampled[name] - numbers.resampled[name]
-+ name: own.resampled[name] - numbers.resampled[name][::-1]
+- name: own.resampled[name] - other.resampled[name]
++ name: own.resampled[name] - other.resampled[name][::-1]
 report: missed images with the highest scores come first
 - "missed": (~decided & (labels == 1), scores),
 + "missed": (~decided & (labels == 1), -scores),
@@ -217,11 +216,11 @@ report: a score on the edge of a bin belongs to the one below
 - bins = np.searchsorted(edges[1:-1], scores, "right")
 + bins = np.searchsorted(edges[1:-1], scores, "left")
 predict: the stored thresholds are sorted, and no longer those of their classes
-- values = [self.threshold] if self.stored is None else [*self.stored]
-+ values = [self.threshold] if self.stored is None else sorted(self.stored)
+- return torch.tensor([*self.stored], dtype=torch.float64)
++ return torch.tensor(sorted(self.stored), dtype=torch.float64)
 predict: a score at the threshold is left out
-- reached = scores >= lowest
-+ reached = scores > lowest
+- reached = scores >= min_scores
++ reached = scores > min_scores
 predict: one label per image has sigmoids for scores
 - return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 + return logits.sigmoid()
@@ -231,15 +230,15 @@ predict: pooled features are the maximum over the tokens
 predict: a result goes on although its images have changed
 - if item is None or named(item.name)["image"] != name:
 + if item is None:
-shards: the last row of each Parquet file of a part is lost
-- rows = range(number * CHUNK, (number + 1) * CHUNK)
-+ rows = range(number * CHUNK, (number + 1) * CHUNK - 1)
-shards: the Parquet files of an earlier, longer part are not found
-- if re.fullmatch(rf"{stem}(_\d{{5,}})?\.{ending}", entry.name):
-+ if re.fullmatch(rf"{stem}\.{ending}", entry.name):
+shards: the last row of each group of a Parquet file is lost
+- for line in islice(remaining, group)]:
++ for line in list(islice(remaining, group))[:-1]]:
+shards: the rows of an incomplete batch are kept after a kill
+- file.truncate(end)
++ file.truncate(position)
 shards: a part that has changed since it was written is merged
-- elif storage.fingerprint(path) not in record.files[name]:
-+ elif not record.files[name]:
+- if known is None or storage.fingerprint(path) not in known:
++ if known is None:
 shards: a row is merged under the name of another image
 - if row_of(line).get("image") != named(item.name)["image"]:
 + if "image" not in row_of(line):
@@ -250,8 +249,8 @@ thresholds file: the calibrated thresholds override those of the file
 - values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
 + values = dict(zip(given, above, strict=True)) | dict(zip(classes.names, known, strict=False))
 thresholds: the temperature is stored in place of the slope
-- return Outcome(*judged, {}, [1 / fitted], [0.0], [])
-+ return Outcome(*judged, {}, [fitted], [0.0], [])
+- return Outcome(*judged, {}, None, None, [1 / fitted], [0.0], [])
++ return Outcome(*judged, {}, None, None, [fitted], [0.0], [])
 thresholds: calibrated values stay in the order of the classes of the data
 - thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
 + thresholds, slopes, offsets = (tuple(v) for v in values)
@@ -262,35 +261,35 @@ export: the center crop starts one pixel too early
 - return number // 2 + (number % 2) * (number // 2 % 2)
 + return number // 2
 report: the p-value is one-sided
-- return float(min(1, 2 * (1 + rarer) / (1 + resamples))), test
-+ return float(min(1, (1 + rarer) / (1 + resamples))), test
+- return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
++ return float(min(1, (1 + rarer) / (1 + len(gaps))))
 report: the interval of a class's difference is that of the first model
-- low, high = interval(first.resampled_precision - second.resampled_precision)
-+ low, high = interval(first.resampled_precision)
+- low, high = interval_bounds(first.resampled_ap - second.resampled_ap)
++ low, high = interval_bounds(first.resampled_ap)
 report: images without a label count as wrong in resampled top-1
-- shares = [right @ step[rows] / step[rows].sum(0) for step in weights]
-+ shares = [right @ step[rows] / step.sum(0) for step in weights]
+- shares = [right @ block[rows] / block[rows].sum(0) for block in weights]
++ shares = [right @ block[rows] / block.sum(0) for block in weights]
 xmp: keywords of an earlier run are taken for those of the user
 - of_user = properties[SUBJECT].texts() - earlier
 + of_user = properties[SUBJECT].texts()
 xmp: photos that differ in their suffix share a sidecar
 - path = photo.with_name(f"{photo.name}.xmp")
 + path = photo.with_suffix(".xmp")
-summary: one of the two one-sided tests is enough for "as good"
-- verdict = "as good" if max(above, below) < LEVEL else "open"
-+ verdict = "as good" if min(above, below) < LEVEL else "open"
+summary: the interval of a paired difference has a level of 90 %
+- test.confidence_interval(0.95)
++ test.confidence_interval(0.90)
 summary: runs with different cache folders are in different groups
-- NO_DIFFERENCE = {"seed", "name", "resume", "data.cache_dir"}
-+ NO_DIFFERENCE = {"seed", "name", "resume"}
+- IGNORED = {"seed", "name", "resume", "data.cache_dir"}
++ IGNORED = {"seed", "name", "resume"}
 summary: the deviation is that of the population, not of a sample
-- text += f" {sign} {statistics.stdev(values):.2f}"
-+ text += f" {sign} {statistics.pstdev(values):.2f}"
-summary: the highest calibration error is bold
-- np.nanmin(column) if metric in ERRORS else np.nanmax(column) for metric, column in columns
-+ np.nanmax(column) for metric, column in columns
+- statistics.stdev(values) if len(values) > 1 else None
++ statistics.pstdev(values) if len(values) > 1 else None
+summary: the difference of two groups pairs results of different seeds
+- others = [base[seed].metrics[first] for seed in seeds]
++ others = [base[seed].metrics[first] for seed in reversed(seeds)]
 summary: each metric comes from its own best evaluation
-- best = max(evaluations, key=lambda evaluation: evaluation.value)
-+ best = max(evaluations, key=lambda evaluation: evaluation.metrics.get(metric) or 0.0)
+- metrics = {key: value for key, value in found.items() if value is not None}
++ metrics = {key: max(one.metrics.get(key) or 0.0 for one in evaluations) for key in found}
 """
 
 
@@ -319,7 +318,7 @@ def read_faults() -> list[Fault]:
 
 
 def copy_of(checkout: Path, folder: Path) -> str:
-    """Copy the files of a checkout's commit into a folder; return the commit."""
+    """Copy the commit of a checkout to a folder, and return its hash."""
     git = ["git", "-C", str(checkout)]
     archive = folder / "checkout.tar"
     subprocess.run([*git, "archive", "-o", archive, "HEAD"], check=True)
@@ -330,15 +329,15 @@ def copy_of(checkout: Path, folder: Path) -> str:
 
 
 def place_of(old: str, folder: Path) -> Path:
-    """Return the one file of mldec/ that holds a text once."""
+    """Return the file in mldec/ that contains a text, which must occur exactly once."""
     files = [path for path in folder.glob("mldec/**/*.py") if old in path.read_text()]
     if len(files) != 1 or files[0].read_text().count(old) != 1:
-        sys.exit(f"seeded_faults: {old!r} does not stand once in mldec/: adapt FAULTS")
+        sys.exit(f"seeded_faults: {old!r} must occur once in mldec/; update FAULTS")
     return files[0]
 
 
 def failing_test(folder: Path, patterns: str) -> str | None:
-    """Run tests up to the first that fails; return its name, or None if all pass."""
+    """Run tests, and return the name of the first failing test, or None."""
     tests: list[Path] = []
     for pattern in patterns.split():
         tests += sorted(folder.glob(f"tests/{pattern}"))
@@ -348,20 +347,20 @@ def failing_test(folder: Path, patterns: str) -> str | None:
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return f"no end after {LONGEST} s"
+        return f"timeout after {TIMEOUT} s"
 
     if done.returncode == 0:
         return None
-    # Without the parameters of the test, which may hold anything.
+    # Drop the parameters of the test, which may contain any text.
     found = re.search(r"^(?:FAILED|ERROR) ([^\s[]+)", done.stdout, re.MULTILINE)
     return found[1] if found else f"pytest ended with status {done.returncode}"
 
 
 def main() -> None:
-    """Seed the faults of the command line."""
+    """Run the faults of the command line."""
     parser = argparse.ArgumentParser(description="See which test catches each seeded fault.")
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--only", nargs="+", type=int, metavar="N")
@@ -376,19 +375,22 @@ def main() -> None:
         files = {fault.number: place_of(fault.old, folder) for fault in faults}
         tests = {name: "**/test_*.py" if args.all_tests else TESTS[name] for name in TESTS}
         for patterns in {tests[fault.subject] for fault in faults}:
-            if failed := failing_test(folder, patterns):
+            failed = failing_test(folder, patterns)
+            if failed:
                 sys.exit(f"seeded_faults: {failed} fails without a fault")
 
         for fault in faults:
-            started, file = time.monotonic(), files[fault.number]
+            started = time.monotonic()
+            file = files[fault.number]
             good = file.read_text()
             file.write_text(good.replace(fault.old, fault.new))
             fault.caught_by = failing_test(folder, tests[fault.subject])
             file.write_text(good)
-            said = fault.caught_by or "not caught"
-            seconds = f"{time.monotonic() - started:4.0f} s"
+            verdict = fault.caught_by or "not caught"
+            name = f"{fault.subject}: {fault.breaks}"
             print(
-                f"{fault.number:2} {seconds}  {fault.subject}: {fault.breaks}: {said}", flush=True
+                f"{fault.number:2} {time.monotonic() - started:4.0f} s  {name}: {verdict}",
+                flush=True,
             )
 
     if args.json:
@@ -397,7 +399,7 @@ def main() -> None:
 
 
 def write(path: Path, faults: list[Fault], commit: str) -> None:
-    """Write the faults, with those of an earlier run that were not run again."""
+    """Write the faults, and keep other faults that are already in the file."""
     earlier = json.loads(path.read_text())["faults"] if path.exists() else []
     entries = {entry["number"]: entry for entry in earlier}
     entries |= {fault.number: asdict(fault) for fault in faults}

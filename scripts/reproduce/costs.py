@@ -1,6 +1,6 @@
-"""What a row costs: multiply-accumulates per image, GPU hours, and a micro-batch that fits a GPU.
+"""Estimates for a row: multiply-accumulates per image, GPU hours, and micro-batches that fit a GPU.
 
-Nothing here was measured on a GPU: the assumptions are `SUSTAINED`, `H100`, `H100_FP32`,
+They follow from assumptions, not from measurements: `SUSTAINED`, `H100`, `H100_FP32`,
 `H100_CONVOLUTIONS`, `FITS` and `MEMORY`.
 """
 
@@ -15,30 +15,28 @@ from mldec.config.schema import Config, Precision
 from mldec.data.types import Classes
 from mldec.model import multiply_accumulates
 
-SUSTAINED = 5e13  # floating-point operations per second of a GPU in training, our assumption
-# The same of an H100: a fifth of the 989.5e12 that its data sheet promises of dense bf16 products.
-H100 = 2e14
-# A fifth of the 494.7e12 of TF32 products: for runs without half precision.
-H100_FP32 = 1e14
-# Of convolutional networks a H100 does less: batch norms and activations wait for its memory.
+SUSTAINED = 5e13  # assumed floating-point operations per second of a GPU in training
+H100 = 2e14  # a fifth of its 989.5e12 for dense bf16 products
+H100_FP32 = 1e14  # a fifth of its 494.7e12 for TF32 products
+# Batch norms and activations of convolutional networks are limited by the memory.
 H100_CONVOLUTIONS = 6e13
-CONVOLUTIONAL = ("tresnet", "resnet")  # how the names of such networks begin
-# GMAC of a micro-batch that fits a GPU with `MEMORY` bytes: the official batch, 56 images of
-# TResNet-L at 448 pixels. More or less memory holds as many more or fewer images.
+CONVOLUTIONAL = ("tresnet", "resnet")  # prefixes of their names
+# GMAC of a micro-batch that fits a GPU with `MEMORY` bytes: the official batch of 56 images of
+# TResNet-L at 448 pixels. The number of images is proportional to the memory.
 FITS = 56 * 36.2
 MEMORY = 80e9
-BACKWARD = 3  # a training step costs about three forward passes
+BACKWARD = 3  # cost of a training step in forward passes
 
 
 class Dataset(NamedTuple):
-    """A dataset of the rows: its section in DATASETS.md, and its published size."""
+    """A dataset of the paper, with its published size."""
 
-    section: str
-    classes: int  # that the model scores in training
-    images: int  # in an epoch; of several published counts the one that the experiments have
+    section: str  # in DATASETS.md
+    classes: int  # in training
+    images: int  # per epoch, as in the experiments
 
 
-# By the function that reads it, and the year if it has one.
+# By the name of the reader, with the year if it has one.
 DATASETS = {
     "coco": Dataset("MS-COCO 2014", 80, 82_081),
     "openimages_miil": Dataset("Open Images V6", 9_605, 9_011_219),
@@ -54,23 +52,19 @@ DATASETS = {
 
 
 def composed(settings: tuple[str, ...]) -> Config:
-    """Return the config of a run with every argument of its parts.
-
-    Raises:
-        ConfigError: for a wrong setting.
-    """
+    """Return the config of settings, with all arguments of its parts."""
     config = compose(list(settings))
     return build.recorded(config, build.check(config))
 
 
 def dataset(config: Config) -> Dataset | None:
-    """Return the dataset of a config from `composed`; None if it is none of the paper's."""
+    """Return the dataset of a config from `composed`, or None if it is not one of the paper."""
     reader = str(config.data["_target_"]).rpartition(".")[2]
     return DATASETS.get(f"{reader}{config.data.get('year', '')}")
 
 
 class Work(NamedTuple):
-    """The billions of multiply-accumulates of a forward pass per image."""
+    """Billions of multiply-accumulates per image of a forward pass."""
 
     backbone: float
     head: float
@@ -78,16 +72,10 @@ class Work(NamedTuple):
 
 @lru_cache
 def work(settings: tuple[str, ...]) -> Work | None:
-    """Count the work of a forward pass.
-
-    Args:
-        settings: that compose the run, as of the functions below.
-
-    Returns:
-        None for data that is none of the paper's.
+    """Count the work of a forward pass. Returns None for data that is not in the paper.
 
     Raises:
-        ConfigError: if the model cannot be built, as without an extra that it needs.
+        ConfigError: If the model cannot be built, for example because of a missing package.
     """
     config = composed(settings)
     data = dataset(config)
@@ -108,20 +96,21 @@ def work(settings: tuple[str, ...]) -> Work | None:
 
 
 def gmac(settings: tuple[str, ...]) -> float | None:
-    """Return the billions of multiply-accumulates of a forward pass per image; see `work`."""
+    """Return billions of multiply-accumulates per image of a forward pass; see `work`."""
     forward = work(settings)
     return None if forward is None else sum(forward)
 
 
 def gpu_hours(settings: tuple[str, ...], sustained: float = SUSTAINED) -> float | None:
-    """Estimate the hours of one GPU that a run takes; None for data that is none of the paper's.
+    """Estimate the GPU hours of a run. Returns None for data that is not in the paper.
 
     Args:
-        settings: that compose the run.
-        sustained: floating-point operations per second of the GPU in training.
+        settings: Settings of the run.
+        sustained: Floating-point operations per second of the GPU in training.
     """
     config = composed(settings)
-    data, forward = dataset(config), work(settings)
+    data = dataset(config)
+    forward = work(settings)
     if data is None or forward is None:
         return None
 
@@ -133,7 +122,7 @@ def gpu_hours(settings: tuple[str, ...], sustained: float = SUSTAINED) -> float 
 
 
 def h100(settings: tuple[str, ...]) -> float:
-    """Return the operations per second that an H100 is assumed to do in a run's training."""
+    """Return the assumed operations per second of an H100 in the training of a run."""
     config = composed(settings)
     if str(config.backbone.get("name")).startswith(CONVOLUTIONAL):
         return H100_CONVOLUTIONS
@@ -141,19 +130,19 @@ def h100(settings: tuple[str, ...]) -> float:
 
 
 def gpu_memory() -> float:
-    """Return the bytes of memory of this machine's first GPU; `MEMORY` where there is none."""
+    """Return the bytes of memory of the first GPU, or `MEMORY` without a GPU."""
     if not torch.cuda.is_available():
         return MEMORY
     return float(torch.cuda.get_device_properties(0).total_memory)
 
 
 def accumulation(settings: tuple[str, ...], gpus: int) -> int:
-    """Return the micro-batches per step with which the images of one fit each of the GPUs.
+    """Return the number of micro-batches per step, so that each fits the memory of a GPU.
 
-    It is the smallest number that divides the batch of a process and makes a micro-batch fit, from
-    the run's own `train.accumulate` on.
+    This is the smallest divisor of the batch per GPU that fits, at least `train.accumulate`.
     """
-    train, forward = composed(settings).train, gmac(settings)
+    train = composed(settings).train
+    forward = gmac(settings)
     images = train.batch_size // gpus
     if forward is None:
         return train.accumulate
@@ -166,5 +155,5 @@ def accumulation(settings: tuple[str, ...], gpus: int) -> int:
 
 
 def usable(batch_size: int, gpus: int) -> int:
-    """Return how many of the GPUs a batch can be divided among, the most that is possible."""
+    """Return the largest number of GPUs, at most `gpus`, that divides the batch."""
     return max(number for number in range(1, gpus + 1) if batch_size % number == 0)

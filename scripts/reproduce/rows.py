@@ -1,16 +1,16 @@
-"""The results of the papers, and the settings that train them here: one row per model.
+"""Results of the papers, and the settings that train them: one row per model.
 
-The same model may be in several tables: its run has one name, so that it is trained once. The note
-of a value that is not in a table of the paper says where it is from: read off a plot (to about
-0.05), a model zoo, an abstract.
+A model in several tables has one run with one name, so that it is trained once. The note of a row
+names the source of values that are not from a table: a plot (read to about 0.05), a model zoo or an
+abstract.
 """
 
 from dataclasses import dataclass, field
 
-from mldec.tools.benchmark.cost import POINTS, Point
+from cost_table import POINTS, Point
 
-# The authors' files trained on Open Images: the start of the official train.py for TResNet-L, and
-# of TResNet-M the only one that they released.
+# The authors' weights trained on Open Images. The official train.py starts TResNet-L from the first
+# file. The second is their only released file of TResNet-M.
 START_L = "init=zoo:tresnet_l_pretrain"
 START_M = "init=zoo:tresnet_m_openimages_224"
 ZSL = ["+experiment=nuswide_zsl_tresnet_m", "backbone=tresnet_l"]
@@ -21,15 +21,15 @@ CROP = "test crop: that of procedure A2"
 
 @dataclass(frozen=True)
 class Row:
-    """A model of a paper, and how it is trained here."""
+    """A model of a paper, and the settings that train it."""
 
     run: str  # name of the run; unique for these settings
     label: str
-    settings: list[str]  # that train it
-    paper: dict[str, float] = field(default_factory=dict)  # the paper's value per metric
-    note: str = ""  # where the value is from, if not from a table of the paper
-    choice: str = ""  # what of the recipe is ours
-    runs: bool = True  # false: the paper could not run it either
+    settings: list[str]
+    paper: dict[str, float] = field(default_factory=dict)  # published values by metric
+    note: str = ""  # source of the values, if not a table of the paper
+    choice: str = ""  # parts of the recipe that are not published
+    runs: bool = True  # False if the paper could not run it either
 
 
 COCO_M = Row(
@@ -50,20 +50,19 @@ COCO_L = Row(
 
 def coco_m(run: str, label: str, settings: list[str], value: float, note: str = "") -> Row:
     """Return a TResNet-M of table 1 or figure 5."""
-    own = [*COCO_M.settings, *settings]
-    return Row(run, label, own, {"mAP": value}, note, COCO_M.choice)
+    return Row(run, label, COCO_M.settings + settings, {"mAP": value}, note, COCO_M.choice)
 
 
 def coco_s(run: str, label: str, settings: list[str], value: float) -> Row:
     """Return a TResNet-S of figure 5."""
-    own = ["+experiment=coco_tresnet_m", "backbone=tresnet_s", *settings]
+    own = ["+experiment=coco_tresnet_m", "backbone=tresnet_s"] + settings
     choice = "starts from random weights: none were released"
     return Row(run, label, own, {"mAP": value}, READ_OFF, choice)
 
 
 def openimages(run: str, label: str, settings: list[str], value: float) -> Row:
-    """Return a row of table 2; its recipe is not published."""
-    own = ["+experiment=openimages_tresnet_m", *settings]
+    """Return a row of table 2, whose recipe is not published."""
+    own = ["+experiment=openimages_tresnet_m"] + settings
     note = "9,605 classes here, 9,600 in the paper"
     return Row(run, label, own, {"mAP_partial": value}, note, "recipe: none is published")
 
@@ -72,8 +71,9 @@ def zero_shot(run: str, label: str, settings: list[str], value: float) -> Row:
     """Return a row of table 3: the official command, with query augmentations."""
     choice = "start: the paper's is not confirmed"
     if settings:
-        choice += "; how the augmentations are drawn"
-    return Row(run, label, [*ZSL, START_L, *settings], {"zsl_mAP": value}, choice=choice)
+        choice += "; sampling of the augmentations"
+    own = ZSL + [START_L] + settings
+    return Row(run, label, own, {"zsl_mAP": value}, choice=choice)
 
 
 def imagenet(point: Point) -> Row:
@@ -84,8 +84,8 @@ def imagenet(point: Point) -> Row:
     paper = {"top1": point.paper_top1}
 
     if point.head == "gap":
-        own = [*settings, "head=gap"]
-        return Row(f"{experiment}_gap", f"{point.backbone}, GAP", own, paper, READ_OFF, CROP)
+        settings.append("head=gap")
+        return Row(f"{experiment}_gap", f"{point.backbone}, GAP", settings, paper, READ_OFF, CROP)
     label = f"{point.backbone}, ML-Decoder, K = 100"
     return Row(experiment, label, settings, paper, READ_OFF, CROP)
 
@@ -97,9 +97,9 @@ def query2label(
     choice: str,
     settings: list[str] | None = None,
 ) -> Row:
-    """Return a model of the Query2Label paper, with the first of its `Q2L_METRICS`.
+    """Return a model of the Query2Label paper.
 
-    Its AP is the interpolated one. `settings` default to the experiment `run`.
+    `values` are the first of `Q2L_METRICS`. `settings` default to the experiment `run`.
     """
     own = settings or [f"+experiment={run}"]
     paper = dict(zip(Q2L_METRICS, values, strict=False))
@@ -114,7 +114,7 @@ def recipe(
     note: str = "a published figure was not found",
     settings: list[str] | None = None,
 ) -> Row:
-    """Return a network that is not in the papers, with a published value on its data."""
+    """Return a network that is not in these papers, with a value published elsewhere."""
     own = settings or [f"+experiment={run}"]
     return Row(run, label, own, paper or {}, note, "recipe: see the header of its experiment")
 
@@ -219,14 +219,14 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
         ],
     ),
     "table6": (
-        "NUS-WIDE, zero-shot and generalised zero-shot",
+        "NUS-WIDE, zero-shot and generalized zero-shot",
         [
             Row(
                 "nuswide_zsl_both",
                 "ML-Decoder",
                 [*ZSL, START_L, NOISE, RANDOM],
                 TABLE_6,
-                choice="start: the paper's is not confirmed; how the augmentations are drawn",
+                choice="start: the paper's is not confirmed; sampling of the augmentations",
             ),
             Row(
                 "nuswide_zsl_tresnet_m",

@@ -1,18 +1,18 @@
 """Compare losses under missing labels: `python scripts/studies/missing_labels.py SET=FOLDER ...`.
 
-Sets, network and tokens are those of `own_photos.py`; the head is average pooling. Each loss is
-trained on one random positive per photo, and on 40 % of all positives but at least one per photo,
-both drawn anew for each seed; binary cross-entropy also on all labels, as a bound.
+Data sets, network and tokens are as in `own_photos.py`. The head is average pooling. Each loss is
+trained on one random positive per photo, and on 40 % of all positives but at least one per photo.
+The labels are drawn for each seed. Binary cross-entropy is also trained on all labels as a bound.
 
-- tune: each loss at each of several rates, on two thirds of the training photos and judged on the
-  third with all of its labels, three times for seed 0. Where the best rate is at an end, the next
-  one of `RATES` is tried. All other settings of a loss are those of its authors.
-- judge: each loss at its best rate on all training photos, with three seeds, and judged on the
-  validation photos after the last step.
+- tune: each loss at several learning rates, trained on two thirds of the training photos and
+  evaluated on the other third with all labels, on three folds with seed 0. If the best rate is at
+  the end of the range, the next rate of `RATES` is tried. Other settings are the authors'.
+- judge: each loss at its best rate, trained on all training photos with three seeds, and evaluated
+  on the validation photos after the last step.
 
-Each finished run is a line of benchmarks/missing_labels.jsonl, so that an interrupted study goes on
-where it stopped. `--report` writes benchmarks/missing_labels.json and its plot, and prints the
-tables, with verdicts against AN that are those of `mldec summary --table --against`.
+Each finished run is a line of benchmarks/missing_labels.jsonl, so that an interrupted study can be
+resumed. `--report` writes benchmarks/missing_labels.json and its plot, and prints the tables. A
+loss is better or worse than AN if the 95 % interval of the paired difference excludes 0.
 """
 
 import argparse
@@ -32,17 +32,20 @@ from mldec.config.compose import compose
 from mldec.data.labels import from_dense, random_positives
 from mldec.evaluators.average_precision import average_precision
 from mldec.tools.benchmark import environment
-from mldec.tools.summary import paired
+from mldec.tools.summary import paired_difference
 
 TOP = Path(__file__).resolve().parents[2]
-RUNS, OUT = TOP / "benchmarks" / "missing_labels.jsonl", TOP / "benchmarks" / "missing_labels.json"
-SEEDS, FOLDS = range(3), 3
+RUNS = TOP / "benchmarks" / "missing_labels.jsonl"
+OUT = TOP / "benchmarks" / "missing_labels.json"
+SEEDS = range(3)
+FOLDS = 3
 RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
 FIRST = RATES[2:5]  # tried for every loss
 
 RECIPE = ["head=gap", "train.batch_size=32", "train.epochs=10", "train.min_steps=300"]
 RECIPE += ["train.start_at_frequency=false"]
-BOUND, BASE, MARGIN = "bce, all labels", "an", 0.5
+BOUND = "bce, all labels"
+BASE = "an"
 PROTOCOLS = ("single positive", "40 % observed")
 LOSSES = {
     BASE: ["loss=an"],
@@ -57,12 +60,14 @@ LOSSES = {
     "ll_ct": ["loss=ll_ct"],
     "gr": ["loss=gr"],
 }
-SETTINGS = {BOUND: ["loss=bce"], **LOSSES}
-ROWS = [("all labels", BOUND), *((protocol, loss) for protocol in PROTOCOLS for loss in LOSSES)]
+SETTINGS = {BOUND: ["loss=bce"]} | LOSSES
+ROWS = [("all labels", BOUND)]
+for _protocol in PROTOCOLS:
+    ROWS += [(_protocol, loss) for loss in LOSSES]
 
 
 def observed(labels: Tensor, protocol: str, seed: int) -> Tensor:
-    """Return the labels [n, K] that a protocol leaves, all others 0."""
+    """Return labels [n, K] without the positives that a protocol hides."""
     if protocol == "all labels":
         return labels
     sparse = from_dense(labels.numpy())
@@ -71,7 +76,7 @@ def observed(labels: Tensor, protocol: str, seed: int) -> Tensor:
 
 
 def run(folder: str, row: tuple[str, str], rate: float, seed: int, fold: int | None) -> Any:
-    """Train a loss under a protocol, and return its mean average precision and its cost."""
+    """Train a loss under a protocol, and return mAP and CPU time."""
     protocol, loss = row
     settings = [*RECIPE, *SETTINGS[loss], f"optim.lr={rate}", f"seed={seed}"]
     config = compose([*own_photos.COMMON, f"data.root={folder}", *settings])
@@ -79,7 +84,7 @@ def run(folder: str, row: tuple[str, str], rate: float, seed: int, fold: int | N
     (tokens, labels), (judged, judged_labels) = photos.train, photos.val
     kept = observed(labels, protocol, seed)
 
-    # The same folds for all losses; the held-out one has all of its labels.
+    # All losses have the same folds. The held-out fold has all labels.
     if fold is not None:
         part = torch.from_numpy(np.random.default_rng(seed).permutation(len(tokens)) % FOLDS)
         judged, judged_labels = tokens[part == fold], labels[part == fold]
@@ -112,7 +117,7 @@ def key(name: str, row: tuple[str, str], rate: float, seed: int, fold: int | Non
 
 
 def record(name: str, folder: str, row: tuple[str, str], rate: float, *which: Any) -> None:
-    """Do a run if it is not finished, and keep its result."""
+    """Do a run unless it is finished, and append its result to the file."""
     title = key(name, row, rate, *which)
     if title in finished():
         return
@@ -124,7 +129,8 @@ def record(name: str, folder: str, row: tuple[str, str], rate: float, *which: An
 
 def tuned(name: str, row: tuple[str, str]) -> dict[float, float]:
     """Return the mean over the folds for each rate whose runs are finished."""
-    runs, means = finished(), {}
+    runs = finished()
+    means = {}
     for rate in RATES:
         keys = [key(name, row, rate, 0, fold) for fold in range(FOLDS)]
         if runs.keys() >= set(keys):
@@ -133,10 +139,10 @@ def tuned(name: str, row: tuple[str, str]) -> dict[float, float]:
 
 
 def tune(name: str, folder: str, row: tuple[str, str]) -> None:
-    """Try the rates of a loss, and further ones as long as the best is at an end."""
+    """Try the rates of a loss, and further rates while the best one is at an end of the range."""
     wanted = set(FIRST)
-    while new := wanted - tuned(name, row).keys():
-        for rate in sorted(new):
+    while not wanted <= tuned(name, row).keys():
+        for rate in sorted(wanted - tuned(name, row).keys()):
             for fold in range(FOLDS):
                 record(name, folder, row, rate, 0, fold)
         means = tuned(name, row)
@@ -146,7 +152,8 @@ def tune(name: str, folder: str, row: tuple[str, str]) -> None:
 
 def judged(name: str, row: tuple[str, str]) -> dict[int, float]:
     """Return the results of a loss at its best rate on the validation photos, by seed."""
-    runs, means = finished(), tuned(name, row)
+    runs = finished()
+    means = tuned(name, row)
     if not means:
         return {}
     rate = max(means, key=lambda rate: means[rate])
@@ -169,35 +176,36 @@ def report(names: list[str]) -> None:
         print(f"\n| {name} | loss | rate | mAP | difference to {BASE} | 95 % interval | verdict |")
         print("|---|---|---|---|---|---|---|")
         for row in ROWS:
-            results, base = judged(name, row), judged(name, (row[0], BASE))
+            results = judged(name, row)
+            base = judged(name, (row[0], BASE))
             means = tuned(name, row)
             if not results:
                 continue
-            common = sorted(results.keys() & base.keys()) if row[1] != BASE else []
             cells = ["-"] * 3
-            if len(common) > 1:
-                pairs = [results[seed] for seed in common], [base[seed] for seed in common]
-                found = paired(*pairs, margin=MARGIN)
-                interval = "-" if found.interval is None else "{:+.1f} to {:+.1f}"
-                cells = [
-                    f"{found.mean:+.1f}",
-                    interval.format(*(found.interval or ())),
-                    found.verdict,
-                ]
+            common = sorted(results.keys() & base.keys())
+            if row[1] != BASE and len(common) > 1:
+                values = [results[seed] for seed in common]
+                found = paired_difference(values, [base[seed] for seed in common])
+                cells[0] = f"{found['difference']:+.1f}"
+                low = found["low"]
+                high = found["high"]
+                if low is not None and high is not None:
+                    cells[1] = f"{low:+.1f} to {high:+.1f}"
+                    cells[2] = "better" if low > 0 else "worse" if high < 0 else "open"
             rate = max(means, key=lambda rate: means[rate])
             content.setdefault("judged", {})[", ".join((name, *row))] = {
                 "rate": rate,
                 "mAP by seed": results,
                 "folds by rate": means,
             }
-            shown = own_photos.cell(list(results.values()))
-            print("| " + " | ".join([*row, f"{rate:g}", shown, *cells]) + " |")
+            text = own_photos.cell(list(results.values()))
+            print("| " + " | ".join([*row, f"{rate:g}", text, *cells]) + " |")
     OUT.write_text(json.dumps(content, indent=1) + "\n")
     draw(names)
 
 
 def draw(names: list[str]) -> None:
-    """Draw the results on the validation photos, a panel per protocol and a group per set."""
+    """Plot the results on the validation photos, with a panel per protocol."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
     for axes, protocol in zip(panels, PROTOCOLS, strict=True):
         rows = [("all labels", BOUND), *((protocol, loss) for loss in LOSSES)]
@@ -223,11 +231,11 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sets", nargs="+", metavar="SET=FOLDER")
-    parser.add_argument("--weights", help="those of EfficientNet-Lite0, in timm's form")
+    parser.add_argument("--weights", help="file with the weights of EfficientNet-Lite0 (timm)")
     parser.add_argument("--losses", nargs="*", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--judge", action="store_true")
-    parser.add_argument("--report", action="store_true", help="write what is finished")
+    parser.add_argument("--report", action="store_true", help="report the finished runs")
     arguments = parser.parse_args()
     sets = dict(text.split("=", 1) for text in arguments.sets)
     if arguments.weights:

@@ -1,25 +1,25 @@
-"""Compare recipes for photos of one's own: `python scripts/studies/own_photos.py SET=FOLDER ...`.
+"""Compare recipes for the user's own photos: `python scripts/studies/own_photos.py SET=FOLDER ...`.
 
-Each FOLDER is in the form of `data=csv`, with the splits train and val; `voc/500=FOLDER` takes 500
-of its training photos, other ones for each seed. The network is EfficientNet-Lite0 with its
-ImageNet weights (--weights FILE takes them from a file) and stays as it is: its tokens are computed
-once, and heads are trained on them.
+Each FOLDER has the layout of `data=csv`, with the splits train and val. `voc/500=FOLDER` takes 500
+of its training photos, different ones for each seed. The network is EfficientNet-Lite0 with
+ImageNet weights (from a file with --weights FILE). It is frozen: its tokens are computed once, and
+only heads are trained.
 
-- tune: each recipe is trained on two thirds of the training photos of each set and judged on the
-  third, three times for each of the seeds 0, 1 and 2.
-- judge: a few recipes are trained on all training photos of a set with five seeds, and judged on
-  its validation photos after the last step, which no choice has seen: the former default, the
-  default, the recipe that the folds of the set choose, and the one that the folds of all other sets
-  choose (of VOC, its parts are no other sets).
-- pixels: the default recipe at several sizes of the photos, on the folds and on the validation
-  photos; the folders hold photos that are at least as large.
+- tune: each recipe is trained on two thirds of the training photos and evaluated on the other
+  third, on three folds for each of the seeds 0, 1 and 2.
+- judge: a few recipes are trained on all training photos with five seeds, and evaluated on the
+  validation photos after the last step. No recipe was selected on these photos. The recipes are the
+  former default, the default, the best one on the folds of the set, and the best one on the folds
+  of all other sets (subsets of VOC do not count as other sets of VOC).
+- pixels: the default recipe at several image sizes, on the folds and on the validation photos.
 
-Each finished run is a line of benchmarks/own_photos.jsonl, so that an interrupted study goes on
-where it stopped. `--report` writes benchmarks/own_photos.json and its plot, and prints the tables.
+Each finished run is a line of benchmarks/own_photos.jsonl, so that an interrupted study can be
+resumed. `--report` writes benchmarks/own_photos.json and its plot, and prints the tables.
 """
 
 import argparse
 import json
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-from mldec.training import start
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -45,33 +43,38 @@ from mldec.evaluators.average_precision import average_precision
 from mldec.model import TokenClassifier
 from mldec.runtime.signals import StopRequest
 from mldec.tools.benchmark import environment
+from mldec.training import start
 from mldec.training.frozen_features import with_tokens
 from mldec.training.step import Learner
 
 TOP = Path(__file__).resolve().parents[2]
-RUNS, OUT = TOP / "benchmarks" / "own_photos.jsonl", TOP / "benchmarks" / "own_photos.json"
+RUNS = TOP / "benchmarks" / "own_photos.jsonl"
+OUT = TOP / "benchmarks" / "own_photos.json"
 CPU = torch.device("cpu")
-FOLDS, TUNING_SEEDS, SEEDS = 3, range(3), range(5)
-# Of all recipes, and the sizes that are compared for one.
-PIXELS, SIZES = 224, (160, 224, 320, 448)
+FOLDS = 3
+TUNING_SEEDS = range(3)
+SEEDS = range(5)
+PIXELS = 224
+SIZES = (160, 224, 320, 448)  # pixels that --pixels compares
 
 COMMON = ["+experiment=finetune_frozen", "name=study", "device=cpu", "train.workers=0"]
-# One query per class; a third of the paper's width, which costs six times as much here.
+# A third of the paper's width, which costs six times as much here.
 NARROW = ["head=ml_decoder", "head.embed_dim=256", "head.mlp_dim=512"]
 SHORT = ["train.batch_size=32", "train.epochs=6", "train.min_steps=150"]
-# The bias of a class starts at its frequency.
+# The bias of a class is initialized from its frequency.
 START = ["train.start_at_frequency=true"]
 ZERO = ["train.start_at_frequency=false"]
-BCE, ASL = ["loss=bce"], ["loss=asl", "loss.gamma_neg=4", "loss.clip=0.05"]
+BCE = ["loss=bce"]
+ASL = ["loss=asl", "loss.gamma_neg=4", "loss.clip=0.05"]
 MILD_ASL = ["loss=asl", "loss.gamma_neg=2", "loss.clip=0"]
 
 
 def residual(weight: float) -> list[str]:
-    """Return the settings of CSRA with one head and this weight of its attention."""
+    """Return the settings of CSRA with one head and a weight of its attention."""
     return ["head=csra", "head.num_heads=1", f"head.lam={weight}"]
 
 
-# The former default of finetune_frozen, with the head of the paper's width, and the default.
+# The former and the present default of finetune_frozen.
 FORMER = "ml_decoder asl, 6 epochs"
 DEFAULT = "csra 0.3 bce, start"
 RECIPES = {
@@ -105,7 +108,7 @@ RECIPES |= {f"{DEFAULT}, {name}": [*RECIPES[DEFAULT], *CHANGES[name]] for name i
 
 @dataclass(frozen=True)
 class Photos:
-    """The tokens [n, T, C] and labels [n, K] of the two splits of a set."""
+    """Tokens [n, T, C] and labels [n, K] of both splits of a set."""
 
     train: tuple[Tensor, Tensor]
     val: tuple[Tensor, Tensor]
@@ -113,7 +116,7 @@ class Photos:
 
 @cache
 def load(folder: str, pixels: int) -> Photos:
-    """Return the photos of a folder; their tokens are computed where they are not kept yet."""
+    """Return the photos of a folder. Tokens are computed unless they are cached."""
     config = compose([*COMMON, f"data.root={folder}", f"data.image_size={pixels}"])
     parts = build.check(config)
     network = build.backbone(parts)
@@ -130,7 +133,7 @@ def load(folder: str, pixels: int) -> Photos:
 def run(
     name: str, folder: str, recipe: list[str], seed: int, fold: int | None, pixels: int
 ) -> dict[str, Any]:
-    """Train one recipe on one set, and return its mean average precision and its cost."""
+    """Train a recipe on a set, and return mAP, average precisions and CPU time."""
     config = compose([*COMMON, f"data.root={folder}", *recipe, f"seed={seed}"])
     photos = load(folder, pixels)
     tokens, labels = photos.train
@@ -139,13 +142,14 @@ def run(
         shuffled = np.random.default_rng(seed).permutation(len(tokens))
         chosen = torch.from_numpy(shuffled[: int(name.split("/")[1])])
 
-    # The same folds for all recipes.
+    # All recipes have the same folds.
     judged, judged_labels = photos.val
     if fold is not None:
         part = torch.from_numpy(np.random.default_rng(seed).permutation(len(chosen)) % FOLDS)
         judged, judged_labels = tokens[chosen[part == fold]], labels[chosen[part == fold]]
         chosen = chosen[part != fold]
-    tokens, labels = tokens[chosen], labels[chosen]
+    tokens = tokens[chosen]
+    labels = labels[chosen]
 
     began = time.process_time()
     model = train(config, tokens, labels)
@@ -156,7 +160,9 @@ def run(
     precision = average_precision(logits, judged_labels)["none"]
     return {
         "mAP": 100 * precision.nanmean().item(),
-        "AP": [None if value != value else round(100 * value, 2) for value in precision.tolist()],
+        "AP": [
+            None if math.isnan(value) else round(100 * value, 2) for value in precision.tolist()
+        ],
         "cpu_seconds": round(seconds, 1),
     }
 
@@ -171,7 +177,8 @@ def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
     loss = build.loss(parts)
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
     config.train = config.train.with_resolved_epochs(batches.steps)
-    config.train.freeze, epochs = [], config.train.epochs
+    config.train.freeze = []
+    epochs = config.train.epochs
 
     model = TokenClassifier(nn.Identity(), head)
     learner = Learner(config, model, loss, device=CPU, steps=epochs * batches.steps)
@@ -193,7 +200,7 @@ def finished() -> dict[str, dict[str, Any]]:
 def record(
     name: str, folder: str, recipe: str, seed: int, fold: int | None, pixels: int | None = None
 ) -> None:
-    """Do a run if it is not finished, and keep its result."""
+    """Do a run unless it is finished, and append its result to the file."""
     title = name if pixels is None else f"{name}@{pixels}"
     key = f"{title} {recipe} seed {seed}" + ("" if fold is None else f" fold {fold}")
     if key in finished():
@@ -214,30 +221,37 @@ def tune(name: str, folder: str, recipe: str, pixels: int | None = None) -> None
 
 
 def judge(name: str, folder: str, recipe: str, pixels: int | None = None) -> None:
-    """Do the runs of a recipe that are judged on the validation photos of a set."""
+    """Do the runs of a recipe that are evaluated on the validation photos of a set."""
     for seed in SEEDS:
         record(name, folder, recipe, seed, None, pixels)
 
 
 def tuned(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> float | None:
     """Return the mean over the folds of a set; None if a run is missing."""
-    keys = [
-        f"{name} {recipe} seed {seed} fold {fold}" for seed in TUNING_SEEDS for fold in range(FOLDS)
-    ]
-    return statistics.fmean(runs[key]["mAP"] for key in keys) if runs.keys() >= set(keys) else None
+    values = []
+    for seed in TUNING_SEEDS:
+        for fold in range(FOLDS):
+            key = f"{name} {recipe} seed {seed} fold {fold}"
+            if key not in runs:
+                return None
+            values.append(runs[key]["mAP"])
+    return statistics.fmean(values)
 
 
 def choices(names: list[str], runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return for each set the recipe that its folds choose, and the one that other sets' choose.
+    """Return for each set the best recipe on its folds, and on the folds of the other sets.
 
-    Recipes whose runs are not all finished are no choice; without any other there is none.
+    Recipes with unfinished runs are skipped. The result is empty if there are no others.
     """
-    table = {recipe: {name: tuned(name, recipe, runs) for name in names} for recipe in RECIPES}
-    rows = {
-        recipe: {name: value for name, value in row.items() if value is not None}
-        for recipe, row in table.items()
-    }
-    rows = {recipe: row for recipe, row in rows.items() if len(row) == len(names)}
+    rows: dict[str, dict[str, float]] = {}
+    for recipe in RECIPES:
+        row = {}
+        for name in names:
+            value = tuned(name, recipe, runs)
+            if value is not None:
+                row[name] = value
+        if len(row) == len(names):
+            rows[recipe] = row
     if not rows:
         return {}
 
@@ -261,33 +275,33 @@ def judged(name: str, recipe: str, runs: dict[str, dict[str, Any]]) -> list[floa
 
 
 def report(names: list[str]) -> None:
-    """Write the JSON file and the plot, and print the tables of what is finished."""
+    """Write the JSON file and the plot, and print the tables of the finished runs."""
     runs = finished()
     content: dict[str, Any] = {"recipes": RECIPES, "environment": environment()}
     for title, result in (("folds", tuned), ("judged", judged)):
         content[title] = {
             recipe: {name: result(name, recipe, runs) for name in names} for recipe in RECIPES
         }
-        show(title, content[title])
+        print_table(title, content[title])
     content["choices"] = choices(names, runs)
     print(json.dumps(content["choices"], indent=1))
 
-    # The sets of other sizes are known by their keys.
+    # Keys of other image sizes have the form SET@PIXELS.
     sized = sorted({key.partition("@")[0] for key in runs if "@" in key})
     for title, result in (("folds, by pixels", tuned), ("judged, by pixels", judged)):
         content[title] = {
             str(size): {name: result(f"{name}@{size}", DEFAULT, runs) for name in sized}
             for size in SIZES
         }
-        show(title, content[title])
+        print_table(title, content[title])
     content["CPU seconds per photo, by pixels"] = costs()
     print(content["CPU seconds per photo, by pixels"])
     OUT.write_text(json.dumps(content, indent=1) + "\n")
     draw(content["judged"])
 
 
-def show(title: str, table: dict[str, dict[str, Any]]) -> None:
-    """Print a table of Markdown, with a row per key."""
+def print_table(title: str, table: dict[str, dict[str, Any]]) -> None:
+    """Print a table in Markdown, with a row per key."""
     names = list(next(iter(table.values())))
     print(f"\n| {title} | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
     for row, cells in table.items():
@@ -295,7 +309,7 @@ def show(title: str, table: dict[str, dict[str, Any]]) -> None:
 
 
 def costs() -> dict[str, float]:
-    """Return the seconds that one photo takes in the network at each size, sizes in turn."""
+    """Return the CPU seconds per photo of the network at each size, timed in turns."""
     network = build.backbone(build.check(compose([*COMMON, "data.root=."]))).eval()
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     with torch.inference_mode():
@@ -309,7 +323,7 @@ def costs() -> dict[str, float]:
 
 
 def draw(table: dict[str, dict[str, list[float]]]) -> None:
-    """Draw the results on the validation photos, a group of points per set."""
+    """Plot the results on the validation photos, with a group of points per set."""
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
     rows = {recipe: row for recipe, row in table.items() if any(row.values())}
     for number, (recipe, row) in enumerate(rows.items()):
@@ -326,7 +340,7 @@ def draw(table: dict[str, dict[str, list[float]]]) -> None:
 
 
 def cell(result: float | list[float] | None) -> str:
-    """Return a result as text: of several seeds, their mean and standard deviation."""
+    """Return a result, or mean and standard deviation of several seeds, as text."""
     if isinstance(result, list) and len(result) > 1:
         return f"{statistics.fmean(result):.1f} ± {statistics.stdev(result):.1f}"
     return f"{result:.1f}" if isinstance(result, float) else "-"
@@ -336,11 +350,11 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sets", nargs="+", metavar="SET=FOLDER")
-    parser.add_argument("--weights", help="those of EfficientNet-Lite0, in timm's form")
+    parser.add_argument("--weights", help="file with the weights of EfficientNet-Lite0 (timm)")
     parser.add_argument("--tune", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
     parser.add_argument("--judge", nargs="*", choices=RECIPES, metavar="RECIPE", default=[])
-    parser.add_argument("--pixels", action="store_true", help="compare sizes of the photos")
-    parser.add_argument("--report", action="store_true", help="write what is finished")
+    parser.add_argument("--pixels", action="store_true", help="compare image sizes")
+    parser.add_argument("--report", action="store_true", help="report the finished runs")
     arguments = parser.parse_args()
     sets = dict(text.split("=", 1) for text in arguments.sets)
     if arguments.weights:

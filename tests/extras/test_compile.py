@@ -1,4 +1,4 @@
-"""`train.compile` compiles the whole model at once, and one static graph per batch size."""
+"""`train.compile` compiles one static graph of the whole model per batch size."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from mldec.errors import ConfigError
 from mldec.training.log import RunLog
 
 
-def test_a_run_compiles_each_batch_size_once(tmp_path, monkeypatch):
+def test_run_compiles_each_batch_size_once(tmp_path, monkeypatch):
     compiled = []  # direction, epoch and images of each graph
 
     def record(direction, graph, inputs):
@@ -32,13 +32,13 @@ def test_a_run_compiles_each_batch_size_once(tmp_path, monkeypatch):
     job = trainer(config, tmp_path, images=31, network="test_resnet")
     fit(job, tmp_path)
 
-    # The graph of a symbolic batch would serve all batches from the second epoch on, slowly.
+    # Graphs with a symbolic batch size would be slow.
     assert all(type(size) is int for _, _, size in compiled)
     expected = [(way, 1, size) for size in (8, 7) for way in ("forward", "backward")]
     assert compiled == expected
 
 
-def test_cuda_graphs_begin_anew_with_each_step_and_not_within_it(tmp_path, monkeypatch):
+def test_cuda_graphs_are_marked_once_per_step(tmp_path, monkeypatch):
     calls = []
 
     def compiled(model, *, mode, dynamic):
@@ -55,7 +55,7 @@ def test_cuda_graphs_begin_anew_with_each_step_and_not_within_it(tmp_path, monke
     assert calls == ["new step", "reduce-overhead", "reduce-overhead"] * 2
 
 
-def test_compile_takes_the_modes_of_torch():
+def test_compile_accepts_modes_of_torch():
     modes = set(torch._inductor.list_mode_options()) - {"lite"}
     assert set(Compile.__args__[1].__args__) == modes
 
@@ -68,14 +68,12 @@ def test_compile_takes_the_modes_of_torch():
         ("max-autotune", "max-autotune", "max-autotune"),
     ],
 )
-def test_the_default_mode_is_true(word, value, mode):
+def test_default_mode_is_recorded_as_true(word, value, mode):
     train = compose(["+experiment=digits", f"train.compile={word}"]).train
     assert (train.compile, train.compile_mode) == (value, mode)
 
 
 @pytest.mark.parametrize("word", ["fast", "1", "null", "[true]"])
-def test_another_mode_is_one_line_with_the_choices(word):
-    with pytest.raises(
-        ConfigError, match=r"^train\.compile is .*: it must be true or false or one"
-    ):
+def test_invalid_mode_is_named(word):
+    with pytest.raises(ConfigError, match=r"^train\.compile"):
         compose(["+experiment=digits", f"train.compile={word}"])

@@ -1,4 +1,4 @@
-"""Real processes under torchrun, on the CPU with gloo."""
+"""Processes of torchrun on the CPU with gloo."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def finish(folder, command, **environment):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """The folder of a run by two processes."""
+    """Folder of a run of two processes."""
     folder = tmp_path_factory.mktemp("two")
     done = finish(folder, torchrun(2, *TRAIN))
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def two(tmp_path_factory):
     return folder / "outputs" / "digits"
 
 
-def test_two_processes_train_as_one(tmp_path, two):
+def test_two_processes_train_like_one(tmp_path, two):
     done = finish(tmp_path, [sys.executable, *TRAIN])
     assert done.returncode == 0, done.stderr
     one = tmp_path / "outputs" / "digits"
@@ -49,8 +49,8 @@ def test_two_processes_train_as_one(tmp_path, two):
         assert a == pytest.approx(b, rel=1e-3)
 
 
-def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path):
-    # Batch norms see a part of a batch each, unless they are frozen.
+def test_two_processes_with_accumulation_fine_tune_like_one(tmp_path):
+    # Each batch norm sees a part of the batch, unless it is frozen.
     train = [word for word in TRAIN if word != "backbone=patches"]
     train += [
         "backbone.name=test_resnet",
@@ -75,7 +75,7 @@ def test_two_processes_with_accumulation_fine_tune_as_one(tmp_path):
     assert len(one["optimizer"]["param_groups"]) == len(two["optimizer"]["param_groups"]) > 4
 
 
-def test_averaged_batch_norm_statistics_are_those_of_all_images(cli, here):
+def test_averaged_batch_norm_statistics_cover_all_images(cli, here):
     words = ["+experiment=digits", "backbone=tiny", "data.train_images=8", "data.val_images=8"]
     words += ["train.batch_size=8", "train.epochs=1", "train.workers=0", "device=cpu"]
     done = finish(
@@ -84,8 +84,7 @@ def test_averaged_batch_norm_statistics_are_those_of_all_images(cli, here):
     assert done.returncode == 0, done.stderr
     assert cli("train", *words).status == 0
 
-    # The run is one step. The first batch norm sees the same features in both runs, half of the
-    # images on each of two processes.
+    # The run has one step, so the first batch norm sees the same features in both runs.
     last = "outputs/digits/checkpoints/last.pt"
     one, two = (read_torch(run / last)["model"] for run in (here, here / "two"))
     first = next(name for name in one if name.endswith("running_mean"))
@@ -93,7 +92,7 @@ def test_averaged_batch_norm_statistics_are_those_of_all_images(cli, here):
     torch.testing.assert_close(two[first], one[first], rtol=1e-5, atol=1e-7)
 
 
-def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(tmp_path, two):
+def test_restart_by_torchrun_resumes_exactly(tmp_path, two):
     launch = torchrun(2, "--max-restarts", "1", *TRAIN, "train.save_every_steps=1")
     done = finish(tmp_path, launch, PATCHES_SIGNAL="SIGKILL:3:1")
     assert done.returncode == 0, done.stderr
@@ -105,7 +104,7 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_ends_the_same(tmp
     assert "2 of 4 steps done" in done.stdout
 
 
-def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path):
+def test_signal_to_torchrun_stops_all_processes(tmp_path):
     log = tmp_path / "outputs" / "digits" / "metrics.jsonl"
     command = torchrun(2, *TRAIN, "train.epochs=1000", "train.log_every=1")
     process = subprocess.Popen(
@@ -120,37 +119,37 @@ def test_torchrun_hands_a_stop_on_to_all_processes(tmp_path):
 
 
 def divided(folder, **environment):
-    """Start or resume a run by three processes, which leaves out two images in each epoch."""
+    """Start or resume a run of three processes with two unreadable images."""
     words = ["train.batch_size=12", "train.save_every_steps=1"]
     return finish(folder, torchrun(3, PLUGINS / "divided.py", folder, *words), **environment)
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """The folder of a run by three processes, in epochs of five steps."""
+    """Folder of a run of three processes with five steps per epoch."""
     folder = tmp_path_factory.mktemp("three")
     done = divided(folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-# Others hear of a signal after the next step, and at the end of an epoch at once.
+# Other ranks learn of a signal one step later, and at the end of an epoch at once.
 @pytest.mark.parametrize(
     ("sent", "stopped"), [("SIGTERM:1:1", 2), ("SIGTERM:5:2", 5), ("SIGKILL:3:1", None)]
 )
-def test_three_processes_stop_together_and_go_on_as_if_they_had_not(sent, stopped, tmp_path, three):
+def test_three_processes_stop_together_and_resume(sent, stopped, tmp_path, three):
     done = divided(tmp_path, PATCHES_SIGNAL=sent)
     assert done.returncode != 0
     last = Path("checkpoints", "last.pt")
     if stopped:
         assert done.stderr.count("Stopped: stopped by a signal to another process") == 1
         assert f"process after step {stopped}; saved in " in done.stderr
-        assert done.stderr.count("mldec.errors.Stopped\n") == 2, "all processes end likewise"
+        assert done.stderr.count("mldec.errors.Stopped\n") == 2
         assert read_torch(tmp_path / last)["step"] == stopped
 
     again = divided(tmp_path)
     assert again.returncode == 0, again.stderr
-    # From the second step of a start on, DDP sums gradients in another order: that is rounding.
+    # DDP sums gradients in another order from the second step after a start on.
     one, other = (read_torch(folder / last) for folder in (three, tmp_path))
     for part in ("model", "ema"):
         torch.testing.assert_close(one[part], other[part], rtol=1e-6, atol=1e-9)
@@ -158,9 +157,7 @@ def test_three_processes_stop_together_and_go_on_as_if_they_had_not(sent, stoppe
         assert a == pytest.approx(b, rel=1e-9)
 
 
-def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
-    tmp_path,
-):
+def test_losses_do_not_depend_on_processes_and_accumulation(tmp_path):
     outcomes = []
     for processes, accumulate in ((1, 1), (2, 2)):
         folder = tmp_path / str(processes)
@@ -169,18 +166,18 @@ def test_float64_losses_depend_neither_on_the_processes_nor_on_accumulation(
         done = finish(folder, [*launch, str(PLUGINS / "divided.py"), str(folder), word])
         assert done.returncode == 0, done.stderr
         for number in (7, 30):
-            assert done.stdout.count(f"left out: square {number} is broken") == 2
+            assert done.stdout.count(f"skipped: square {number} is broken") == 2
         outcomes.append((numbers(folder), json.loads((folder / "outcome.json").read_text())))
     for one, two in zip(outcomes[0][0], outcomes[1][0], strict=True):
         assert one == pytest.approx(two, rel=1e-6)
     assert outcomes[0][1] == outcomes[1][1]
-    assert outcomes[0][1]["bad_images"] == 4, "two images in each of the two epochs before the stop"
+    assert outcomes[0][1]["bad_images"] == 4
     averaged = [line["epoch"] for line in outcomes[0][0] if "val_raw/mAP" in line]
-    assert averaged == [2], "the moving average starts in the second epoch"
+    assert averaged == [2]
 
 
-def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(cli, digits_run, tmp_path):
-    # 41 images in batches of 16: 4 processes leave one without any.
+def test_evaluation_does_not_depend_on_processes(cli, digits_run, tmp_path):
+    # 41 images in batches of 16: one of 4 processes has none.
     words = [digits_run / "checkpoints" / "best.pt", "--plugin", "patches"]
     words += ["data.val_images=41", "train.eval_batch_size=16"]
     threads = torch.get_num_threads()
@@ -194,17 +191,17 @@ def test_the_numbers_of_an_evaluation_do_not_depend_on_the_processes(cli, digits
 
 
 def faults(done):
-    """Return the lines that name a user's fault."""
+    """Return the lines of user errors."""
     assert done.returncode != 0
     return [line for line in done.stderr.splitlines() if line.startswith("mldec: ")]
 
 
-def test_a_user_fault_of_all_processes_is_said_once(tmp_path):
+def test_error_of_all_processes_is_printed_once(tmp_path):
     [line] = faults(finish(tmp_path, torchrun(2, *TRAIN, "train.batch_size=15")))
-    assert line.startswith("mldec: train.batch_size 15 is not divisible by 2 processes x ")
+    assert line.startswith("mldec: train.batch_size")
 
 
-def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path):
+def test_error_of_one_process_names_its_rank(tmp_path):
     script = tmp_path / "one_fault.py"
     script.write_text(
         "import os, sys\n"
@@ -214,19 +211,16 @@ def test_a_user_fault_of_one_process_is_said_with_its_rank(tmp_path):
     )
     words = TRAIN[TRAIN.index("mldec.train") + 1 :]
     done = finish(tmp_path, torchrun(2, str(script), *words, "train.epochs=0"))
-    assert faults(done) == ["mldec: rank 1: train.epochs is 0: it must be at least 1"]
+    [line] = faults(done)
+    assert line.startswith("mldec: rank 1: train.epochs")
 
 
-def test_no_process_waits_for_one_that_found_the_folder_in_use(tmp_path):
+def test_locked_folder_ends_all_processes(tmp_path):
     folder = tmp_path / "outputs" / "digits"
     folder.mkdir(parents=True)
     with RunLock(folder) as lock:
         lock.take()
         done = finish(tmp_path, torchrun(2, *TRAIN))
-    assert done.returncode != 0
-    assert (
-        f"mldec: {folder}: another run is using this folder (process {os.getpid()} on "
-        in done.stderr
-    )
-    assert "RuntimeError" not in done.stderr
+    [line] = faults(done)
+    assert f"process {os.getpid()}" in line
     assert list(folder.iterdir()) == []

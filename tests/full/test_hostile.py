@@ -75,7 +75,7 @@ def test_every_file_ends_in_one_line_at_every_door(corpus, model, trace):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("target.pt", "head._target_ 'os.system' is refused"),
+        ("target.pt", "head._target_: 'os.system'"),
         ("environment.pt", "holds an interpolation"),
         ("large.pt", "does not fit the model: "),
         ("steers.pt", "of class 2 "),

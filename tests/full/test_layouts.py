@@ -1,6 +1,6 @@
-"""Digits in each on-disk form: written, checked, trained on, evaluated, and packed into shards.
+"""Digits in each on-disk layout: check_data, training, evaluation and shards.
 
-The form "nuswide" is not here: its data are zero-shot, see tests/full/scripts/test_make_digits.py.
+The zero-shot layout "nuswide" is tested in tests/full/scripts/test_make_digits.py.
 """
 
 import json
@@ -24,11 +24,11 @@ DATA = {
     "csv": "csv",
     "yolo": "yolo",
 }
-# The metric that "best" follows; else mAP.
+# First metric; otherwise mAP.
 FIRST = {"openimages": "mAP_partial", "imagenet": "top1"}
 FIRST |= dict.fromkeys(("csv", "yolo"), "mAP_skip_empty")
 LOSS = {"openimages": "partial", "imagenet": "asl_single_label"}
-# A network of one layer, for one epoch.
+# One layer, one epoch.
 TINY = [word for word in QUICK if not word.startswith(("+experiment", "data.", "train.log"))]
 TINY += ["data.image_size=32", "train.epochs=1"]
 PLUGIN = ["--plugin", "patches"]
@@ -42,7 +42,7 @@ def script(monkeypatch, name, *words):
 
 @pytest.fixture
 def tree(here, monkeypatch):
-    """Write a layout; the parsed labels go to a cache of the test's own."""
+    """Return a function that writes a layout. The cache is in a temporary folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
 
     def write(layout):
@@ -59,13 +59,13 @@ def report(cli, checkpoint, *words):
 
 
 @pytest.mark.parametrize("layout", DATA)
-def test_a_layout_is_checked_trained_on_and_evaluated(cli, tree, layout):
+def test_layout_is_checked_trained_and_evaluated(cli, tree, layout):
     root, name = tree(layout), f"digits_{layout}"
     words = ["data.class_map=folders"] if layout == "imagenet" else []
     words += [f"data={DATA[layout]}", f"data.root={root}", "train.workers=0"]
     status, out, err = cli("check_data", *words)
     assert status == 0, err + out
-    # The reader of MS-COCO leaves out scenes without a digit.
+    # The reader of MS-COCO omits scenes without a digit.
     train, val = (47, 23) if layout == "coco" else (48, 24)
     assert f"train: {train} " in out
     assert f"val: {val} " in out
@@ -80,7 +80,7 @@ def test_a_layout_is_checked_trained_on_and_evaluated(cli, tree, layout):
 
 
 @pytest.mark.parametrize("layout", LOSS)
-def test_shards_give_the_metrics_of_the_files(cli, tree, monkeypatch, layout):
+def test_shards_give_metrics_of_files(cli, tree, monkeypatch, layout):
     root = tree(layout)
     files = [f"data={DATA[layout]}", f"data.root={root}"]
     shared = ["+experiment=digits", *TINY, "data.augment=none", "data.cutout=0"]
@@ -100,7 +100,7 @@ def test_shards_give_the_metrics_of_the_files(cli, tree, monkeypatch, layout):
         assert reports[0][key] == reports[1][key]
 
 
-def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(cli, tree, monkeypatch):
+def test_estimated_priors_survive_a_stop(cli, tree, monkeypatch):
     root = tree("openimages")
     words = ["+experiment=digits_openimages", f"data.root={root}", *TINY]
     words += ["loss=partial_selective_one_run", "train.epochs=2"]
@@ -121,10 +121,10 @@ def test_estimated_priors_are_kept_over_a_stop_and_written_at_the_end(cli, tree,
     assert all(0 < prior < 1 for prior in read_prior(whole / "class_prior.csv"))
     second = ["name=second", "loss=partial_selective", f"loss.class_prior={whole}/class_prior.csv"]
     cli.out("train", *words, *second)
-    assert not Path("outputs/second/class_prior.csv").exists(), "nothing was estimated"
+    assert not Path("outputs/second/class_prior.csv").exists()
 
 
-# Experiment -> layout of its data, and settings that fit the few images.
+# Experiment -> layout and settings for few images.
 TWO_STEPS = {
     "coco_tresnet_l": ("coco", ["data=coco_json", "data.train=train2014", "data.val=val2014"]),
     "coco_partial_rps": ("coco", []),
@@ -136,7 +136,7 @@ TWO_STEPS = {
 
 
 @pytest.mark.parametrize("name", TWO_STEPS)
-def test_an_experiment_trains_two_steps(cli, tree, name):
+def test_experiment_trains_two_steps(cli, tree, name):
     layout, words = TWO_STEPS[name]
     root = tree(layout)
     if layout == "voc":
@@ -145,7 +145,7 @@ def test_an_experiment_trains_two_steps(cli, tree, name):
         (lists / "test.txt").rename(lists / "val.txt")
         (root / "VOCdevkit" / "VOC2007").rename(root / "VOCdevkit" / "VOC2012")
 
-    # The decoder of TINY is no setting of the GAP head.
+    # The GAP head has no decoder settings.
     tiny = [
         word
         for word in TINY

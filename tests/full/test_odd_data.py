@@ -1,4 +1,4 @@
-"""Odd names of classes, from training to prediction."""
+"""Unusual class names, from training to prediction."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ WORDS = [word for word in QUICK if not word.startswith("data.")]
 WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.batch_size=8", "train.epochs=1"]
 
 
-def test_whatever_names_are_trained_on_can_be_read_again(cli, here):
+def test_unusual_class_names_survive_training_and_prediction(cli, here):
     names = ["Ram C/V, 'Cargo'", "\u72ac", "\U0001f415", "1", "a  b", "x" * 1_000]
     folder = Path("own")
     folder.mkdir()

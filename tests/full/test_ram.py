@@ -15,7 +15,7 @@ from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import load
 from mldec.checkpoint.sources import TAG_LIST, TAG_THRESHOLDS
 from mldec.evaluation.run import scores
-from mldec.tools.demo.app import Answerer, application
+from mldec.tools.demo.app import Predictor, create_app
 from mldec.tools.predict.engine import TorchEngine
 
 TAGS = ("dog", "living room", "sofa", "tree", "Set")
@@ -89,7 +89,7 @@ def test_predict_names_tags(cli, root):
 
 def test_the_page_shows_tags_and_heat_maps(root):
     engine = TorchEngine(load_model(file(root)))
-    client = TestClient(application(Answerer(engine)), base_url="http://127.0.0.1:7860")
+    client = TestClient(create_app(Predictor(engine)), base_url="http://127.0.0.1:7860")
     photo = (root / "data" / "0.png").read_bytes()
     settings = {"heat_maps": "true", "threshold": "0"}
     answer = client.post("/api/predict", files=[("photos", ("a.png", photo))], data=settings)

@@ -1,4 +1,4 @@
-"""The programs and commands of docs/scale.md, run as they stand there."""
+"""The programs and commands of docs/scale.md."""
 
 import os
 import re
@@ -11,8 +11,6 @@ import pytest
 import yaml
 from pictures import picture
 from support import assert_same_rows
-
-from mldec.tools.predict.inputs import NUMBERS
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -52,13 +50,13 @@ def run(*words, status=0, **variables):
 
 
 @pytest.mark.parametrize("heading", ["Ray Data", "Hugging Face datasets"])
-def test_an_engine_gives_the_rows_of_the_command(work, heading):
+def test_engine_returns_the_rows_of_the_command(work, heading):
     pytest.importorskip("ray" if heading == "Ray Data" else "datasets")
     # The network of the tests is a plugin, and has no thresholds.
     extra = 'plugin=["patches"], device="cpu", threshold=0.0'
     program = block(heading).replace("top=3", f"top=3, {extra}")
-    asked = '{"top": 3, "plugin": ["patches"], "device": "cpu", "threshold": 0.0}'
-    program = program.replace('{"top": 3}', asked).replace('"best.pt"', f'"{work}/best.pt"')
+    arguments = '{"top": 3, "plugin": ["patches"], "device": "cpu", "threshold": 0.0}'
+    program = program.replace('{"top": 3}', arguments).replace('"best.pt"', f'"{work}/best.pt"')
     Path("program.py").write_text(program)
     offline = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")}
     run(sys.executable, "program.py", "few.parquet", "answers.parquet", **offline)
@@ -67,7 +65,7 @@ def test_an_engine_gives_the_rows_of_the_command(work, heading):
     run(sys.executable, "-m", "mldec", "predict", *words, status=1)
     table = parquet.read_table("answers.parquet")
     assert table.column_names == ["path", "error", "classes", "scores"]
-    # An engine promises no order.
+    # Engines do not keep the order.
     for name, path in (("engine", "answers.parquet"), ("command", "c.parquet")):
         rows = parquet.read_table(path).rename_columns(["image", "error", "classes", "scores"])
         rows = sorted(rows.to_pylist(), key=lambda row: row["image"])
@@ -78,21 +76,23 @@ def test_an_engine_gives_the_rows_of_the_command(work, heading):
 
 
 @pytest.mark.parametrize("heading", ["SLURM", "Kubernetes"])
-def test_the_command_of_a_scheduler_finds_its_shard(work, heading):
+def test_scheduler_command_predicts_its_shard(work, heading):
     if heading == "SLURM":
         words = shlex.split(block(heading).splitlines()[-1])
+        variable = "$SLURM_ARRAY_TASK_ID/"
     else:
         job = yaml.safe_load(block(heading))
         assert job["spec"]["completionMode"] == "Indexed"
         [container] = job["spec"]["template"]["spec"]["containers"]
         words = container["command"]
-        assert f"auto/{job['spec']['completions']}" in words
+        variable = "$(JOB_COMPLETION_INDEX)/"
+        assert f"{variable}{job['spec']['completions']}" in words
     # Two rows per shard.
-    shards = int(words[words.index("--shard") + 1].removeprefix("auto/"))
+    shards = int(words[words.index("--shard") + 1].removeprefix(variable))
     write_list("photos.parquet", 2 * shards)
-    variable = NUMBERS[heading == "Kubernetes"]
-    run(sys.executable, "-m", *words, *OPTIONS, status=1, **{variable: "19"})
+    words = [word.replace(variable, "19/") for word in words]
+    run(sys.executable, "-m", *words, *OPTIONS, status=1)
     table = parquet.read_table(f"answers/part-00019-of-{shards:05}.parquet")
     assert [Path(path).name for path in table["image"].to_pylist()] == ["6.png", "7.png"]
-    again = run(sys.executable, "-m", *words, *OPTIONS, status=1, **{variable: "19"})
-    assert again.endswith("nothing to do\n")
+    again = run(sys.executable, "-m", *words, *OPTIONS, status=1)
+    assert "is complete" in again

@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or loses files ends like one that was not interrupted."""
+"""Runs that are stopped or killed, or lose files, end like uninterrupted runs."""
 
 import multiprocessing
 import os
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import patches
 import pytest
@@ -16,32 +15,30 @@ from support import QUICK, assert_equal, numbers, one_line, process_state, wait_
 from mldec.files.torch_files import read_torch
 from mldec.runtime import signals
 
-# Forward passes of an epoch: 1 to 4 train; 5 and 6 evaluate the average and the weights on a batch,
-# and with batches of 20 images 7 and 8 on another one.
+# Signal and forward pass. In each epoch, passes 1 to 4 train, 5 and 6 evaluate.
 MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
 
 
 def same_end(one, other):
-    """Compare what two runs left, to the last bit, but for settings that change no number."""
+    """Compare checkpoints and logs of two runs to the last bit, except for settings."""
     for name in ("last.pt", "best.pt"):
         states = [read_torch(run / "checkpoints" / name) for run in (one, other)]
         for state in states:
             del state["config"]
-            del state["git"]  # of the checkout, which may be worked on meanwhile
+            del state["git"]  # the checkout may change
         assert_equal(*states)
     assert numbers(one) == numbers(other)
 
 
 @pytest.mark.parametrize(("name", "forward"), MOMENTS)
-def test_a_signal_saves_and_ends_with_its_status(name, forward, cli, digits_run, here, monkeypatch):
+def test_signal_saves_and_exits_with_its_status(name, forward, cli, digits_run, here, monkeypatch):
     monkeypatch.setattr(patches, "forwards", 0)
     monkeypatch.setenv("PATCHES_SIGNAL", f"{name}:{forward}")
     before = signal.getsignal(signal.SIGTERM)
-    # An evaluation ends before its next batch: there must be one.
+    # An evaluation stops before its second batch.
     status, _, err = cli("train", *QUICK, *(["train.eval_batch_size=20"] if forward == 5 else []))
     assert status == (130 if name == "SIGINT" else 143)
-    one_line(err, f"stopped by {name} ", "resume=auto")
-    assert ("in the evaluation" in err) == (forward == 5)
+    one_line(err, name, "resume=auto")
     assert signal.getsignal(signal.SIGTERM) == before
     monkeypatch.delenv("PATCHES_SIGNAL")
     assert cli("train", *QUICK, "resume=auto").status == 0
@@ -49,7 +46,7 @@ def test_a_signal_saves_and_ends_with_its_status(name, forward, cli, digits_run,
 
 
 @pytest.mark.parametrize("forward", [2, 6])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(forward, cli, digits_run, here):
+def test_killed_run_resumes_exactly(forward, cli, digits_run, here):
     command = [sys.executable, "-m", "mldec.train", *QUICK, "train.save_every_steps=1"]
     env = {**os.environ, "PATCHES_SIGNAL": f"SIGKILL:{forward}"}
     assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
@@ -62,14 +59,11 @@ def loader_processes():
 
 
 @pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
-def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
-    forward, cli, digits_run, here, monkeypatch
-):
+def test_killed_loader_process_loses_no_step(forward, cli, digits_run, here, monkeypatch):
     forwards = iter(range(1, 100))
 
     def kill_workers():
         if next(forwards) == forward:
-            # The signal of their death comes in the middle of this step.
             for worker in loader_processes():
                 worker.kill()
             wait_until(lambda: not loader_processes())
@@ -78,7 +72,7 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
         patch.setattr(patches, "interrupt", kill_workers)
         status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
     assert status == 1
-    one_line(err, "a loader process died", "lower train.workers", "saved in ", "resume=auto")
+    one_line(err, "train.workers", "resume=auto")
     last = here / "outputs" / "digits" / "checkpoints" / "last.pt"
     assert read_torch(last)["step"] == min(forward, 4)
     assert cli("train", *QUICK, "resume=auto").status == 0
@@ -86,9 +80,7 @@ def test_a_killed_loader_process_is_one_line_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
-def test_a_stop_ends_a_wait_for_data_that_does_not_come(
-    forward, cli, digits_run, here, monkeypatch
-):
+def test_stop_ends_wait_for_data(forward, cli, digits_run, here, monkeypatch):
     monkeypatch.setattr(signals, "PATIENCE", 0.5)
     forwards = iter(range(1, 100))
 
@@ -109,53 +101,41 @@ def test_a_stop_ends_a_wait_for_data_that_does_not_come(
         patch.setattr(patches, "interrupt", halt_workers)
         status, _, err = cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8")
     assert status == 143
-    one_line(err, "stopped by SIGTERM ", ", waiting for data; saved in ", "resume=auto")
-    assert ("in the evaluation" in err) == (forward == 5)
+    one_line(err, "SIGTERM", "waiting for data", "resume=auto")
     assert cli("train", *QUICK, "resume=auto").status == 0
     same_end(digits_run, here / "outputs" / "digits")
 
 
 @pytest.fixture
 def run(digits_run, here):
-    """A finished run that a test may spoil, in the working folder."""
+    """Copy of a finished run in the working folder."""
     shutil.copytree(digits_run, here / "outputs" / "digits")
     return here / "outputs" / "digits"
 
 
-def test_a_damaged_checkpoint_falls_back_on_the_one_before(run, cli, digits_run):
+def test_resume_skips_damaged_checkpoint(run, cli, digits_run):
     last = run / "checkpoints" / "last.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    status, out, _ = cli("train", *QUICK, "resume=auto")
-    assert status == 0
-    assert f"{last.relative_to(Path.cwd())} is damaged" in out.replace(f"{Path.cwd()}/", "")
+    out = cli.out("train", *QUICK, "resume=auto")
+    assert "last.pt is damaged" in out
     assert "last.1.pt" in out
     same_end(digits_run, run)
 
 
-def test_an_older_checkpoint_alone_is_a_run_too(run, cli, digits_run):
+def test_resume_without_last_checkpoint_truncates_log(run, cli, digits_run):
     (run / "checkpoints" / "last.pt").unlink()
-    status, _, err = cli("train", *QUICK)
-    assert status == 1
-    one_line(err, "holds a run: pass resume=auto")
-    assert cli("train", *QUICK, "resume=auto").status == 0
-    same_end(digits_run, run)
-
-
-def test_a_half_written_log_is_cut_back(run, cli, digits_run):
-    (run / "checkpoints" / "last.pt").unlink()
+    one_line(cli.fault("train", *QUICK), "outputs/digits", "resume=auto")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "tra')
-    assert cli("train", *QUICK, "resume=auto").status == 0
+    cli.out("train", *QUICK, "resume=auto")
     same_end(digits_run, run)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(cli, here):
-    (here / "outputs").write_text("a file where the folder should be")
-    one_line(cli.fault("train", *QUICK), "cannot use ", "outputs")
-
-
-def test_out_of_memory_names_what_lowers_it(cli, here):
+def test_unwritable_folder_and_full_memory_are_one_line(cli, here):
     err = cli.fault("train", *QUICK, "loss._target_=patches.Hungry")
-    one_line(err, "out of memory on cpu: 16 training images at a time", "train.accumulate=2")
+    one_line(err, "train.accumulate=2")
+    shutil.rmtree("outputs")
+    (here / "outputs").write_text("a file")
+    one_line(cli.fault("train", *QUICK), "outputs")

@@ -1,4 +1,4 @@
-"""Many images, answered by real processes that are killed, stopped and joined by others."""
+"""Many images, predicted by processes that are killed, stopped and restarted."""
 
 import io
 import json
@@ -55,8 +55,7 @@ def start(words, folder):
 
 
 def done(folder):
-    """Return how many rows are on the disk and not yet in the result."""
-    # A file may be gone by the time it is read.
+    """Return the number of rows in journals."""
     count = 0
     for path in folder.rglob("rows.jsonl"):
         with suppress(FileNotFoundError):
@@ -66,7 +65,7 @@ def done(folder):
 
 @pytest.fixture(scope="module")
 def whole(digits_run, photos, tmp_path_factory):
-    """The folder of a result that nothing interrupted."""
+    """The folder of an uninterrupted result."""
     folder = tmp_path_factory.mktemp("whole")
     status = start(command(digits_run, photos, folder), folder).wait(timeout=240)
     assert status == 1, (folder / "log.txt").read_text()
@@ -74,7 +73,7 @@ def whole(digits_run, photos, tmp_path_factory):
 
 
 def check(folder, whole):
-    """Check that a result has every image once, in order, and the same answers."""
+    """Compare a result with the uninterrupted one."""
     rows = [json.loads(line) for line in (folder / "r.jsonl").read_text().splitlines()]
     names = [Path(row["image"]).name for row in rows]
     assert names == [f"{number:06}.png" for number in range(IMAGES)]
@@ -91,11 +90,11 @@ def check(folder, whole):
 
 
 def end_at_random(words, folder, generator, signals=ENDS):
-    """Start a process and send it a signal; return its status, 1 if it was complete before."""
+    """Start a process, send it a signal, and return its status."""
     before = done(folder)
     process = start(words, folder)
 
-    # From the start of the imports, where Ctrl-C belongs to the libraries, to some rows later.
+    # Early signals arrive during imports, where libraries handle Ctrl-C.
     is_early = generator.random() < 0.3
     chosen = [name for name in signals if name != signal.SIGINT or not is_early]
     wait_until(lambda: process.poll() is not None or is_early or done(folder) > before)
@@ -104,7 +103,7 @@ def end_at_random(words, folder, generator, signals=ENDS):
     return process.wait(timeout=120)
 
 
-def test_every_image_once_after_many_ends(digits_run, photos, tmp_path, whole):
+def test_killed_command_resumes_with_every_image_once(digits_run, photos, tmp_path, whole):
     generator = random.Random(0)
     folder = tmp_path / "result"
     folder.mkdir()
@@ -112,13 +111,12 @@ def test_every_image_once_after_many_ends(digits_run, photos, tmp_path, whole):
     ends = 0
     while ends < KILLS:
         status = end_at_random(words, folder, generator)
-        # 0: the process before had written the result when it was ended.
+        # 0: the previous process was killed after it had written the result.
         if status in (0, 1):
             check(folder, whole)
             shutil.rmtree(folder)
             folder.mkdir()
         else:
-            # As the signals say, or by them: before and after the work.
             assert status in (143, 130, -9, -15, -2)
             ends += 1
 
@@ -127,19 +125,22 @@ def test_every_image_once_after_many_ends(digits_run, photos, tmp_path, whole):
 
 
 @pytest.mark.parametrize(("kind", "shards"), [("jsonl", 3), ("parquet", 2)])
-def test_shards_that_are_killed_are_the_whole(digits_run, photos, tmp_path, whole, kind, shards):
+def test_killed_shards_are_merged_to_the_whole_result(
+    digits_run, photos, tmp_path, whole, kind, shards
+):
     pytest.importorskip("pyarrow")
     generator = random.Random(shards)
     words = [sys.executable, "-m", "mldec", "predict", str(digits_run / "checkpoints" / "best.pt")]
     words += [str(photos), "--plugin", "patches", "--threshold", "0", "--top", "2"]
-    remaining, kills = [*range(shards)], 0
+    remaining = list(range(shards))
+    kills = 0
     while remaining:
         number = generator.choice(remaining)
         own = [*words, f"--{kind}", str(tmp_path / "parts"), "--shard", f"{number}/{shards}"]
         signals = [signal.SIGKILL] if kills < SHARD_KILLS else [0]
         status = end_at_random(own, tmp_path, generator, signals)
         text = (tmp_path / "log.txt").read_text()
-        # 0: an earlier process was killed after it had written its part, and before it ended.
+        # 0: the previous process was killed after it had written its part.
         finished = f"part-{number:05}-of-{shards:05}.{kind} is complete" in text
         assert status in (1, -9) or (status == 0 and finished), text
         kills += status == -9
@@ -158,7 +159,7 @@ def test_shards_that_are_killed_are_the_whole(digits_run, photos, tmp_path, whol
     assert_same_rows(target, expected)
 
 
-def test_processes_share_the_images_and_go_on(digits_run, photos, tmp_path, whole):
+def test_stopped_torchrun_resumes(digits_run, photos, tmp_path, whole):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     words = command(digits_run, photos, tmp_path, *torchrun)
     process = start(words, tmp_path)
@@ -166,12 +167,12 @@ def test_processes_share_the_images_and_go_on(digits_run, photos, tmp_path, whol
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=240) != 0
     log = (tmp_path / "log.txt").read_text()
-    assert "the same command goes on" in log
+    assert "run the same command to resume" in log
     assert "Traceback" not in log.replace("torch.distributed", "").split("mldec: stopped")[0]
 
     assert 1000 <= done(tmp_path) <= IMAGES
     assert not (tmp_path / "r.jsonl").exists()
-    # The status is that of the process which joined the rows, as torchrun reports it.
+    # torchrun returns the status of the process that writes the result.
     assert start(words, tmp_path).wait(timeout=240) == 1
-    assert "are done, going on" in (tmp_path / "log.txt").read_text()
+    assert "resuming after" in (tmp_path / "log.txt").read_text()
     check(tmp_path, whole)

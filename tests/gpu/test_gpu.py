@@ -161,11 +161,11 @@ def test_classes_of_rows_need_no_host_sync(options):
     rule = Rule(classes=Classes(tuple(map(str, range(9605)))), **options)
     # The lower class comes first if scores are equal.
     scores = (50 * torch.rand(64, 9605)).round() / 50
-    lowest = rule.lowest().cuda()
+    min_scores = rule.min_scores().cuda()
     on_gpu = scores.cuda()
     with no_host_sync():
-        marked = rule.marked(on_gpu, lowest)
-    assert torch.equal(marked.cpu(), rule.marked(scores, rule.lowest()))
+        selected = rule.selected(on_gpu, min_scores)
+    assert torch.equal(selected.cpu(), rule.selected(scores, rule.min_scores()))
 
 
 @pytest.mark.parametrize(

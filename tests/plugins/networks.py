@@ -18,7 +18,7 @@ from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
 from mldec.heads import CSRA, GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
-from mldec.tools.export import Program, onnx_content, open_axes, traced, translated
+from mldec.tools.export import Program, serialize, to_onnx
 from mldec.tools.predict.engine import Metadata
 
 CLASSES = 7
@@ -137,11 +137,9 @@ def metadata(**settings: Any) -> Metadata:
 def save_onnx(path: Path, head: str, **facts: Any) -> Path:
     """Export a model of `loaded` and return the path."""
     model = loaded(head)
-    asks = head in OF_WORDS
-    program = Program(model, [0.5], asks=asks)
-    graph = translated(traced(program, model, "x.pt"), open_axes(program), "x.pt")
-    known = metadata(word_dim=WIDTH if asks else None, **facts)
-    path.write_bytes(onnx_content(graph, known, path.name))
+    program = Program(model, [0.5], takes_word_vectors=head in OF_WORDS)
+    known = metadata(word_dim=WIDTH if head in OF_WORDS else None, **facts)
+    path.write_bytes(serialize(to_onnx(program, model, "x.pt"), known, path.name))
     return path
 
 

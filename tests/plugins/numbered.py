@@ -14,14 +14,15 @@ class Numbers:
     """Dataset whose samples contain their index and random numbers."""
 
     def __init__(self, count: int, broken: int | None = None) -> None:
-        self.count, self.broken = count, broken
+        self.count = count
+        self.broken = broken
 
     def __len__(self) -> int:
         return self.count
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         if index == self.broken:
-            raise DataError(f"number {index} is broken; mend it")
+            raise DataError(f"number {index} is broken; restore it")
         drawn = [rng.random() for _ in range(3)]
         return torch.tensor([float(index), *drawn]), torch.tensor([index % 2], dtype=torch.int8)
 

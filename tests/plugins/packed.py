@@ -1,4 +1,4 @@
-"""A data set in tar shards, made with the tar writer and reader of Python instead of the script."""
+"""A packed dataset, written with the tarfile module of Python instead of our script."""
 
 import hashlib
 import io
@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 DENSE = np.array([[1, -1, 0], [0, 1, -1], [-1, -1, -1], [1, 1, 1]], np.int8)  # of each split
-FIRST_GREY = {"train": 0, "val": 100}  # red value of image 0; the others count on
+FIRST_GREY = {"train": 0, "val": 100}  # red value of image 0; it grows by 1 per image
 
 
 def write_packed(root: Path) -> None:
@@ -26,7 +26,7 @@ def write_packed(root: Path) -> None:
 
 
 def change_index(root: Path, **changed: Any) -> None:
-    """Write the index of the validation split again, some of its arrays replaced."""
+    """Write the index of the validation split with some arrays replaced."""
     np.savez(root / "val" / "index.npz", **{**index_arrays(root / "val"), **changed})
 
 
@@ -37,7 +37,7 @@ def picture(value: int) -> bytes:
 
 
 def write_tar(path: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> None:
-    """Write members of one kind: plain files, or links to a file outside."""
+    """Write members of one kind: regular files, or links to another file."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in members.items():
             member = tarfile.TarInfo(name)

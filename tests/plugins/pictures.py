@@ -1,4 +1,4 @@
-"""Pictures for tests of reading and transforms."""
+"""Pictures for tests of image files and transforms."""
 
 import io
 import random
@@ -15,7 +15,7 @@ def pixels(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def picture(width: int = 40, height: int = 30, seed: int = 0) -> Image.Image:
-    """A smooth picture with texture, not of full range, so that every operation changes it."""
+    """Return a smooth image with texture and values from 20 to 230, which all operations change."""
     coarse = Image.fromarray(pixels(5, 6, 3, seed=seed)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
@@ -35,7 +35,7 @@ def seed_everything(seed: int) -> None:
 
 
 def png(seed: int = 0, width: int = 40, height: int = 30) -> bytes:
-    """The bytes of a file with a picture of its own."""
+    """Return the bytes of an image file that depends on the seed."""
     content = io.BytesIO()
     picture(width, height, seed).save(content, "PNG")
     return content.getvalue()

@@ -1,4 +1,4 @@
-"""What the tests of readers share: building the data of a small tree, and reading it back."""
+"""Helpers for the tests of readers: build the data of a small tree, and read it back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from support import made
 
+from mldec.data.readers import docs_of
 from mldec.data.sampling import SampleRandom
 from mldec.data.settings import Source
 from mldec.data.types import DataModule, ImageDataset, Split, fixed_sample
@@ -17,42 +18,35 @@ from mldec.errors import DataError
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader, and the small tree that it reads.
-
-    Args:
-        function: the reader.
-        root: folder of the tree; the cache is beside it.
-        section: the one of DATASETS.md that messages point to.
-    """
+    """A reader and the root of the small tree that it reads."""
 
     function: Callable[..., Source]
     root: Path
-    section: str
 
     def __call__(self, **arguments: Any) -> DataModule:
-        """Build the data with these arguments, and read both splits."""
+        """Build the data with these arguments and read both splits."""
         cache = str(self.root.parent / "cache")
         settings = {"root": str(self.root), "image_size": 16, "cache_dir": cache, **arguments}
         data = made(self.function, **settings)
 
         # Zero-shot data has other classes in training.
-        train, val = data.train.classes, data.val.classes
-        assert train.word_vectors is not None or train == val
+        train = data.train.classes
+        assert train.word_vectors is not None or train == data.val.classes
         return data
 
     def fault(self, **arguments: Any) -> str:
-        """Return the message of the error that the data ends with: one line, with the section."""
+        """Return the error message: one line with one documentation hint."""
         with pytest.raises(DataError) as caught:
             self(**arguments)
         message = str(caught.value)
         assert "\n" not in message
-        assert len(message) < 600
-        assert f"see DATASETS.md, section {self.section}" in message
+        assert message.count("; see ") == 1
+        assert message.endswith((docs_of(self.function), "section Word vectors"))
         return message
 
 
 def write_picture(path: Path, red: int = 0) -> None:
-    """Write a small image of one colour, and the folders that it lies in."""
+    """Write a small image of one color and its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (9, 6), (red, 100, 200)).save(path)
 
@@ -74,5 +68,5 @@ def versions(dataset: ImageDataset, index: int = 0) -> set[bytes]:
 
 
 def labels(split: Split) -> list[int]:
-    """Return the one label of each image."""
+    """Return the label of each single-label image."""
     return [row.index(1) for row in targets(split)]

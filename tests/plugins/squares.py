@@ -1,4 +1,4 @@
-"""Small trainers: pictures of one coloured square, and runs that are killed and go on."""
+"""Small trainers for images of a colored square, and killed runs that resume."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +25,7 @@ from mldec.heads.ml_decoder import MLDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.training.log import RunLog
+from mldec.training.start import check_same_run
 from mldec.training.trainer import Trainer
 
 SHORT = ["train.epochs=4", "train.batch_size=8", "train.workers=0"]
@@ -36,7 +37,7 @@ class Killed(Exception):
 
 
 class Squares:
-    """Images with a bright square in one of four corners; the label is its colour."""
+    """Images with a bright square in one of four corners. The label is its color."""
 
     def __init__(self, count: int, broken: tuple[int, ...] = ()) -> None:
         self.count, self.broken = count, broken
@@ -50,17 +51,17 @@ class Squares:
         generator = torch.Generator().manual_seed(rng.initial_seed)
         image = torch.randint(60, (3, 16, 16), dtype=torch.uint8, generator=generator)
         row, column = torch.randint(2, (2,), generator=generator).tolist()
-        colour = index % 4
-        channels = slice(None) if colour == 3 else slice(colour, colour + 1)
+        color = index % 4
+        channels = slice(None) if color == 3 else slice(color, color + 1)
         image[channels, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 150
-        return image, nn.functional.one_hot(torch.tensor(colour), 4).to(torch.int8)
+        return image, nn.functional.one_hot(torch.tensor(color), 4).to(torch.int8)
 
     def name(self, index: int) -> str:
         return f"square {index}"
 
 
 class Spoilt(nn.Module):
-    """Asymmetric loss that is nan in one of its calls, or has nan gradients there."""
+    """Asymmetric loss with a NaN loss or NaN gradients in one call."""
 
     reduction = "sum"
 
@@ -129,12 +130,14 @@ def fit(job: Trainer, folder: Path) -> dict[str, float]:
 
 def resume(job: Trainer, folder: Path) -> Trainer:
     path = folder / "checkpoints" / "last.pt"
-    job.resume(loading.load(path), path)
+    saved = loading.load(path)
+    check_same_run(job, saved, path)
+    job.resume(saved, path)
     return job
 
 
 def check_resume(make: Callable[[Path], Trainer], folder: Path, *, step: int) -> Trainer:
-    """Compare a run with one that is killed before a step and goes on; every step is saved."""
+    """Compare a run with a run that is killed before a step and resumed. Every step is saved."""
     whole, parts = folder / "whole", folder / "parts"
     fit(make(whole), whole)
 

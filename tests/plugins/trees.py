@@ -1,4 +1,4 @@
-"""A small tree of each data set of image files, as its reader finds it."""
+"""A small tree of files for each reader."""
 
 import json
 import pickle
@@ -18,9 +18,8 @@ from mldec.data import readers
 
 def tree(name: str, folder: Path) -> Reader:
     """Write the tree of a reader, and return the reader with it."""
-    write, section = TREES[name]
-    write(folder / "data")
-    return Reader(getattr(readers, name), folder / "data", section)
+    TREES[name](folder / "data")
+    return Reader(getattr(readers, name), folder / "data")
 
 
 def write_texts(root: Path, texts: Mapping[str, str]) -> None:
@@ -29,7 +28,7 @@ def write_texts(root: Path, texts: Mapping[str, str]) -> None:
         (root / name).write_text(text, encoding="utf-8", newline="")
 
 
-# MS-COCO: image id -> category ids of its objects; not in order, one image without, one class twice
+# MS-COCO: image id -> category ids of its objects. The ids are not sorted.
 
 CATEGORIES = [
     {"id": 7, "name": "train"},
@@ -42,7 +41,7 @@ COCO = {"train2014": {30: [7], 4: [90, 1, 1], 12: [], 5: [1]}, "val2014": {8: [7
 def coco_content(
     split: str, objects: Mapping[int, Sequence[int]], categories: Sequence[dict] = CATEGORIES
 ) -> dict[str, Any]:
-    """Return an annotation file of the form "instances"."""
+    """Return the content of an "instances" file."""
     annotations = []
     for image, numbers in objects.items():
         for number in numbers:
@@ -64,7 +63,7 @@ def write_coco(root: Path) -> None:
             write_picture(root / split / image["file_name"], image["id"])
 
 
-# Pascal VOC: image id -> (class, is difficult); None leaves the mark out, as converted files do
+# Pascal VOC: image id -> (class, difficult). None omits the element, as in converted files.
 
 VOC_SPLITS: dict[str, dict[str, list]] = {
     "trainval": {
@@ -85,7 +84,7 @@ def voc_xml(objects: Sequence[tuple[str, Any]]) -> str:
     text = "<annotation><folder>VOC2007</folder><filename>x.jpg</filename>"
     for name, difficult in objects:
         mark = "" if difficult is None else f"<difficult>{difficult}</difficult>"
-        # The part stands before the name: only a direct child is the class.
+        # Only a direct child is the class of the object.
         text += f"<object><part><name>head</name></part><name>{name}</name>{mark}</object>"
     return text + "</annotation>\n"
 
@@ -98,7 +97,7 @@ def write_voc(root: Path, splits: Mapping[str, Mapping[str, Any]] = VOC_SPLITS) 
             write_picture(root / "JPEGImages" / f"{image}.jpg", len(objects))
 
 
-# Open Images: verified labels in both forms
+# Open Images in both formats
 
 STATEMENTS = "ImageID,Source,LabelName,Confidence\n"
 OPENIMAGES = {
@@ -173,7 +172,7 @@ def write_nuswide(root: Path) -> None:
     torch.save(VECTORS, root / "wordvec_array.pth")
 
 
-# Its official lists: image -> (concepts, tags); the tag "cat" is a concept too
+# Official lists: image -> (concepts, tags). The tag "cat" is also a concept.
 
 CONCEPTS, TAGS = ["cat", "sea"], ["sky", "cat", "dog"]
 OFFICIAL = {
@@ -206,7 +205,7 @@ def write_official(root: Path) -> None:
     torch.save(torch.arange(1.0, 13.0).reshape(3, 4), root / "wordvec_array.pth")
 
 
-# One label per image
+# Single-label data
 
 WNIDS = ["n01440764", "n02119789", "n03000684"]  # tench, kit fox, chain saw: 0, 278, 491
 CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Ram C/V Cargo Van Minivan 2012"]
@@ -230,7 +229,7 @@ def write_imagenet(root: Path) -> None:
 
 
 def structs(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """A MATLAB struct array."""
+    """Return a MATLAB struct array."""
     array = np.zeros((1, len(rows)), [(name, object) for name in rows[0]])
     for number, row in enumerate(rows):
         array[0, number] = tuple(row.values())
@@ -247,14 +246,14 @@ def write_cars(root: Path) -> None:
     write_annotations(root / "devkit" / "cars_train_annos.mat", CARS_TRAIN)
     write_annotations(root / "cars_test_annos_withlabels.mat", CARS_TEST)
     savemat(root / "devkit" / "cars_meta.mat", {"class_names": np.array(CARS, object)[None]})
-    # The test folder is nested as in Kaggle's copy.
+    # The test folder is nested, as in the Kaggle copy.
     for folder, rows in (("cars_train", CARS_TRAIN), ("cars_test/cars_test", CARS_TEST)):
         for number, (name, _) in enumerate(rows):
             write_picture(root / folder / name, 50 * number)
 
 
 class Python2(pickle._Pickler):
-    """Write as Python 2 did for the files from Toronto: byte strings, and 0 and 1 as flags."""
+    """Pickler of Python 2: byte strings, and flags as 0 and 1."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
@@ -291,7 +290,7 @@ def write_cifar(root: Path, form: Callable[[Any], bytes] = python2) -> None:
     (folder / "meta").write_bytes(form({"fine_label_names": CIFAR}))
 
 
-# Several labels per image, from lists and tables
+# Multi-label data of lists and tables
 
 CSV = """\
 path,labels,split
@@ -312,7 +311,7 @@ def write_csv(root: Path) -> None:
 
 def write_vg500(root: Path) -> None:
     texts = {
-        "train_list_500.txt": "300.jpg\r\n1.jpg\r\n20.jpg",  # no end of the last line
+        "train_list_500.txt": "300.jpg\r\n1.jpg\r\n20.jpg",
         "test_list_500.txt": "4.jpg\n",
         "vg_category_500_labels_index.json": json.dumps(VG_LABELS),
     }
@@ -321,7 +320,7 @@ def write_vg500(root: Path) -> None:
         write_picture(root / "VG_100K" / name)
 
 
-# YOLO: image -> label file (None: there is none), in the folders that Roboflow's exports have
+# YOLO: image -> label file or None, in the folders of a Roboflow export
 
 YOLO_YAML = """\
 train: ../train/images
@@ -352,19 +351,19 @@ def write_yolo(root: Path) -> None:
             write_texts(root, {str(label_file): text})
 
 
-TREES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cars": (write_cars, "Stanford-Cars"),
-    "cifar100": (write_cifar, "CIFAR-100"),
-    "coco": (write_coco, "MS-COCO"),
-    "csv_table": (write_csv, "Your own data"),
-    "folders": (write_folders, "Your own data"),
-    "imagenet": (write_imagenet, "ImageNet"),
-    "nuswide81": (write_nuswide, "NUS-WIDE"),
-    "nuswide_official": (write_official, "NUS-WIDE"),
-    "nuswide_zsl": (write_nuswide, "NUS-WIDE"),
-    "openimages": (write_openimages, "Open Images"),
-    "openimages_miil": (write_miil, "Open Images"),
-    "vg500": (write_vg500, "Visual Genome 500"),
-    "voc": (write_voc, "Pascal VOC"),
-    "yolo": (write_yolo, "YOLO folders"),
+TREES: dict[str, Callable[[Path], None]] = {
+    "cars": write_cars,
+    "cifar100": write_cifar,
+    "coco": write_coco,
+    "csv_table": write_csv,
+    "folders": write_folders,
+    "imagenet": write_imagenet,
+    "nuswide81": write_nuswide,
+    "nuswide_official": write_official,
+    "nuswide_zsl": write_nuswide,
+    "openimages": write_openimages,
+    "openimages_miil": write_miil,
+    "vg500": write_vg500,
+    "voc": write_voc,
+    "yolo": write_yolo,
 }

@@ -7,8 +7,8 @@ Common arguments of all readers:
 
 - root: Folder of the dataset.
 - train, val: Names of the training and validation split.
-- threshold, skip_empty: See `mldec.data.tasks.MultiLabel`.
-- top_k: See `SingleLabelEvaluator`.
+- threshold, skip_empty: See `mldec.data.tasks.multi_label`.
+- top_k: See `single_label`.
 - words: See `VectorSettings`. The columns of an array without a text file of names are the classes
   in order.
 
@@ -17,22 +17,41 @@ used, see `Source.load`. They raise ValueError for arguments out of range.
 """
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from mldec import lazily
 
-# Maps readers to modules. A run only imports the module of its dataset.
-_ALONE = ("csv_table", "folders", "imagenet", "shards", "vg500", "voc", "yolo")
-_MODULES = {
-    **dict(zip(_ALONE, _ALONE, strict=True)),
-    **dict.fromkeys(("cars", "cifar100"), "cars_cifar"),
-    **dict.fromkeys(("coco", "coco_zsl"), "coco"),
-    **dict.fromkeys(("nuswide81", "nuswide_official", "nuswide_zsl"), "nuswide"),
-    **dict.fromkeys(("openimages", "openimages_miil"), "openimages"),
+# Maps readers to their module and their section of DATASETS.md. A run only imports the module of
+# its dataset.
+_READERS = {
+    "cars": ("cars_cifar", "Stanford-Cars"),
+    "cifar100": ("cars_cifar", "CIFAR-100"),
+    "coco": ("coco", "MS-COCO"),
+    "coco_zsl": ("coco", "MS-COCO zero-shot"),
+    "csv_table": ("csv_table", "Your own data"),
+    "folders": ("folders", "Your own data"),
+    "imagenet": ("imagenet", "ImageNet"),
+    "nuswide81": ("nuswide", "NUS-WIDE"),
+    "nuswide_official": ("nuswide", "NUS-WIDE"),
+    "nuswide_zsl": ("nuswide", "NUS-WIDE"),
+    "openimages": ("openimages", "Open Images"),
+    "openimages_miil": ("openimages", "Open Images"),
+    "shards": ("shards", "Tar shards"),
+    "vg500": ("vg500", "Visual Genome 500"),
+    "voc": ("voc", "Pascal VOC"),
+    "yolo": ("yolo", "YOLO folders"),
 }
-__all__ = list(_MODULES)
-__getattr__ = lazily(__name__, _MODULES)
+__all__ = list(_READERS)
+__getattr__ = lazily(__name__, {name: module for name, (module, _) in _READERS.items()})
+
+
+def docs_of(reader: Callable[..., Any]) -> str:
+    """Return the documentation of a reader, such as "DATASETS.md, section MS-COCO", or ""."""
+    if not reader.__module__.startswith(f"{__name__}.") or reader.__name__ not in _READERS:
+        return ""
+    return f"DATASETS.md, section {_READERS[reader.__name__][1]}"
 
 
 class _Readers(ModuleType):

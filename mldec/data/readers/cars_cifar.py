@@ -16,35 +16,35 @@ from mldec.data.labels import from_single
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder
-from mldec.data.tasks import SingleLabel
+from mldec.data.tasks import single_label
 from mldec.data.types import Storage, StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_bytes
 from mldec.names import check_names
 
-_SEE = "see DATASETS.md, section Stanford-Cars"
-_LABELLED = "cars_test_annos_withlabels.mat"
+_LABELED = "cars_test_annos_withlabels.mat"
 _ONE_FILE = "cars_annos.mat"
 
 
 def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | None = None) -> Source:
     """Return Stanford Cars: 8,144 training and 8,041 test images.
 
-    Two layouts are supported. The first has devkit/, cars_train/ and cars_test/, and
-    cars_test_annos_withlabels.mat in `root` or in devkit/. The image folders may be nested, as in
-    cars_test/cars_test/. The second has cars_annos.mat and car_ims/.
+    `root` has devkit/, cars_train/, cars_test/, and cars_test_annos_withlabels.mat (or in devkit/).
+    The image folders may be nested, as in cars_test/cars_test/. Or it has cars_annos.mat and
+    car_ims/.
     """
-    task = SingleLabel(top_k)
-    folder = check_folder(root, "Stanford-Cars", _SEE)
-
+    evaluator = single_label(top_k)
+    folder = check_folder(root, "Stanford-Cars")
     load = partial(_load_split, folder)
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(
+        load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
+    )
 
 
 def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images of a split, in either layout."""
     if split not in ("train", "test"):
-        raise DataError(f"Stanford-Cars has no split {split!r}: choose train or test; {_SEE}")
+        raise DataError(f"{root}: there is no split {split!r}; choose train or test")
 
     folder = root
     sources = [root / _ONE_FILE]
@@ -58,48 +58,47 @@ def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
 
         # The test file of the devkit has no labels. They were published later in another file.
         if split == "test":
-            in_devkit = root / "devkit" / _LABELLED
-            sources[0] = in_devkit if in_devkit.is_file() else root / _LABELLED
+            in_devkit = root / "devkit" / _LABELED
+            sources[0] = in_devkit if in_devkit.is_file() else root / _LABELED
 
-    table = cached_table(f"cars {split}", sources, partial(_parse, sources, split), cache_dir, _SEE)
+    table = cached_table(f"cars {split}", sources, partial(_parse, sources, split), cache_dir)
     log_split("cars", split, table)
-    return in_folder(table, folder, _SEE)
+    return in_folder(table, folder)
 
 
 def _parse(sources: list[Path], split: str) -> Table:
     """Read a split from annotations and class names, or from a single file with both."""
-    annotations = _load(sources[0], "annotations")
-    class_names = map(str, _load(sources[-1], "class_names"))
-    names = check_names(class_names, sources[-1], _SEE)
+    annotations = sources[0]
+    meta = sources[-1]
+    names = check_names(map(str, _load(meta, "class_names")), meta)
 
     # The single file has both splits and a flag for test images.
     one_file = len(sources) == 1
     file_key = "relative_im_path" if one_file else "fname"
 
-    builder = TableBuilder(_SEE, classes=names)
-    with naming_errors(sources[0], DataError, remedy=f"no annotations with labels, {_SEE}"):
-        for number, annotation in enumerate(annotations, 1):
+    builder = TableBuilder(names)
+    with naming_errors(annotations, DataError, remedy="use annotations with labels"):
+        for number, annotation in enumerate(_load(annotations, "annotations"), 1):
             if one_file and bool(annotation["test"]) != (split == "test"):
                 continue
 
             # MATLAB indices start at 1.
             column = int(annotation["class"]) - 1
-            where = f"{sources[0]}, annotation {number}"
+            where = f"{annotations}, annotation {number}"
             builder.add(str(annotation[file_key]), {column: 1}, where)
-    return builder.build(sources[0])
+    return builder.build(annotations)
 
 
 def _load(file: Path, name: str) -> np.ndarray:
     """Read a variable of a MATLAB file, at least 1-d. scipy does not execute code of the file."""
     from scipy.io import loadmat  # slow to import
 
-    stream = io.BytesIO(read_bytes(file, _SEE))
-    with naming_errors(file, DataError, remedy=f"restore it, {_SEE}"):
+    stream = io.BytesIO(read_bytes(file))
+    with naming_errors(file, DataError, remedy="restore it"):
         content: dict[str, Any] = loadmat(stream, squeeze_me=True, variable_names=[name])
         return np.atleast_1d(content[name])
 
 
-_SEE_CIFAR = "see DATASETS.md, section CIFAR-100"
 _SIDE = 32
 
 
@@ -108,17 +107,17 @@ def cifar100(*, root: str, top_k: int | None = None) -> Source:
 
     Args:
         root: Folder cifar-100-python with the files train, test and meta, or its parent.
-        top_k: See `SingleLabel`.
+        top_k: See `single_label`.
     """
-    task = SingleLabel(top_k)
+    evaluator = single_label(top_k)
 
     # The official archive has this folder.
-    folder = check_folder(root, "CIFAR-100", _SEE_CIFAR)
+    folder = check_folder(root, "CIFAR-100")
     if (folder / "cifar-100-python").is_dir():
         folder = folder / "cifar-100-python"
 
     load = partial(_load_cifar_split, folder)
-    return Source(load=load, train="train", val="test", task=task, where=folder, see=_SEE_CIFAR)
+    return Source(load=load, val="test", where=folder, evaluator=evaluator, exclusive=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,12 +148,12 @@ class _Pictures(Storage):
 def _load_cifar_split(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images of a split. No cache, because the pickle loads fast."""
     names = _unpickle(folder / "meta", "fine_label_names")
-    classes = check_names(names, folder / "meta", _SEE_CIFAR)
+    classes = check_names(names, folder / "meta")
 
     file = folder / split
     pixels = _unpickle(file, "data")
     labels = _unpickle(file, "fine_labels")
-    with naming_errors(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
+    with naming_errors(file, DataError, remedy="restore it"):
         # Reshape [N, 3 * 32 * 32] (red, green, blue planes) to [N, 32, 32, 3].
         images = pixels.reshape(len(labels), 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
         pictures = _Pictures(file, np.ascontiguousarray(images, np.uint8), np.arange(len(images)))
@@ -174,13 +173,13 @@ class _ArraysOnly(pickle.Unpickler):
             ("numpy", "dtype"): lambda kind, *flags: np.dtype(kind, *map(bool, flags)),
         }
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no array needs")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of an array")
         return allowed[module, name]
 
 
 def _unpickle(file: Path, key: str) -> Any:
     """Return an entry of a pickled dictionary without executing code of the file."""
-    stream = io.BytesIO(read_bytes(file, _SEE_CIFAR))
-    with naming_errors(file, DataError, remedy=f"restore it, {_SEE_CIFAR}"):
+    stream = io.BytesIO(read_bytes(file))
+    with naming_errors(file, DataError, remedy="restore it"):
         # Byte strings of Python 2 need an encoding.
         return _ArraysOnly(stream, encoding="latin1").load()[key]

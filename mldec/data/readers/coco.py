@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,15 +18,14 @@ from mldec.data.labels import Labels, fixed_per_class, from_statements, random_d
 from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
 from mldec.data.splits import warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
-from mldec.data.tasks import MultiLabel, ZeroShot, split_classes
+from mldec.data.tasks import ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json
-from mldec.names import COCO_NAMES, as_name, names_fault
+from mldec.names import COCO_NAMES, as_name, indices_of, names_fault
 
 log = logging.getLogger("mldec")
 
-_SEE = "see DATASETS.md, section MS-COCO"
 _ROBOFLOW = "_annotations.coco.json"  # in the image folder of a split
 
 
@@ -62,30 +61,26 @@ def coco(
         DataError: If `root` is not a folder.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
-    task = MultiLabel(threshold, skip_empty)
-    folder = check_folder(root, "MS-COCO", _SEE)
-
-    # Labels are only dropped in training.
-    load = partial(load_split, folder, annotated_only=annotated_only)
+    evaluator = multi_label(threshold, skip_empty=skip_empty)
+    folder = check_folder(root, "MS-COCO")
+    load = partial(_load_split, folder, annotated_only=annotated_only)
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
+    vectors = None
     if words.vectors is not None:
-        # Read them once for both splits.
-        vectors = cache(lambda names: words.of_classes(folder, names, names)[1:])
-        task = replace(task, vectors=vectors)
-    source = Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
-    return replace(source, load_train=partial(load, thin=thin))
+        vectors = lambda names: words.of_classes(folder, names, names)[1:]  # noqa: E731
+    return replace(source, load_train=partial(load, thin=thin), vectors=vectors)
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
     """Return the function that makes training labels partial, or None."""
     if not 0 <= drop < 1:
-        raise ValueError(f"drop_labels is {drop}: it must be from 0 on and below 1")
+        raise ValueError(f"drop_labels is {drop}; it must be in [0, 1)")
     if keep is not None and keep < 1:
-        raise ValueError(f"keep_per_class is {keep}: it must be at least 1; null keeps all labels")
+        raise ValueError(f"keep_per_class is {keep}; it must be at least 1, or null for all labels")
     if seed < 0:
-        raise ValueError(f"labels_seed is {seed}: it must be 0 or more")
+        raise ValueError(f"labels_seed is {seed}; it must be 0 or more")
     if drop and keep is not None:
-        values = f"drop_labels is {drop} and keep_per_class is {keep}"
-        raise ValueError(f"{values}: they exclude each other, leave one out")
+        raise ValueError(f"drop_labels is {drop} and keep_per_class is {keep}; set only one")
 
     if keep is not None:
         return partial(fixed_per_class, n=keep, seed=seed)
@@ -94,36 +89,27 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
     return None
 
 
-def load_split(
+def _load_split(
     root: Path,
     split: str,
     cache_dir: str | None,
     *,
     annotated_only: bool,
     thin: Callable[[Labels], Labels] | None = None,
-    see: str = _SEE,
 ) -> StoredImages:
-    """Return the images of one split.
-
-    Args:
-        root: Folder of MS-COCO.
-        split: Name of the split.
-        cache_dir: Folder of the cache, see `cache_folder`.
-        annotated_only: Omit images without objects.
-        thin: Function that makes the labels partial.
-        see: Documentation hint for messages.
-    """
+    """Return the images of one split. `thin` makes the labels partial."""
     annotations = root / "annotations" / f"instances_{split}.json"
-    if (roboflow := root / split / _ROBOFLOW).is_file():
+    roboflow = root / split / _ROBOFLOW
+    if roboflow.is_file():
         annotations = roboflow
-    table = cached_table("coco labels", [annotations], partial(_parse, annotations), cache_dir, see)
+    table = cached_table("coco labels", [annotations], partial(_parse, annotations), cache_dir)
 
     # Each entry of the sparse labels is positive, so images without objects have no entry.
     if annotated_only:
         table = table.select(np.diff(table.labels.starts) > 0)
     condition = " with an object" if annotated_only else ""
     if not len(table):
-        raise DataError(f"{annotations}: no image{condition}; {_SEE}")
+        raise DataError(f"{annotations}: no image{condition}; restore it")
     log.info(f"coco {split}: {len(table):,} images{condition}, {len(table.classes)} classes")
     warn_empty_classes("coco", split, table)
 
@@ -132,13 +118,13 @@ def load_split(
         share = f"{(table.labels.dense() >= 0).mean():.2%} of the labels are kept"
         log.info(f"coco {split}: {share}, the others count as not annotated")
 
-    return in_folder(table, root / split, _SEE)
+    return in_folder(table, root / split)
 
 
 def _parse(annotations: Path) -> Table:
     """Read an "instances" file: one label per class with an object, including crowds."""
-    content = read_json(annotations, _SEE)
-    with naming_errors(annotations, DataError, remedy=f"it is no COCO instances file, {_SEE}"):
+    content = read_json(annotations)
+    with naming_errors(annotations, DataError, remedy="use a COCO instances file"):
         # Suppress the messages of `createIndex`.
         index = COCO()
         index.dataset = content
@@ -154,7 +140,7 @@ def _parse(annotations: Path) -> Table:
         is_group = first.get("supercategory") == "none" and first["name"] in groups
         if is_group and annotations.name == _ROBOFLOW:
             del categories[0]
-        columns = {category: column for column, category in enumerate(categories)}
+        columns = indices_of(categories)
 
         # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.
         image_rows = array("q")
@@ -167,14 +153,15 @@ def _parse(annotations: Path) -> Table:
         names = []
         for image in rows:
             where = f"{annotations}: file_name of image {image}"
-            files.append(path_inside(index.imgs[image]["file_name"], where, _SEE))
+            files.append(path_inside(index.imgs[image]["file_name"], where))
         for category in columns:
             where = f"{annotations}: category {category}"
-            names.append(as_name(index.cats[category]["name"], where, _SEE))
+            names.append(as_name(index.cats[category]["name"], where))
 
     # Categories of merged files may have the same name, which would be ambiguous.
-    if fault := names_fault(names):
-        raise DataError(f"{annotations}: {fault}: merge or rename them; {_SEE}")
+    fault = names_fault(names)
+    if fault is not None:
+        raise DataError(f"{annotations}: {fault}; merge or rename them")
 
     labels, _ = from_statements(
         np.array(image_rows, np.int64),
@@ -186,8 +173,6 @@ def _parse(annotations: Path) -> Table:
     )
     return Table(encode_paths(files), labels, tuple(names))
 
-
-_SEE_ZERO_SHOT = "see DATASETS.md, section MS-COCO zero-shot"
 
 _UNSEEN = (
     "airplane,bus,cat,dog,cow,elephant,umbrella,tie,snowboard,skateboard,cup,knife,cake,couch,"
@@ -224,23 +209,22 @@ def coco_zsl(
         words: Word vectors. The columns of an array without names are the 80 classes, sorted by
             category id.
     """
-    folder = check_folder(root, "MS-COCO", _SEE_ZERO_SHOT)
-    where = f"{folder} ({_SEE_ZERO_SHOT})"
+    folder = check_folder(root, "MS-COCO")
     task = ZeroShot(
-        roles=partial(split_classes, unseen=UNSEEN, seen=SEEN, where=where),
+        roles=partial(split_classes, unseen=UNSEEN, seen=SEEN, where=str(folder)),
         vectors=lambda names: words.of_classes(folder, names, order=COCO_NAMES),
         val_images=val_images,
-        where=where,
+        where=str(folder),
         threshold=threshold,
     )
+    load = partial(_load_zero_shot, folder)
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=task.evaluator)
+    return replace(source, zero_shot=task)
 
-    load = partial(_load_split, folder)
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE_ZERO_SHOT)
 
-
-def _load_split(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
+def _load_zero_shot(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images with at least one of the 65 classes, without the 15 unused classes."""
-    images = load_split(folder, split, cache_dir, annotated_only=False, see=_SEE_ZERO_SHOT)
+    images = _load_split(folder, split, cache_dir, annotated_only=False)
 
     # Select the classes first: images with unused classes only have no label left.
     names = set(SEEN) | set(UNSEEN)

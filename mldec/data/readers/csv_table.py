@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -19,7 +19,7 @@ from mldec.data.cache import cached_table
 from mldec.data.settings import Source
 from mldec.data.splits import check_fraction, check_val, hold_out, hold_out_stratified, log_split
 from mldec.data.table import Table, TableBuilder, path_inside
-from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
+from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_rows, read_bytes
@@ -27,7 +27,6 @@ from mldec.names import abbreviate, as_name, check_names, format_list, given_nam
 
 log = logging.getLogger("mldec")
 
-_SEE = "see DATASETS.md, section Your own data"
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
 # Recognized column names, see `_simple`. The first match is used.
@@ -78,7 +77,7 @@ def csv_table(
       form. A class in neither list is then not annotated.
 
     The metric is `mAP_partial` if labels may be not annotated. Other common column names are
-    recognized, see `recognise`. Other columns are ignored.
+    recognized, see `recognize`. Other columns are ignored.
 
     Args:
         file: CSV file in `root`, separated by commas, tabs or semicolons. Fields that contain the
@@ -105,44 +104,34 @@ def csv_table(
     """
     check_fraction(val_fraction)
     if top_k is not None and not exclusive:
-        raise ValueError(
-            f"top_k is {top_k}, for one label per image: set data.exclusive=true or leave it out"
-        )
-    task: Task = SingleLabel(top_k) if exclusive else MultiLabel(threshold, skip_empty)
-    folder = check_folder(root, "the CSV file", _SEE)
-    source = folder / path_inside(file, "data.file", _SEE)
-    image_folder = folder
-    if images:
-        image_folder = folder / path_inside(images, "data.images", _SEE)
+        raise ValueError(f"top_k is {top_k}; it needs data.exclusive=true")
+    of_single_label = single_label(top_k)
+    evaluator = multi_label(threshold, skip_empty=skip_empty)
+    folder = check_folder(root, "the CSV file")
+    source = folder / path_inside(file, "data.file")
+    image_folder = folder / path_inside(images or ".", "data.images")
 
-    names = given_names(classes, folder, _SEE)
-    form = recognise(
-        source,
-        encoding=encoding,
-        path_column=path_column,
-        labels_column=labels_column,
-        classes=names,
-    )
+    names = given_names(classes, folder)
+    form = recognize(source, encoding, path_column, labels_column, names)
     has_split = "split" in form.columns
     for name, value in (("train", train), ("val", val)):
         if not has_split and value != name:
-            fault = f"{name} is {value}: {source} has no column split"
-            raise ValueError(f"{fault}: add one, or leave it out")
-    if form.partial and not exclusive:
-        task = PartialLabels(threshold)
-    log.info("csv: %s has %s", source, form)
+            raise ValueError(f"{name} is {value}; {source} has no column split: add one")
+    if exclusive:
+        evaluator = of_single_label
+    elif form.partial:
+        evaluator = partial_labels(threshold)
+    log.info(f"csv: {source} has {form}")
 
     def load(part: str, cache_dir: str | None) -> StoredImages:
         if has_split and part == val:
-            check_val(form.find_split(val), form.splits, source, _SEE)
+            check_val(form.find_split(val), form.splits, source)
 
         # The table depends on all arguments, so the key of the cache includes all of them.
-        wanted = None
-        if has_split:
-            wanted = form.find_split(part)
+        wanted = form.find_split(part) if has_split else None
         parse = partial(_parse, source, form, wanted, names, separator, exclusive, image_folder)
         key = sha256(repr(parse.args).encode(errors="surrogateescape")).hexdigest()
-        table = cached_table(f"csv {key}", [source], parse, cache_dir, _SEE)
+        table = cached_table(f"csv {key}", [source], parse, cache_dir)
         if not has_split:
             num_images = len(table)
             table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)
@@ -155,11 +144,13 @@ def csv_table(
         log_split("csv", part, table)
         if part == train:
             used = {form.find_split(train), form.find_split(val)}
-            _log_doubts(form, table, separator, used=used, exclusive=exclusive)
-        return in_folder(table, image_folder, _SEE)
+            for name, count in form.splits.items():
+                if name not in used:
+                    log.info(f"csv: {count:,} rows of the split {name!r} are not used")
+        return in_folder(table, image_folder)
 
-    result = Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
-    return replace(result, folder_setting="data.images")
+    result = Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
+    return replace(result, exclusive=exclusive, folder_setting="data.images")
 
 
 @dataclass(frozen=True)
@@ -180,9 +171,8 @@ class Form:
         """Return a description for the log."""
         kind = "a column per class" if self.classes else "a list of labels per image"
         text = f"{kind}, columns between {_DELIMITERS[self.delimiter]}"
-        unknown = "an empty cell" if self.classes else "a class in neither list"
         if self.partial:
-            return f"{text}, {unknown} is not annotated"
+            text += ", and labels that are not annotated"
         return text
 
     @property
@@ -201,13 +191,12 @@ class Form:
         return wanted
 
 
-def recognise(
+def recognize(
     source: Path,
-    *,
-    encoding: str = "utf-8",
-    path_column: str | None = None,
-    labels_column: str | None = None,
-    classes: Sequence[str] | None = None,
+    encoding: str,
+    path_column: str | None,
+    labels_column: str | None,
+    classes: Sequence[str] | None,
 ) -> Form:
     """Detect the format of a CSV file. The file is read once.
 
@@ -217,16 +206,18 @@ def recognise(
         ValueError: If a named column does not exist.
         DataError: If the file has no paths, no labels or ambiguous columns.
     """
-    encoding, delimiter = _text_format(source, encoding, path_column)
-    rows = _filled_rows(source, delimiter, encoding)
+    codec, delimiter = _text_format(source, encoding, path_column)
+    rows = _filled_rows(source, delimiter, codec)
     line, header = next(rows, (1, [""]))
     where = f"{source}, row {line}"
-    names = [name.strip() for name in header]
+    names = list(map(str.strip, header))
     roles = _find_roles(names, path_column, labels_column, where)
 
-    # Count the cells of each column, except for columns with unique texts.
-    long_columns = _long(roles)
-    counts = {i: Counter[str]() for i in range(len(names)) if i not in long_columns}
+    # Count the cells of each column, except for columns with a different text in each row.
+    counts: dict[int, Counter[str]] = {}
+    for column in range(len(names)):
+        if column not in (roles["path"], roles.get("labels"), roles.get("negatives")):
+            counts[column] = Counter()
     for _, row in rows:
         for column, count in counts.items():
             count[row[column].strip()] += 1
@@ -235,27 +226,28 @@ def recognise(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    shares = {}
-    for column, count in counts.items():
-        if _may_be_class(names[column]):
-            shares[column] = _binary_share(count)
-
     class_columns: list[int] = []
-    if "labels" in roles:
-        if labels_column is None:
-            _refuse_both_forms(names, roles["labels"], shares, where)
-    else:
-        given = classes or ()
-        for column, share in shares.items():
-            if share >= 0.5 or names[column] in given:
+    for column, count in counts.items():
+        # Role names and the index columns of pandas and Excel are not classes.
+        if _simple(names[column]) in _ROLES or _INDEX.fullmatch(names[column]):
+            continue
+        num_filled = count.total() - count[""]
+        share = sum(count[cell] for cell in _BINARY) / max(num_filled, 1)
+        if "labels" not in roles:
+            if share >= 0.5 or names[column] in (classes or ()):
                 class_columns.append(column)
-        if not class_columns or "negatives" in roles:
+        elif share == 1 and labels_column is None:
             raise DataError(
-                f"{where}: none of the columns {abbreviate(', '.join(names))} has labels: call one "
-                f"labels, name one with data.labels_column, or add a column of 0 and 1 per class; "
-                f"{_SEE}"
+                f"{where}: both {names[roles['labels']]} and {abbreviate(names[column])} may be "
+                f"labels; pass data.labels_column={names[roles['labels']]} or remove one"
             )
-    class_names = check_names([names[column] for column in class_columns], where, _SEE)
+
+    if "labels" not in roles and (not class_columns or "negatives" in roles):
+        raise DataError(
+            f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one to "
+            f"labels, set data.labels_column, or add a column of 0 and 1 per class"
+        )
+    class_names = check_names([names[column] for column in class_columns], where)
 
     columns = [""] * len(names)
     for role, column in roles.items():
@@ -268,32 +260,28 @@ def recognise(
         log.info(f"csv: {source} has columns that are not used: {format_list(unused)}")
     has_empty_cell = any(counts[column][""] for column in class_columns)
     is_partial = "negatives" in roles or has_empty_cell
-    return Form(delimiter, encoding, tuple(columns), class_names, is_partial, dict(splits))
+    return Form(delimiter, codec, tuple(columns), class_names, is_partial, dict(splits))
 
 
 def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[str, str]:
     """Return codec and delimiter of a file. Raises DataError if the encoding does not match."""
-    content = read_bytes(source, _SEE)
+    content = read_bytes(source)
     try:
         codec = encoding
         if codecs.lookup(encoding).name == "utf-8":
             codec = "utf-8-sig"
         text = content.decode(codec)
     except LookupError as error:
-        raise ValueError(f"encoding is {encoding!r}, an unknown text encoding") from error
+        raise ValueError(f"encoding is {encoding!r}; pass a codec of Python") from error
     except UnicodeError as error:
-        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        likely = "utf-16" if is_utf16 else "cp1252"
-        remedy = "save it as UTF-8"
-        if likely != encoding:
-            remedy = f"pass data.encoding={likely}, or {remedy}"
-        raise DataError(f"{source} is not {encoding.upper()} text: {remedy}; {_SEE}") from error
+        raise DataError(
+            f"{source}: it is not {encoding} text; save it as UTF-8, or set data.encoding, such as "
+            f"cp1252 (Excel on Windows) or utf-16"
+        ) from error
 
     # Use the first delimiter that gives a path column. A file without such a column is invalid.
     first_line = next(filter(str.strip, io.StringIO(text, newline=None)), "")
-    known: tuple[str, ...] = _PATHS
-    if path_column is not None:
-        known = (_simple(path_column),)
+    known = _PATHS if path_column is None else (_simple(path_column),)
     delimiter = ","
     for sign in reversed(_DELIMITERS):
         titles = [_simple(title.strip(' "\n')) for title in first_line.split(sign)]
@@ -311,95 +299,29 @@ def _find_roles(
     roles = {}
     for role, usual_names in _ROLES.items():
         setting = settings.get(role)
-        wanted = usual_names
-        if setting is not None:
-            wanted = (_simple(setting),)
+        wanted = usual_names if setting is None else (_simple(setting),)
         found = next((name for name in wanted if name in simple_names), None)
         if found is None and setting is not None:
             columns = abbreviate(", ".join(names))
-            raise ValueError(f"{role}_column is {setting!r}: {where} has the columns {columns}")
+            raise ValueError(f"{role}_column is {setting!r}; {where} has the columns {columns}")
         if found is None:
             continue
         if simple_names.count(found) > 1:
-            raise DataError(f"{where}: the column {found!r} is there twice: rename one; {_SEE}")
+            raise DataError(f"{where}: the column {found!r} is listed twice; rename one")
         roles[role] = simple_names.index(found)
         simple_names[roles[role]] = ""  # a column has only one role
 
     if "path" not in roles:
         raise DataError(
             f"{where}: no column with image paths among {abbreviate(', '.join(names))}; "
-            f"rename one to path, or set data.path_column; {_SEE}"
+            f"rename one to path, or set data.path_column"
         )
     return roles
-
-
-def _refuse_both_forms(
-    names: Sequence[str], labels: int, shares: Mapping[int, float], where: str
-) -> None:
-    """Raise DataError if a file with a label column also has a column of only 0 and 1."""
-    doubtful = [names[column] for column, share in shares.items() if share == 1]
-    if doubtful:
-        raise DataError(
-            f"{where}: both {abbreviate(names[labels])} and 0/1 columns such as "
-            f"{abbreviate(doubtful[0])} may be labels; set data.labels_column={names[labels]}, or "
-            f"remove the columns that are not labels; {_SEE}"
-        )
 
 
 def _simple(name: str) -> str:
     """Return a column name in lowercase, without whitespace, underscores and hyphens."""
     return re.sub(r"[\s_-]", "", name.lower())
-
-
-def _long(roles: Mapping[str, int]) -> set[int]:
-    """Return the columns with a different text in each row."""
-    return {roles[role] for role in ("path", "labels", "negatives") if role in roles}
-
-
-def _may_be_class(name: str) -> bool:
-    """Return True if a column may be a class. Role names and the index of pandas are not."""
-    return _simple(name) not in _ROLES and not _INDEX.fullmatch(name)
-
-
-def _binary_share(count: Counter[str]) -> float:
-    """Return the share of -1, 0 and 1 among the non-empty cells of a column."""
-    filled = count.total() - count[""]
-    return sum(count[cell] for cell in _BINARY) / max(filled, 1)
-
-
-def _log_doubts(
-    form: Form, table: Table, separator: str, *, used: set[str], exclusive: bool
-) -> None:
-    """Log likely mistakes: unused splits and a wrong separator."""
-    for name, count in form.splits.items():
-        if name not in used:
-            remedy = f"evaluate them by data.val={name}"
-            log.info(f"csv: {count:,} rows of the split {name!r} are not used; {remedy}")
-
-    if exclusive or form.classes:
-        return
-    signs = [sign for sign in "|;," if sign != separator]
-    if doubt := joined_name(table.classes, signs):
-        name, sign = doubt
-        log.warning(f"csv: class {name!r} looks like several names: pass data.separator={sign!r}")
-
-
-def joined_name(classes: Sequence[str], signs: Sequence[str]) -> tuple[str, str] | None:
-    """Return a class name that looks like several joined names, and the likely separator.
-
-    All its parts occur in other class names too.
-    """
-    for sign in signs:
-        parts: dict[str, list[str]] = {}
-        num_names: Counter[str] = Counter()  # number of names with each part
-        for name in classes:
-            parts[name] = [part.strip() for part in name.split(sign)]
-            num_names.update(set(parts[name]))
-
-        for name, of_name in parts.items():
-            if len(of_name) > 1 and all(num_names[part] > 1 for part in of_name):
-                return name, sign
-    return None
 
 
 def _parse(
@@ -413,20 +335,20 @@ def _parse(
 ) -> Table:
     """Return the images of a split, or all images. All rows are validated and add classes."""
     known = classes or form.classes or None
-    builder = TableBuilder(_SEE, classes=known, default=form.default, folder=folder)
+    builder = TableBuilder(classes=known, default=form.default, folder=folder)
     split_of_rows = []
     for where, cells in _rows(source, form):
         labels = _labels(cells, form, separator, where)
-        count = sum(value == 1 for value in labels.values())
+        count = list(labels.values()).count(1)
         if exclusive and count != 1:
-            raise DataError(f"{where} has {count} labels; data.exclusive=true wants one; {_SEE}")
+            raise DataError(f"{where}: {count} labels instead of one (data.exclusive); correct it")
         builder.add(cells["path"], labels, where)
         split_of_rows.append(cells.get("split", "").lower())
 
     table = builder.build(source)
     if split is None:
         return table
-    return table.select(np.array([name == split for name in split_of_rows], bool))
+    return table.select(np.array(split_of_rows, str) == split)
 
 
 def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
@@ -435,15 +357,15 @@ def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[
     Raises DataError for a row with a different number of fields than the header.
     """
     num_columns = None
-    for line, fields in csv_rows(source, _SEE, delimiter=delimiter, encoding=encoding):
-        if not any(field.strip() for field in fields):
+    for line, fields in csv_rows(source, delimiter=delimiter, encoding=encoding):
+        if not "".join(fields).strip():
             continue
         if num_columns is None:
             num_columns = len(fields)
         if len(fields) != num_columns:
             raise DataError(
-                f"{source}, row {line} has {len(fields)} fields, the header {num_columns}: add the "
-                f"others, or quote those with {_DELIMITERS[delimiter]}; {_SEE}"
+                f"{source}, row {line}: {len(fields)} fields instead of {num_columns}; add the "
+                f"missing ones, or quote fields with {_DELIMITERS[delimiter]}"
             )
         yield line, fields
 
@@ -462,29 +384,29 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
     if not form.classes:
         positives = _names(cells["labels"], separator, where)
         negatives = _names(cells.get("negatives", ""), separator, where)
-        if both := set(positives) & set(negatives):
+        both = set(positives) & set(negatives)
+        if both:
             fault = f"the class {min(both)!r} is in labels and in negatives"
-            raise DataError(f"{where}: {fault}; {_SEE}")
+            raise DataError(f"{where}: {fault}; remove one")
         return dict.fromkeys(negatives, 0) | dict.fromkeys(positives, 1)
 
     labels = {}
     for name in form.classes:
         if cells[name] not in _CELLS:
             raise DataError(
-                f"{where}: the class {name!r} has {abbreviate(cells[name])}, not 0, 1 or nothing: "
-                f"correct it, or leave out the column; {_SEE}"
+                f"{where}: the class {name!r} has {abbreviate(cells[name])}, not 0, 1 or an empty "
+                f"cell; correct it"
             )
-        labels[name] = _CELLS[cells[name]]
-
-    return {name: value for name, value in labels.items() if value != form.default}
+        value = _CELLS[cells[name]]
+        if value != form.default:
+            labels[name] = value
+    return labels
 
 
 def _names(text: str, separator: str, where: str) -> list[str]:
     """Return the class names of a cell: a JSON list, or names with a separator."""
     # Names may contain brackets. Blank names are skipped, so a trailing separator is allowed.
     if not re.fullmatch(r"\[\s*([\"'\d].*)?\]", text):
-        return split_names(text, separator, where, _SEE)
-    with naming_errors(
-        where, DataError, remedy=f'write a JSON list such as ["cat", "dog"]; {_SEE}'
-    ):
-        return [as_name(name.strip(), where, _SEE) for name in json.loads(text)]
+        return split_names(text, separator, where)
+    with naming_errors(where, DataError, remedy='write a list such as ["cat", "dog"]'):
+        return [as_name(name.strip(), where) for name in json.loads(text)]

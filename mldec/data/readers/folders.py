@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +16,10 @@ from mldec.data.labels import from_single
 from mldec.data.settings import Source
 from mldec.data.splits import check_fraction, check_val, hold_out, log_split
 from mldec.data.table import Table, encode_paths
-from mldec.data.tasks import SingleLabel
+from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError
-from mldec.names import as_name, check_names, given_names, unknown_class
+from mldec.names import as_name, check_names, given_names, indices_of, unknown_class
 
 log = logging.getLogger("mldec")
 
@@ -28,7 +29,6 @@ def read_class_folders(
     class_names: Sequence[str],
     display_names: tuple[str, ...],
     cache_dir: str | None,
-    see: str,
 ) -> Table:
     """Return the images of all class folders, sorted by class and file name.
 
@@ -37,22 +37,18 @@ def read_class_folders(
         class_names: Folder names in the order of the classes. Folders may be absent.
         display_names: Class names of the table, one per folder.
         cache_dir: Folder of the cache, see `cache_folder`.
-        see: Documentation hint for messages.
-
-    Raises:
-        DataError: If there are other folders.
     """
-    present = list_class_folders(folder, see)
+    present = list_class_folders(folder)
     for name in present:
         if name not in class_names:
-            raise unknown_class(name, class_names, str(folder), see)
+            raise unknown_class(name, class_names, str(folder))
 
     def parse() -> Table:
-        columns = {name: column for column, name in enumerate(class_names)}
+        columns = indices_of(class_names)
         files: list[str] = []
         classes: list[int] = []
         for name in sorted(present, key=columns.__getitem__):
-            images = list_images(folder / name, see)
+            images = list_images(folder / name)
             files += [f"{name}/{image}" for image in images]
             classes += [columns[name]] * len(images)
 
@@ -64,39 +60,39 @@ def read_class_folders(
     settings = sha256(os.fsencode(repr(chosen))).hexdigest()
     sources = [folder]
     sources += [folder / name for name in present]
-    return cached_table(f"folders {settings}", sources, parse, cache_dir, see)
+    return cached_table(f"folders {settings}", sources, parse, cache_dir)
 
 
-def list_class_folders(folder: Path, see: str) -> list[str]:
+def list_class_folders(folder: Path) -> list[str]:
     """Return the sorted names of the folders in a folder, without hidden folders."""
-    entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
-    return sorted(as_name(entry.name, folder, see) for entry in entries if entry.is_dir())
+    return [as_name(entry.name, folder) for entry in _visible(folder) if entry.is_dir()]
 
 
-def list_images(folder: Path, see: str) -> list[str]:
+def list_images(folder: Path) -> list[str]:
     """Return the sorted names of the image files in a folder, without hidden files."""
-    entries = [entry for entry in list_folder(folder, see) if entry.name[0] != "."]
-    images = sorted(entry.name for entry in entries if Path(entry.name).suffix.lower() in READ)
+    entries = _visible(folder)
+    images = [entry.name for entry in entries if Path(entry.name).suffix.lower() in READ]
 
     # Do not silently ignore images in inner folders.
     if not images and any(entry.is_dir() for entry in entries):
-        remedy = "one folder per class is read, without inner ones"
-        raise DataError(f"{folder} holds folders and no image: {remedy}; {see}")
+        fault = "it has folders and no image"
+        raise DataError(f"{folder}: {fault}; move the images out of the inner folders")
     return images
 
 
-def find_unsupported(folder: Path, see: str) -> UnsupportedFiles:
+def find_unsupported(folder: Path) -> UnsupportedFiles:
     """Return the unsupported image files in class folders, without hidden files."""
     unsupported = UnsupportedFiles()
-    for name in list_class_folders(folder, see):
-        entries = list_folder(folder / name, see)
-        for file in sorted(entry.name for entry in entries):
-            if file[0] != ".":
-                unsupported.add(f"{name}/{file}")
+    for name in list_class_folders(folder):
+        for entry in _visible(folder / name):
+            unsupported.add(f"{name}/{entry.name}")
     return unsupported
 
 
-_SEE = "see DATASETS.md, section Your own data"
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the sorted entries of a folder, without hidden entries."""
+    entries = [entry for entry in list_folder(folder) if entry.name[0] != "."]
+    return sorted(entries, key=attrgetter("name"))
 
 
 def folders(
@@ -123,28 +119,28 @@ def folders(
             (0, 1).
         seed: Seed of the split.
     """
-    task = SingleLabel(top_k)
+    evaluator = single_label(top_k)
     check_fraction(val_fraction)
-    folder = check_folder(root, "a folder per class", _SEE)
-    names = given_names(classes, folder, _SEE)
+    folder = check_folder(root, "a folder per class")
+    names = given_names(classes, folder)
 
     # If only one of the two folders exists, it must not be used as a class folder.
     divided = (folder / train).is_dir() or (folder / val).is_dir()
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
         if divided and split == val:
-            check_val(val, list_class_folders(folder, _SEE), folder, _SEE)
+            check_val(val, list_class_folders(folder), folder)
 
         # Both splits use the class folders of the training split.
         parent = folder / train if divided else folder
-        class_names = names or list_class_folders(parent, _SEE)
-        class_names = check_names(class_names, folder, _SEE)
+        class_names = names or list_class_folders(parent)
+        class_names = check_names(class_names, folder)
 
         images = folder / split if divided else folder
-        table = read_class_folders(images, class_names, class_names, cache_dir, _SEE)
-        unsupported = find_unsupported(images, _SEE)
+        table = read_class_folders(images, class_names, class_names, cache_dir)
+        unsupported = find_unsupported(images)
         if unsupported and not len(table):
-            raise DataError(f"{images}: no image can be read: {unsupported}; {_SEE}")
+            raise DataError(f"{images}: no supported image; {unsupported}")
         # An undivided folder has the same files for both splits. Warn only once.
         if unsupported and (divided or split == train):
             log.warning(f"folders {split}: {unsupported}")
@@ -152,6 +148,8 @@ def folders(
             table = hold_out(table, val_fraction, seed, val=split == val)
 
         log_split("folders", split, table)
-        return in_folder(table, images, _SEE)
+        return in_folder(table, images)
 
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(
+        load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
+    )

@@ -16,13 +16,12 @@ from mldec.data.readers.folders import list_class_folders, list_images, read_cla
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder
-from mldec.data.tasks import SingleLabel
+from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_columns, read_json, read_lines
-from mldec.names import check_names, disambiguate, unknown_class
+from mldec.names import check_names, disambiguate, indices_of, unknown_class
 
-_SEE = "see DATASETS.md, section ImageNet"
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
 _SOLUTION = "LOC_val_solution.csv"
 
@@ -49,8 +48,8 @@ def imagenet(
             have several labels, and images without labels are omitted. The metrics get the suffix
             "_real", such as top1_real.
     """
-    task = SingleLabel(top_k, suffix="_real" if real_labels else "")
-    folder = check_folder(root, "ImageNet", _SEE)
+    evaluator = single_label(top_k, suffix="_real" if real_labels else "")
+    folder = check_folder(root, "ImageNet")
     if (folder / _KAGGLE).is_dir():
         folder = folder / _KAGGLE
     wnids = _wnids(class_map, folder / train)
@@ -61,9 +60,11 @@ def imagenet(
             table = _with_real_labels(table, Path(real_labels).expanduser())
 
         log_split("imagenet", split, table)
-        return in_folder(table, folder / split, _SEE)
+        return in_folder(table, folder / split)
 
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(
+        load=load, train=train, val=val, where=folder, evaluator=evaluator, exclusive=True
+    )
 
 
 def readable(wnids: list[str]) -> tuple[str, ...]:
@@ -87,47 +88,47 @@ def _wnids(class_map: str, train: Path) -> list[str]:
     if class_map == "imagenet1k":
         return sorted(_info("imagenet_synsets.txt").split())
     if class_map == "folders":
-        return list_class_folders(train, _SEE)
+        return list_class_folders(train)
 
     file = Path(class_map).expanduser()
-    wnids = [line.split()[0] for line in read_lines(file, _SEE)]
-    return sorted(check_names(wnids, file, _SEE))
+    wnids = [line.split()[0] for line in read_lines(file)]
+    return sorted(check_names(wnids, file))
 
 
 def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None) -> Table:
     """Return the images of a split with class folders or of Kaggle's flat folder."""
     folder = root / split
     names = readable(wnids)
-    if list_class_folders(folder, _SEE):
-        return read_class_folders(folder, wnids, names, cache_dir, _SEE)
+    if list_class_folders(folder):
+        return read_class_folders(folder, wnids, names, cache_dir)
 
     # The classes of a flat folder are in Kaggle's table, in the folder or up to three levels above.
     candidates = [root / _SOLUTION]
     candidates += [parent / _SOLUTION for parent in root.parents[:3]]
     solution = next((file for file in candidates if file.is_file()), None)
-    if solution is None or not list_images(folder, _SEE):
-        fault = f"it has no folder per class, and there is no {_SOLUTION}"
-        raise DataError(f"{folder}: {fault}: unpack and sort the official archives, {_SEE}")
+    if solution is None or not list_images(folder):
+        fault = f"there is neither a folder per class nor {_SOLUTION}"
+        raise DataError(f"{folder}: {fault}; unpack and sort the official archives")
     settings = sha256(" ".join(wnids).encode()).hexdigest()
     parse = partial(_parse_solution, solution, wnids, names)
-    return cached_table(f"imagenet {settings}", [solution], parse, cache_dir, _SEE)
+    return cached_table(f"imagenet {settings}", [solution], parse, cache_dir)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
     """Read Kaggle's table of image ids and boxes ("wnid x y x y")."""
-    columns = {wnid: column for column, wnid in enumerate(wnids)}
+    columns = indices_of(wnids)
     images = []
-    for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"], _SEE):
+    for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"]):
         for row, (image, boxes) in enumerate(zip(*chunk, strict=True), first_row):
             # All boxes of an image have the same class, so use the first wnid.
             where = f"{solution}, row {row}"
             wnid = boxes.partition(" ")[0]
             if wnid not in columns:
-                raise unknown_class(wnid, wnids, where, _SEE)
+                raise unknown_class(wnid, wnids, where)
             images.append((columns[wnid], f"{image}.JPEG", where))
 
     # Sort by class and name, so that the order is the same as with class folders.
-    builder = TableBuilder(_SEE, classes=names)
+    builder = TableBuilder(classes=names)
     for column, file, where in sorted(images):
         builder.add(file, {column: 1}, where)
     return builder.build(solution)
@@ -135,9 +136,9 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 
 def _with_real_labels(table: Table, file: Path) -> Table:
     """Replace the labels by the ReaL labels (arXiv 2006.07159)."""
-    real_labels = read_json(file, _SEE)
-    builder = TableBuilder(_SEE, classes=table.classes)
-    with naming_errors(file, DataError, remedy=f"it is no list of class indices per image, {_SEE}"):
+    real_labels = read_json(file)
+    builder = TableBuilder(classes=table.classes)
+    with naming_errors(file, DataError, remedy="use the list of class indices per image"):
         for name in map(os.fsdecode, table.files.tolist()):
             # The number in ILSVRC2012_val_00000293.JPEG. Numbers start at 1.
             number = int(name.rpartition("_")[2].partition(".")[0])

@@ -17,9 +17,9 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_dense
-from mldec.data.settings import DEFAULT_VECTORS, LoadSplit, Source, VectorSettings
+from mldec.data.settings import DEFAULT_VECTORS, Source, VectorSettings
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
-from mldec.data.tasks import MultiLabel, Roles, ZeroShot, split_classes
+from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
@@ -27,7 +27,6 @@ from mldec.names import check_names, split_names
 
 log = logging.getLogger("mldec")
 
-_SEE = "see DATASETS.md, section NUS-WIDE"
 _SPLITS = ("train", "val")
 _CONCEPTS = Path("ConceptsList", "Concepts81.txt")
 _LIST_MARKS = str.maketrans("", "", "[]'\"")
@@ -53,16 +52,16 @@ def nuswide_zsl(
             ("train class").
         val_images: "unseen": only images with an unseen class, as in the official code, or "all".
     """
-    folder = check_folder(root, "NUS-WIDE", _SEE)
+    folder = check_folder(root, "NUS-WIDE")
     task = ZeroShot(
         roles=partial(_roles, folder / split_file),
         vectors=lambda names: words.of_classes(folder, names, order=names),
         val_images=val_images,
-        where=f"{folder / csv_file} ({_SEE})",
+        where=str(folder / csv_file),
         threshold=threshold,
     )
     load = partial(_load_split, folder, csv_file)
-    return Source(load=load, train="train", val="val", task=task, where=folder, see=_SEE)
+    return Source(load=load, where=folder, evaluator=task.evaluator, zero_shot=task)
 
 
 def nuswide81(
@@ -86,9 +85,9 @@ def nuswide81(
         images: Image folder of the official lists, see `nuswide_official`.
         annotated_only: Omit images without concepts, as in ASL.
     """
-    task = MultiLabel(threshold)
-    folder = check_folder(root, "NUS-WIDE", _SEE)
-    load_all: LoadSplit = partial(_load_split, folder, csv_file)
+    evaluator = multi_label(threshold)
+    folder = check_folder(root, "NUS-WIDE")
+    load_all = partial(_load_split, folder, csv_file)
     train = "train"
     val = "val"
     if not (folder / csv_file).exists() and (folder / "ImageList").is_dir():
@@ -97,65 +96,63 @@ def nuswide81(
         val = "Test"
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
-        listed = load_all(split, cache_dir)
-        if not annotated_only:
-            return listed
-        return listed.select(listed.labels.counts_per_image() > 0)
+        loaded = load_all(split, cache_dir)
+        if annotated_only:
+            loaded = loaded.select(loaded.labels.counts_per_image() > 0)
+        return loaded
 
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
 
 
 def _load_split(root: Path, csv_file: str, split: str, cache_dir: str | None) -> StoredImages:
     """Return the images of a split of a CSV file."""
     source = root / csv_file
-    table = cached_table(
-        f"nuswide-{split}", [source], partial(_parse, source, split), cache_dir, _SEE
-    )
+    table = cached_table(f"nuswide-{split}", [source], partial(_parse, source, split), cache_dir)
     log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
-    return in_folder(table, root, _SEE)
+    return in_folder(table, root)
 
 
 def _parse(source: Path, split: str) -> Table:
     """Return the images of a split. Labels are written "[sky, sun]" or "['sky', 'sun']"."""
     # A torch file is a zip archive, which starts with "PK".
-    with reading(source, _SEE), open_binary(source) as file:
+    with reading(source), open_binary(source) as file:
         if file.read(2) == b"PK":
             raise DataError(
-                f"{source} is not text but a torch file: the official README swaps the links of "
-                f"data.csv and wordvec_array.pth; swap the two files back, {_SEE}"
+                f"{source}: it is a torch file, because the official README swaps the links of "
+                f"data.csv and wordvec_array.pth; swap the two files"
             )
 
-    builder = TableBuilder(_SEE)
+    builder = TableBuilder()
     split_of_rows: list[str] = []
-    for number, (line, fields) in enumerate(csv_rows(source, _SEE)):
+    for number, (line, fields) in enumerate(csv_rows(source)):
         where = f"{source}, row {line:,}"
         if len(fields) != 3:
-            fault = "it is not path,label,split, with quotes around several labels"
-            raise DataError(f"{where}: {fault}; {_SEE}")
+            fault = f"{len(fields)} fields instead of path, label and split"
+            raise DataError(f"{where}: {fault}; quote lists of labels")
         if number == 0:  # the header
             continue
 
         # An empty list gives one blank name, which is skipped. In the official code it becomes a
         # class of MultiLabelBinarizer and shifts all other columns.
-        labels = split_names(fields[1].translate(_LIST_MARKS), ",", where, _SEE)
+        labels = split_names(fields[1].translate(_LIST_MARKS), ",", where)
         split_of_rows.append(fields[2].strip())
 
         # Add rows of other splits without labels. The builder raises for duplicate images.
         used = labels if split_of_rows[-1] in _SPLITS else []
         builder.add(fields[0], dict.fromkeys(used, 1), where)
-    return builder.build(source).select(np.array([name == split for name in split_of_rows], bool))
+    return builder.build(source).select(np.array(split_of_rows, str) == split)
 
 
 def _roles(source: Path, names: Sequence[str]) -> Roles:
     """Read the unseen classes and the seen classes, by default all others."""
     if source.name == _CONCEPTS.name:
-        content = {"test class": read_lines(source, _SEE)}
+        content = {"test class": read_lines(source)}
     else:
-        content = read_json(source, _SEE)
-    with naming_errors(source, DataError, remedy=f"it is no list of classes, {_SEE}"):
+        content = read_json(source)
+    with naming_errors(source, DataError, remedy="restore it"):
         unseen = content["test class"]
         seen = content.get("train class")
-        return split_classes(names, unseen=unseen, seen=seen, where=f"{source} ({_SEE})")
+        return split_classes(names, unseen=unseen, seen=seen, where=str(source))
 
 
 def nuswide_official(
@@ -180,23 +177,24 @@ def nuswide_official(
             140016_215548610_422b79b4d7_m.jpg.
         val_images: "all", as in LESA and BiAM, or "unseen": only images with an unseen class.
     """
-    folder = check_folder(root, "NUS-WIDE", _SEE)
+    folder = check_folder(root, "NUS-WIDE")
     task = ZeroShot(
         roles=partial(_roles, folder / _CONCEPTS),
         vectors=lambda names: words.of_classes(folder, names, order=names),
         val_images=val_images,
-        where=f"{folder} ({_SEE})",
+        where=str(folder),
         threshold=threshold,
     )
     load = partial(_load_official_split, folder, images, with_tags=True)
-    return Source(load=load, train="Train", val="Test", task=task, where=folder, see=_SEE)
+    source = Source(load=load, where=folder, evaluator=task.evaluator, zero_shot=task)
+    return replace(source, train="Train", val="Test")
 
 
 def _load_official_split(
     root: Path, images: str, split: str, cache_dir: str | None, *, with_tags: bool
 ) -> StoredImages:
     """Return the existing images of a split with concepts and optionally tags."""
-    concepts = read_lines(root / _CONCEPTS, _SEE)
+    concepts = read_lines(root / _CONCEPTS)
     sources = [root / "ImageList" / f"{split}Imagelist.txt", root / _CONCEPTS]
     labels = root / "Groundtruth" / "TrainTestLabels"
     sources += [labels / f"Labels_{concept}_{split}.txt" for concept in concepts]
@@ -204,53 +202,48 @@ def _load_official_split(
         tags = root / "NUS_WID_Tags"
         sources += [tags / "TagList1k.txt", tags / f"{split}_Tags1k.dat"]
     parse = partial(_parse_official, sources, concepts)
-    table = cached_table(f"nuswide-official-{split}", sources, parse, cache_dir, _SEE)
+    table = cached_table(f"nuswide-official-{split}", sources, parse, cache_dir)
 
     # Most images are no longer on Flickr, and copies of the dataset use other file names.
     files = _find(root / images, table.files)
     is_present = files != b""
     if not is_present.all():
         count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
-        first = table.files[np.flatnonzero(~is_present)[0]].decode()
-        log.warning(f"nuswide {split}: {count} and left out, the first is {first}")
+        log.warning(f"nuswide {split}: {count} and left out")
 
     present = table.select(is_present)
     log.info(f"nuswide {split}: {len(present):,} images, {len(table.classes):,} classes")
-    return in_folder(replace(present, files=files[is_present]), root / images, _SEE)
+    return in_folder(replace(present, files=files[is_present]), root / images)
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
-    """Return the images with concepts and tags, sorted by class name.
-
-    `sources` are the files of images, concept names and labels of each concept, and optionally of
-    tag names and tag labels. Tags with the name of a concept are omitted.
-    """
+    """Return the images with concepts and tags, sorted by class name."""
     image_list, name_list, *label_files = sources
     files = []
-    for number, line in enumerate(read_lines(image_list, _SEE), 1):
-        files.append(path_inside(line, f"{image_list}, line {number:,}", _SEE))
+    for number, line in enumerate(read_lines(image_list), 1):
+        files.append(path_inside(line, f"{image_list}, line {number:,}"))
 
     columns = []
     for concept, source in zip(concepts, label_files, strict=False):
         columns.append((concept, _zeros_and_ones(source, (len(files),))))
     if tag_files := label_files[len(concepts) :]:
         name_list, tags_of_images = tag_files
-        tags = read_lines(name_list, _SEE)
+        tags = read_lines(name_list)
         matrix = _zeros_and_ones(tags_of_images, (len(files), len(tags)))
         for tag, labels_of_tag in zip(tags, matrix.T, strict=True):
             if tag not in concepts:
                 columns.append((tag, labels_of_tag))
 
     columns.sort(key=itemgetter(0))
-    names = check_names((name for name, _ in columns), name_list, _SEE)
-    labels = np.stack([column for _, column in columns], axis=1)
-    return Table(encode_paths(files), from_dense(labels), names)
+    names, labels_of_classes = zip(*columns, strict=True)
+    labels = from_dense(np.stack(labels_of_classes, axis=1))
+    return Table(encode_paths(files), labels, check_names(names, name_list))
 
 
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Read a whitespace-separated file of 0 and 1 as int8 with the given shape."""
-    text = read_bytes(source, _SEE)
-    with naming_errors(source, DataError, remedy=f"it is not of 0 and 1, {_SEE}"):
+    text = read_bytes(source)
+    with naming_errors(source, DataError, remedy="restore it"):
         digits = np.frombuffer(text.translate(None, b" \t\r\n"), np.int8)
         return digits.reshape(shape) - ord("0")
 
@@ -258,13 +251,14 @@ def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
 def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
     """Return the path of each image, by its name or Flickr number, or b"", bytes [N]."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; set data.images to that of the images, {_SEE}")
+        raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")
 
     present: set[str] = set()
     for directory, _, files in os.walk(folder):
         inner = os.path.relpath(directory, folder)
         prefix = "" if inner == "." else f"{inner}/"
-        present.update(prefix + file for file in files)
+        for file in files:
+            present.add(prefix + file)
 
     # Files without a Flickr number have the number "", which must not match.
     by_number = {_flickr_number(path): path for path in sorted(present)} | {"": ""}

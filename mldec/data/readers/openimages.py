@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from itertools import repeat
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,16 +16,15 @@ from mldec.data.labels import Labels, from_statements
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, encode_paths, path_inside
-from mldec.data.tasks import PartialLabels
+from mldec.data.tasks import partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import csv_columns, read_lines
 from mldec.files.torch_files import read_torch
-from mldec.names import abbreviate, check_names, disambiguate, without_quotes
+from mldec.names import abbreviate, check_names, disambiguate, indices_of, without_quotes
 
 log = logging.getLogger("mldec")
 
-_SEE = "see DATASETS.md, section Open Images"
 
 # Maps a split (and image folder) to the file of its human-verified labels.
 LABELS = {
@@ -65,27 +64,28 @@ def openimages(
         prefix: Length of the sub-folder names, which are the first characters of the image ids: 2
             for train/0a/, 0 for no sub-folders.
     """
-    task = PartialLabels(threshold)
-    folder = check_folder(root, "Open Images", _SEE)
+    evaluator = partial_labels(threshold)
+    folder = check_folder(root, "Open Images")
     load = partial(_load_split, folder, names, prefix)
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
 
 
 def _load_split(
     root: Path, names: str, prefix: int, split: str, cache_dir: str | None
 ) -> StoredImages:
     """Return the images of a split."""
-    sources = [root / "annotations" / name for name in (LABELS[split], TRAINABLE, DESCRIPTIONS)]
+    annotations = root / "annotations"
+    sources = [annotations / LABELS[split], annotations / TRAINABLE, annotations / DESCRIPTIONS]
     parse = partial(_parse, sources, names, prefix)
-    table = cached_table(f"openimages {names} {prefix}", sources, parse, cache_dir, _SEE)
+    table = cached_table(f"openimages {names} {prefix}", sources, parse, cache_dir)
     log_split("openimages", split, table)
-    return in_folder(table, root / split, _SEE)
+    return in_folder(table, root / split)
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
     """Read the verified labels, the class list and the display names of a split."""
     statements, trainable, descriptions = sources
-    mids = check_names(read_lines(trainable, _SEE), trainable, _SEE)
+    mids = check_names(read_lines(trainable), trainable)
     run_ids, runs, classes, values = _read_statements(statements, mids)
 
     # Files are usually sorted by image, but an image may have several runs of rows.
@@ -98,7 +98,7 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
     display: dict[str, str] = {}
     if names == "display":
         header = ["LabelName", "DisplayName"]
-        for _, (of_mids, texts) in csv_columns(descriptions, header, _SEE):
+        for _, (of_mids, texts) in csv_columns(descriptions, header):
             display.update(zip(of_mids, texts, strict=True))
 
     labels = _labels(statements, image_of_run[runs], classes, values, (len(ids), len(mids)))
@@ -110,25 +110,24 @@ def _read_statements(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Read the verified labels of a split, one statement per row.
 
-    Returns:
-        The image id of each run of rows with the same image, bytes [R]. For each statement its run,
-        int32 [M], class, int32 [M] (-1 if unknown), and value, int8 [M] (1 or 0).
+    Returns the image id of each run of rows with the same image, bytes [R]. For each statement its
+    run, int32 [M], class, int32 [M] (-1 if unknown), and value, int8 [M] (1 or 0).
     """
-    columns = {mid: column for column, mid in enumerate(mids)}
+    columns = indices_of(mids)
     num_runs = 0
 
     # Chunks of the result. The empty first chunk sets the types if the file has no rows.
-    types = ("S1", np.int32, np.int32, np.int8)
-    empty = tuple(np.zeros(0, dtype) for dtype in types)
+    no_integers = np.zeros(0, np.int32)
+    empty = (np.zeros(0, "S1"), no_integers, no_integers, np.zeros(0, np.int8))
     pieces: list[tuple[np.ndarray, ...]] = [empty]
 
     header = ["ImageID", "Source", "LabelName", "Confidence"]
-    for first_row, (image_ids, _, label_names, confidences) in csv_columns(path, header, _SEE):
+    for first_row, (image_ids, _, label_names, confidences) in csv_columns(path, header):
         piece_values = _look_up(_CONFIDENCE, confidences, np.int8)
         if piece_values.min() < 0:
             index = int(piece_values.argmin())
-            fault = f"row {first_row + index} has Confidence {confidences[index]!r}, not 1 or 0"
-            raise DataError(f"{path}: {fault}: not human-verified labels? {_SEE}")
+            fault = f"Confidence is {confidences[index]!r} in row {first_row + index}"
+            raise DataError(f"{path}: {fault}; use the human-verified labels, which are 1 or 0")
 
         # A run starts at a new image id and at the start of a chunk. `_parse` merges runs by id.
         piece_ids = np.array([image_id.encode() for image_id in image_ids], np.bytes_)
@@ -144,9 +143,7 @@ def _read_statements(
     return run_ids, runs, classes, values
 
 
-def _look_up(
-    table: Mapping[str, int], texts: Sequence[str], dtype: type[np.signedinteger]
-) -> np.ndarray:
+def _look_up(table: Mapping[str, int], texts: Sequence[str], dtype: type[Any]) -> np.ndarray:
     """Return the table value of each text, or -1 if it is unknown, as an array."""
     # `fromiter` over a `map` does not create a list of 57 million Python integers.
     return np.fromiter(map(table.get, texts, repeat(-1)), dtype, len(texts))
@@ -159,15 +156,16 @@ def _labels(
     known = classes >= 0
     if not known.all():
         dropped = f"{np.count_nonzero(~known):,} of {len(known):,} labels"
-        log.info(f"{source}: {dropped} are of classes outside the class list: left out")
+        log.info(f"{source}: {dropped} are omitted: their class is not in the class list")
         images = images[known]
         classes = classes[known]
         values = values[known]
 
-    sizes = {"num_images": size[0], "num_classes": size[1]}
-    labels, clashes = from_statements(images, classes, values, **sizes)
-    if clashes:
-        log.warning(f"{source}: {clashes:,} labels are both present and absent: taken as present")
+    labels, num_both = from_statements(
+        images, classes, values, num_images=size[0], num_classes=size[1]
+    )
+    if num_both:
+        log.warning(f"{source}: {num_both:,} labels are both present and absent; present is used")
     return labels
 
 
@@ -202,10 +200,10 @@ def openimages_miil(
         class_list: File in `root` with one MID per line, the classes of a checkpoint in order.
             Labels of other classes are omitted. None takes all classes of both splits.
     """
-    task = PartialLabels(threshold)
-    folder = check_folder(root, "Open Images", _SEE)
+    evaluator = partial_labels(threshold)
+    folder = check_folder(root, "Open Images")
     load = partial(_load_miil_split, folder, names=names, class_list=class_list)
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
 
 
 def _load_miil_split(
@@ -213,19 +211,15 @@ def _load_miil_split(
 ) -> StoredImages:
     """Return the images of a split."""
     data = root / "data.csv"
+    class_file = root / class_list if class_list else None
     display = root / "mid_to_classes.pth"
-    class_file = None
-    if class_list:
-        class_file = root / class_list
-    display_file = None
-    if names == "display" and display.exists():
-        display_file = display
+    display_file = display if names == "display" and display.exists() else None
 
     sources = [file for file in (data, class_file, display_file) if file is not None]
     parse = partial(_parse_miil, data, split, class_file, display_file)
-    table = cached_table(f"openimages_miil {split!r}", sources, parse, cache_dir, _SEE)
+    table = cached_table(f"openimages_miil {split!r}", sources, parse, cache_dir)
     log_split("openimages_miil", split, table)
-    return in_folder(table, root, _SEE)
+    return in_folder(table, root)
 
 
 def _parse_miil(
@@ -240,19 +234,19 @@ def _parse_miil(
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
         name = repeated[0].decode(errors="replace")
-        raise DataError(f"{data}: the image {name} is listed twice: leave one of them out; {_SEE}")
+        raise DataError(f"{data}: the image {name} is listed twice; remove one")
 
     # Map the code of each MID to a column of the class list, or -1.
     mids = tuple(sorted(codes))
     if class_file:
-        mids = check_names(read_lines(class_file, _SEE), class_file, _SEE)
-    columns = {mid: column for column, mid in enumerate(mids)}
+        mids = check_names(read_lines(class_file), class_file)
+    columns = indices_of(mids)
     column_of_code = np.array([columns.get(mid, -1) for mid in codes], np.int32)
     labels = _labels(data, images, column_of_code[classes], values, (len(files), len(mids)))
 
     display: dict[str, str] = {}
     if display_file:
-        with naming_errors(display_file, DataError, remedy=f"it is no dict of MID to name, {_SEE}"):
+        with naming_errors(display_file, DataError, remedy="use a dict of MID to name"):
             display = {mid: str(name) for mid, name in read_torch(display_file).items()}
 
     # Select the split last, because the default classes are the classes of both splits.
@@ -260,11 +254,10 @@ def _parse_miil(
 
 
 def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
-    """Read the CSV file of both splits and number the MIDs in order of appearance.
+    """Read the CSV file of both splits and number the MIDs in `codes` in order of appearance.
 
-    Returns:
-        The path, bytes [N], and split, text [N], of each image. For each statement its image, int32
-        [M], code of the MID, int32 [M], and value, int8 [M].
+    Returns path, bytes [N], and split, text [N], of each image; for each statement its image, int32
+    [M], code of the MID, int32 [M], and value, int8 [M].
     """
     # Chunks of the result. The empty first chunk sets the type if the file has no rows.
     files = [np.zeros(0, "S1")]
@@ -284,11 +277,11 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
         return codes.setdefault(match[2].strip(), len(codes))
 
     header = ["image_id", "class_list", "class_list_neg", "split"]
-    for first_row, (image_ids, positives, negatives, split) in csv_columns(data, header, _SEE):
+    for first_row, (image_ids, positives, negatives, split) in csv_columns(data, header):
         paths = []
         rows = zip(image_ids, positives, negatives, strict=True)
         for row, (path, *lists) in enumerate(rows, first_row):
-            paths.append(path_inside(path, f"{data}, row {row}", _SEE))
+            paths.append(path_inside(path, f"{data}, row {row}"))
 
             # A list such as "['/m/02fq_6', '/m/02jfl0']" is not evaluated as Python.
             for text, value in zip(lists, (1, 0), strict=True):
@@ -296,12 +289,10 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
                     if not (text.startswith("[") and text.endswith("]")):
                         raise ValueError(text)
                     inner = text[1:-1].strip()
-                    codes_of_list = []
-                    if inner:
-                        codes_of_list = [code(token) for token in inner.split(",")]
+                    codes_of_list = list(map(code, inner.split(","))) if inner else []
                 except ValueError as error:
                     fault = f"row {row} has {abbreviate(text)}, not a list of quoted class ids"
-                    raise DataError(f"{data}: {fault}; {_SEE}") from error
+                    raise DataError(f"{data}: {fault}; correct it") from error
 
                 # The header is row 1 of the file, so image 0 is row 2.
                 images.extend([row - 2] * len(codes_of_list))
@@ -311,6 +302,5 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
         files.append(encode_paths(paths))
         splits.append(np.array(split))
 
-    all_files = np.concatenate(files)
-    all_splits = np.concatenate(splits)
-    return all_files, all_splits, np.array(images), np.array(classes), np.array(values)
+    statements = (np.array(images), np.array(classes), np.array(values))
+    return np.concatenate(files), np.concatenate(splits), *statements

@@ -11,7 +11,7 @@ import torch
 
 from mldec.data.labels import Labels
 from mldec.data.settings import Source
-from mldec.data.tasks import MultiLabel, PartialLabels, SingleLabel, Task
+from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import Storage, StoredImages, check_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_binary, reading
@@ -20,7 +20,6 @@ from mldec.files.torch_files import sha256_of
 log = logging.getLogger("mldec")
 
 FORMAT = 1  # version of the index; increase it if the meaning of an array changes
-_SEE = "see DATASETS.md, section Tar shards"
 
 
 def shards(
@@ -38,24 +37,24 @@ def shards(
     metric: top-1 for single-label data, `mAP_partial` if unlisted labels are not annotated,
     otherwise mAP.
     """
-    several = MultiLabel(threshold, skip_empty)
-    one = SingleLabel(top_k)
-    folder = check_folder(root, "packed shards", _SEE)
+    evaluator = multi_label(threshold, skip_empty=skip_empty)
+    of_single_label = single_label(top_k)
+    folder = check_folder(root, "packed shards")
     index = read_index(folder / val / "index.npz")
     word_vectors = torch.from_numpy(index.queries).float()
     vectors = (lambda names: (word_vectors, None)) if index.queries.size else None
 
     # The labels are partial if unlisted labels are -1.
-    task: Task = replace(several, vectors=vectors)
     if index.exclusive:
-        task = replace(one, vectors=vectors)
+        evaluator = of_single_label
     elif index.rest == -1:
-        task = PartialLabels(threshold, vectors=vectors)
+        evaluator = partial_labels(threshold)
 
     def load(split: str, _: str | None) -> StoredImages:
         return load_shards(folder / split)
 
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
+    return replace(source, exclusive=bool(index.exclusive), vectors=vectors)
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,10 @@ class Index:
 
 def read_index(path: Path) -> Index:
     """Read index.npz without executing code of the file."""
-    remedy = f"pack the split again, {_SEE}"
-    with naming_errors(path, DataError, remedy=remedy), np.load(path, allow_pickle=False) as stored:
+    with (
+        naming_errors(path, DataError, remedy="pack the split again"),
+        np.load(path, allow_pickle=False) as stored,
+    ):
         arrays: dict[str, Any] = {name: stored[name] for name in Index.__dataclass_fields__}
         if arrays["format"] != FORMAT:
             raise ValueError(f"it is of format {arrays['format']}, not {FORMAT}")
@@ -112,7 +113,7 @@ class TarShards(Storage):
         shard = self._shard(index)
         number = self.numbers[index]
         size = int(self.index.sizes[number])
-        with reading(shard, _SEE), open_binary(shard) as file:
+        with reading(shard), open_binary(shard) as file:
             file.seek(int(self.index.offsets[number]))
             return file.read(size)
 
@@ -124,11 +125,10 @@ class TarShards(Storage):
         """Compare the sha256 of all shards with the index. `progress` wraps the iteration."""
         for number in progress(range(len(self.index.shards))):
             shard = self.folder / str(self.index.shards[number])
-            with reading(shard, _SEE):
+            with reading(shard):
                 sha256 = sha256_of(shard)
             if sha256 != self.index.sha256[number]:
-                fault = "is damaged: its sha256 is not that of the index"
-                raise DataError(f"{shard} {fault}; pack it again, {_SEE}")
+                raise DataError(f"{shard}: the sha256 differs from the index; pack it again")
 
     def _shard(self, index: int) -> Path:
         """Return the path of the shard of an image."""
@@ -142,15 +142,15 @@ def load_shards(folder: Path) -> StoredImages:
 
     # Comparing sizes is fast and detects most damage. `verify` compares the content.
     for name, size in zip(index.shards.tolist(), index.bytes.tolist(), strict=True):
-        with reading(folder / name, _SEE):
+        with reading(folder / name):
             actual_size = (folder / name).stat().st_size
         if actual_size != size:
-            fault = f"has {actual_size:,} bytes instead of {size:,}"
-            raise DataError(f"{folder / name} {fault}; pack it again, {_SEE}")
+            fault = f"{actual_size:,} bytes instead of {size:,}"
+            raise DataError(f"{folder / name}: {fault}; pack it again")
 
     classes = tuple(index.classes.tolist())
-    columns = (index.starts, index.label_classes, index.values)
-    labels = Labels(*columns, len(classes), int(index.rest))
-    log.info("shards %s: %s images, %d classes", folder, f"{len(index.offsets):,}", len(classes))
+    rest = int(index.rest)
+    labels = Labels(index.starts, index.label_classes, index.values, len(classes), rest)
+    log.info(f"shards {folder}: {len(index.offsets):,} images, {len(classes)} classes")
     storage = TarShards(folder, index, np.arange(len(index.offsets)))
     return StoredImages(storage, labels, classes)

@@ -9,13 +9,11 @@ from mldec.data.cache import cached_table
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
-from mldec.data.tasks import MultiLabel
+from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json, read_lines
 from mldec.names import given_names
-
-_SEE = "see DATASETS.md, section Visual Genome 500"
 
 
 def vg500(
@@ -42,41 +40,41 @@ def vg500(
         classes: Text file with one class name per line. None uses "class 0" to "class 499", because
             no class names were published.
     """
-    task = MultiLabel(threshold)
-    folder = check_folder(root, "Visual Genome 500", _SEE)
+    evaluator = multi_label(threshold)
+    folder = check_folder(root, "Visual Genome 500")
 
     numbered = tuple(f"class {column}" for column in range(num_classes))
-    names = given_names(classes, folder, _SEE) or numbered
+    names = given_names(classes, folder) or numbered
     if len(names) != num_classes:
-        raise ValueError(f"num_classes is {num_classes}, and data.classes names {len(names)}")
+        raise ValueError(f"num_classes is {num_classes}, but data.classes has {len(names)} names")
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
         sources = [folder / split, folder / labels]
         parse = partial(_parse, sources[0], sources[1], num_classes)
-        table = cached_table(f"vg500 {num_classes}", sources, parse, cache_dir, _SEE)
+        table = cached_table(f"vg500 {num_classes}", sources, parse, cache_dir)
 
         # The names are not part of the cached table, so it fits all names.
         table = replace(table, classes=names)
         log_split("vg500", split, table)
         second = f"{images}_2"
         if not (folder / second).is_dir():
-            return in_folder(table, folder / images, _SEE)
+            return in_folder(table, folder / images)
 
-        in_second = {os.fsencode(entry.name) for entry in list_folder(folder / second, _SEE)}
+        in_second = {os.fsencode(entry.name) for entry in list_folder(folder / second)}
         files = []
         for name in table.files.tolist():
             folder_of_image = second if name in in_second else images
             files.append(f"{folder_of_image}/{os.fsdecode(name)}")
-        return in_folder(replace(table, files=encode_paths(files)), folder, _SEE)
+        return in_folder(replace(table, files=encode_paths(files)), folder)
 
-    return Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
+    return Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
 
 
 def _parse(image_list: Path, label_file: Path, num_classes: int) -> Table:
     """Return the images of a list with their labels."""
-    labels = read_json(label_file, _SEE)
-    builder = TableBuilder(_SEE, classes=[str(column) for column in range(num_classes)])
-    with naming_errors(label_file, DataError, remedy=f"it is no map of images to classes, {_SEE}"):
-        for number, name in enumerate(read_lines(image_list, _SEE), 1):
+    labels = read_json(label_file)
+    builder = TableBuilder(list(map(str, range(num_classes))))
+    with naming_errors(label_file, DataError, remedy="use the map of images to classes"):
+        for number, name in enumerate(read_lines(image_list), 1):
             builder.add(name, dict.fromkeys(labels[name], 1), f"{image_list}, line {number}")
     return builder.build(image_list)

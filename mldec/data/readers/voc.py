@@ -11,7 +11,7 @@ from typing import Literal
 from mldec.data.cache import cached_table
 from mldec.data.settings import Source
 from mldec.data.table import Table, TableBuilder, path_inside
-from mldec.data.tasks import MultiLabel
+from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_bytes, read_lines
@@ -23,7 +23,6 @@ log = logging.getLogger("mldec")
 DIFFICULT = 2
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
 
-_SEE = "see DATASETS.md, section Pascal VOC"
 
 Difficult = Literal["negative", "positive", "ignore"]
 
@@ -51,13 +50,11 @@ def voc(
         difficult_val: The same for validation. "ignore" omits the image for this class, as in the
             devkit.
     """
-    task = MultiLabel(threshold)
-    folder = _find(check_folder(root, f"Pascal VOC {year}", _SEE), year)
-
+    evaluator = multi_label(threshold)
+    folder = _find(check_folder(root, f"Pascal VOC {year}"), year)
     load = partial(_load_split, folder, difficult_val)
-    load_train = partial(_load_split, folder, difficult_train)
-    source = Source(load=load, train=train, val=val, task=task, where=folder, see=_SEE)
-    return replace(source, load_train=load_train)
+    source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
+    return replace(source, load_train=partial(_load_split, folder, difficult_train))
 
 
 def _find(root: Path, year: int) -> Path:
@@ -72,8 +69,8 @@ def _find(root: Path, year: int) -> Path:
     for folder in candidates:
         if (folder / "ImageSets").is_dir():
             return folder
-    fault = f"{root} holds no VOC{year} (a folder with ImageSets)"
-    raise DataError(f"{fault}; set data.root or data.year, {_SEE}")
+    fault = f"there is no VOC{year}, a folder with ImageSets"
+    raise DataError(f"data.root: {root}: {fault}; set data.root or data.year")
 
 
 def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None) -> StoredImages:
@@ -81,7 +78,7 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     listing = folder / "ImageSets" / "Main" / f"{split}.txt"
     annotations = folder / "Annotations"
     parse = partial(_parse, listing, annotations)
-    table = cached_table("voc", [listing, annotations], parse, cache_dir, _SEE)
+    table = cached_table("voc", [listing, annotations], parse, cache_dir)
 
     only_difficult = table.labels.counts(DIFFICULT).sum()
     what = f"{folder.name} {split}"
@@ -92,21 +89,21 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     values = table.labels.values.copy()
     values[values == DIFFICULT] = MEANINGS[difficult]
     labels = replace(table.labels, values=values)
-    return in_folder(replace(table, labels=labels), folder / "JPEGImages", _SEE)
+    return in_folder(replace(table, labels=labels), folder / "JPEGImages")
 
 
 def _parse(listing: Path, annotations: Path) -> Table:
     """Read the labels (1 or `DIFFICULT`) of a list with one image id per line."""
-    builder = TableBuilder(_SEE, classes=VOC)
-    for number, line in enumerate(read_lines(listing, _SEE), 1):
+    builder = TableBuilder(classes=VOC)
+    for number, line in enumerate(read_lines(listing), 1):
         # Lists of a single class have a second column.
         image = line.split()[0]
-        path = annotations / f"{path_inside(image, f'{listing}, line {number}', _SEE)}.xml"
+        path = annotations / f"{path_inside(image, f'{listing}, line {number}')}.xml"
 
         labels: dict[str, int] = {}
         for name, is_difficult in _objects(path):
             if name not in VOC:
-                raise unknown_class(name[:40], VOC, str(path), _SEE)
+                raise unknown_class(name[:40], VOC, str(path))
 
             # A class is present if any of its objects is not difficult.
             labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
@@ -116,8 +113,8 @@ def _parse(listing: Path, annotations: Path) -> Table:
 
 def _objects(path: Path) -> list[tuple[str, bool]]:
     """Return the class of each object in an annotation file and its difficult flag."""
-    content = read_bytes(path, f"no labels of the test split of 2012 are public, {_SEE}")
-    with naming_errors(path, DataError, remedy=f"it is no VOC annotation, {_SEE}"):
+    content = read_bytes(path)
+    with naming_errors(path, DataError, remedy="restore it"):
         root = ElementTree.fromstring(content)
         # `findall` returns direct children only. Body parts of a person are nested objects.
         objects = []

@@ -14,15 +14,13 @@ from mldec.data.images import READ, UnsupportedFiles
 from mldec.data.settings import Source
 from mldec.data.splits import check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
-from mldec.data.tasks import MultiLabel
+from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_lines, read_text, read_yaml
-from mldec.names import abbreviate, as_name, check_names
+from mldec.names import abbreviate, check_names
 
 log = logging.getLogger("mldec")
-
-_SEE = "see DATASETS.md, section YOLO folders"
 
 
 def yolo(
@@ -43,23 +41,23 @@ def yolo(
         train: Key of the training split.
         val: Key of the validation split, such as "test".
     """
-    task = MultiLabel(threshold, skip_empty)
-    folder = check_folder(root, "the YAML file", _SEE)
-    source = folder / path_inside(file, "data.file", _SEE)
+    evaluator = multi_label(threshold, skip_empty=skip_empty)
+    folder = check_folder(root, "the YAML file")
+    source = folder / path_inside(file, "data.file")
 
     def load(split: str, _: str | None) -> StoredImages:
         content = _read(source)
         if split == val:
-            check_val(val, [key for key, value in content.items() if value], source, _SEE)
+            check_val(val, [key for key, value in content.items() if value], source)
         return _load_split(folder, source, content, split)
 
-    return Source(load=load, train=train, val=val, task=task, where=source, see=_SEE)
+    return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
 
 
 def _read(source: Path) -> dict[str, Any]:
     """Return the content of the YAML file."""
-    with naming_errors(source, DataError, remedy=f"it is no YAML of keys such as train, {_SEE}"):
-        return dict(read_yaml(source, _SEE))
+    with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
+        return dict(read_yaml(source))
 
 
 def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
@@ -70,18 +68,18 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     for path in _paths(content, split, source):
         images += _images(path, unsupported)
     if unsupported and not images:
-        raise DataError(f"{source}, {split}: no image can be read: {unsupported}; {_SEE}")
+        raise DataError(f"{source}, {split}: no supported image; {unsupported}")
 
     label_files = [_label_file(image) for image in images]
     absent = {file for file in label_files if not file.is_file()}
     if images and len(absent) == len(images):
-        fault = f"none of {len(images):,} images has a label file, such as {label_files[0]}"
-        raise DataError(f"{source}, {split}: {fault}: put them there; {_SEE}")
+        fault = f"none of {len(images):,} images has a label file"
+        raise DataError(f"{source}, {split}: {fault}; add files such as {label_files[0]}")
 
     # The common folder is `root`, or one of its parents if images are outside `root`.
     parents = {image.parent for image in images}
     image_folder = Path(os.path.commonpath(parents | {folder}))
-    builder = TableBuilder(_SEE, classes=names)
+    builder = TableBuilder(classes=names)
     for image, file in zip(images, label_files, strict=True):
         labels = {} if file in absent else _labels(file, len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
@@ -91,20 +89,18 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     if unsupported:
         log.warning(f"yolo {split}: {unsupported}")
     if absent:
-        log.info("yolo %s: %s images have no label file", split, f"{len(absent):,}")
-    return in_folder(table, image_folder, _SEE)
+        log.info(f"yolo {split}: {len(absent):,} images have no label file")
+    return in_folder(table, image_folder)
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
     """Return the class names of a list, or of a mapping of index to name."""
     if isinstance(names, dict) and set(names) == set(range(len(names))):
-        names = [names[index] for index in range(len(names))]
+        names = [names[index] for index in sorted(names)]
     if not isinstance(names, list) or not names:
-        fault = (
-            f"names is {abbreviate(names)}, not a list of class names or a mapping of 0, 1, ... to"
-        )
-        raise DataError(f"{source}: {fault} names; {_SEE}")
-    return check_names([as_name(name, source, _SEE) for name in names], source, _SEE)
+        fault = f"names is {abbreviate(names)}"
+        raise DataError(f"{source}: {fault}; list the names, or map 0, 1, ... to names")
+    return check_names(names, source)
 
 
 def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
@@ -112,8 +108,8 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
     value: Any = content.get(split)
     entries: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(entry, str) for entry in entries):
-        fault = f"{split} is {abbreviate(value)}, not a folder of images, a list of folders"
-        raise DataError(f"{source}: {fault} or a text file of paths: add it; {_SEE}")
+        fault = f"{split} is {abbreviate(value)}"
+        raise DataError(f"{source}: {fault}; set an image folder, a list or a text file of paths")
 
     # `path` is often a folder on another machine. Roboflow writes ../train/images for a folder next
     # to data.yaml.
@@ -125,25 +121,24 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
         candidates += [source.parent / relative, source.parent / relative.removeprefix("../")]
         path = next(filter(Path.exists, candidates), None)
         if path is None:
-            fault = f"{split}: {os.path.normpath(candidates[0])} is not there"
-            raise DataError(f"{source}: {fault}: correct the path; {_SEE}")
+            missing = os.path.normpath(candidates[0])
+            raise DataError(f"{source}: {split}: {missing} does not exist; correct the path")
         paths.append(Path(os.path.normpath(path)))
     return paths
 
 
 def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
-    """Return the images in a folder (recursively) or in a text file.
-
-    Image files of unsupported formats in the folder are added to `unsupported`.
-    """
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.name[0] != "."]
-        for file in files:
-            unsupported.add(str(file))
-        return [file for file in files if file.suffix.lower() in READ]
-
+    """Return the images in a folder (recursively) or in a text file. Counts unsupported files."""
     images = []
-    for line in read_lines(path, _SEE):
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.name[0] != ".":
+                unsupported.add(str(file))
+                if file.suffix.lower() in READ:
+                    images.append(file)
+        return images
+
+    for line in read_lines(path):
         image = path.parent / line.replace("\\", "/")
         images.append(Path(os.path.normpath(image)))
     return images
@@ -158,7 +153,7 @@ def _label_file(image: Path) -> Path:
 def _labels(path: Path, num_classes: int) -> dict[int, int]:
     """Return the classes of a label file. The first number of each line is a class index."""
     labels = {}
-    for number, line in enumerate(read_text(path, _SEE).split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         fields = line.split()
         if not fields:
             continue
@@ -167,6 +162,6 @@ def _labels(path: Path, num_classes: int) -> dict[int, int]:
         index = re.fullmatch(r"(\d+)(\.0*)?", fields[0])
         if index is None or int(index[1]) >= num_classes:
             fault = f"the class {abbreviate(fields[0])} is not an index below {num_classes}"
-            raise DataError(f"{path}, line {number}: {fault}, the number of names; {_SEE}")
+            raise DataError(f"{path}, line {number}: {fault}; correct it")
         labels[int(index[1])] = 1
     return labels

@@ -1,10 +1,10 @@
-"""The job of `mldec benchmark` that measures how fast photos are answered."""
+"""The job `predict`: images/s of `mldec predict`."""
 
 import argparse
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 
 import torch
@@ -19,11 +19,11 @@ from mldec.tools.predict.inputs import Inputs
 
 
 def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
-    """Yield the images/s of `mldec predict`, beside its two halves alone, after each round.
+    """Yield the images/s of `mldec predict`, of decoding and of the model, after each round.
 
-    If both halves share the processors, no program can be faster than 1 / (1 / decode + 1 / model);
-    with a model on a GPU none can be faster than the slower half. All of it is timed in turns, and
-    `share` is the median over the rounds of the speed divided by this bound.
+    If decoding and model share the processors, the fastest possible program reaches
+    1 / (1 / decode + 1 / model). With a GPU, the slower of the two is the `bound`. `share` is the
+    measured speed divided by the bound. All figures are medians over the rounds.
     """
     engine, rule = opened(args.checkpoint, {"device": args.device})
     on_gpu = engine.device.type == "cuda"
@@ -31,16 +31,18 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     items = list(islice(Inputs([args.images]), args.count))
     decoder = Decoder(engine.transform, decoder=engine.decoder)
 
-    # A batch in memory; images are repeated if there are few.
-    first = map(decoder.__getitem__, items[:batch_size])
-    readable = [image for image in first if isinstance(image, torch.Tensor)]
-    if len({image.shape for image in readable}) != 1:
-        raise DataError(
-            "the first images cannot be read, or are of several sizes (--any-size): choose others"
-        )
-    batch = torch.stack((readable * batch_size)[:batch_size])
+    # The model is timed on one batch in memory, with repeated images if there are few.
+    images = []
+    for item in items[:batch_size]:
+        image = decoder[item]
+        if isinstance(image, torch.Tensor):
+            images.append(image)
+    if len({image.shape for image in images}) != 1:
+        raise DataError(f"{args.images}: no readable images of one size; choose other images")
+    batch = torch.stack((images * batch_size)[:batch_size])
     if on_gpu:
         batch = batch.pin_memory()
+    predictor = Predictor(engine, rule)
 
     def decode() -> None:
         for _ in decoded(items, decoder, batch_size=batch_size, workers=processors()):
@@ -49,21 +51,15 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     def score() -> None:
         for start in range(0, len(items), batch_size):
             scores = engine.answer(batch[: len(items) - start]).scores
-        scores.cpu()  # waits once: the host runs ahead of a GPU, as in mldec predict
+        scores.cpu()  # wait only once, so that the host runs ahead of a GPU
 
-    def answer(predictor: Predictor) -> None:
+    def answer() -> None:
         for _ in predictor.rows(iter(items), StopRequest()):
             pass
 
-    jobs: dict[str, Callable[[], None]] = {
-        "decode": decode,
-        "model": score,
-        "predict": partial(answer, Predictor(engine, rule)),
-        "one_process": partial(answer, Predictor(engine, rule, workers=0)),
-    }
-
+    jobs: dict[str, Callable[[], None]] = {"decode": decode, "model": score, "predict": answer}
     yield {"images": len(items), "workers": processors()}
-    rounds: dict[str, list[float]] = {}
+    rounds: dict[str, list[float]] = defaultdict(list)
     for number in range(args.rounds + 1):
         speeds = {}
         for name, job in jobs.items():
@@ -71,11 +67,12 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
             job()
             speeds[name] = len(items) / (time.perf_counter() - start)
 
-        halves = speeds["decode"], speeds["model"]
-        speeds["bound"] = min(halves) if on_gpu else 1 / sum(1 / half for half in halves)
+        speeds["bound"] = 1 / (1 / speeds["decode"] + 1 / speeds["model"])
+        if on_gpu:
+            speeds["bound"] = min(speeds["decode"], speeds["model"])
         speeds["share"] = speeds["predict"] / speeds["bound"]
-        # The first round warms up: files come from the disk, and the network chooses its kernels.
+        # The first round is a warm-up: files are read from the disk.
         if number > 0:
             for name, speed in speeds.items():
-                rounds.setdefault(name, []).append(speed)
-            yield {name: statistics.median(speeds) for name, speeds in rounds.items()}
+                rounds[name].append(speed)
+            yield {name: statistics.median(values) for name, values in rounds.items()}

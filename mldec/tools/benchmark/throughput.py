@@ -1,8 +1,9 @@
-"""How steps of an experiment are timed, and the job that measures images per second."""
+"""The job `throughput`, and training steps of an experiment on random images."""
 
 import argparse
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,79 +23,69 @@ from mldec.runtime import distributed
 from mldec.runtime.devices import autocast
 from mldec.training.step import Learner
 
-LABEL_SHARE = 0.04  # of 80 classes, how many an image of COCO shows
-STEPS = 10_000  # of a run on random images, for its schedule
-BLOCKS = 5  # of timed steps, if there are as many
+LABEL_SHARE = 0.04  # of positive labels, as in COCO
+STEPS = 10_000  # of the learning rate schedule
+BLOCKS = 5  # maximum number of rounds
 WARM_UP = 3  # steps
 
 
 def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Time training steps and inference of an experiment, with random images on the device.
+    """Time training steps and inference of an experiment on random images.
 
-    With `--beside` training steps are timed in turns with those of the same experiment with one
-    setting changed, and inference is not.
+    With `--beside`, training steps alternate with steps that have one setting changed, and
+    inference is not timed.
     """
-    config = settings(args)
-    tried = prepare(config, args.classes)
-    device, batch_size = tried.device, config.train.batch_size
-    yield tried.facts(args) | {"batch_size": batch_size}
+    config = compose_experiment(args)
+    trial = build_trial(config, args.classes)
+    device = trial.device
+    batch_size = config.train.batch_size
+    yield trial.facts(args) | {"batch_size": batch_size}
 
-    # The memory is measured before there is a second model.
-    learner, step = _training(tried)
-    yield {"peak_gib": _peak_of(step, device)}
+    # Measure the memory before a second model is built.
+    learner, step = _training_step(trial)
+    yield {"peak_gib": peak_gib(step, device)}
     jobs = {"train": step}
     if args.beside:
-        _, jobs["beside"] = _training(prepare(settings(args, args.beside), args.classes))
+        changed = compose_experiment(args, args.beside)
+        _, jobs["beside"] = _training_step(build_trial(changed, args.classes))
 
     times = in_turns(jobs, device=device, **blocks(args.repeats))
     for name, seconds in times.items():
         yield step_figures(f"{name}_", seconds, batch_size)
     if args.beside:
         ratio = times_as_long(times, "beside", "train")
-        beyond = 100 * (1 - ratio)  # percent of our step
-        yield {"beside": args.beside, "times_beside": ratio, "beyond_percent": beyond}
+        yield {"beside": args.beside, "times_beside": ratio, "beyond_percent": 100 * (1 - ratio)}
         return
 
-    # The same weights, without gradients and in the precision of training. A head that was trained
-    # on stored tokens answers images with its backbone.
-    net = tried.model if config.train.cache_features else learner.net
+    # The same weights and precision. Heads that train on cached tokens need their backbone here.
+    net = trial.model if config.train.cache_features else learner.net
     net.eval()
-    images = tried.random_images(batch_size)
+    images = trial.random_images(batch_size)
 
     @torch.no_grad()
-    def answer() -> None:
+    def infer() -> None:
         with autocast(device, config.train.precision):
             net(images, learner.word_vectors)
 
-    yield {"infer_peak_gib": _peak_of(answer, device)}
-    times = in_turns({"infer": answer}, device=device, **blocks(args.repeats))
+    yield {"infer_peak_gib": peak_gib(infer, device)}
+    times = in_turns({"infer": infer}, device=device, **blocks(args.repeats))
     yield step_figures("infer_", times["infer"], batch_size)
 
 
-def _training(tried: "Trial") -> tuple[Learner, Callable[[], Any]]:
-    """Return a learner and its step on random images that lie on the device."""
-    device, batch_size = tried.device, tried.config.train.batch_size
-    batches = [
-        batch._replace(images=batch.images.to(device), targets=batch.targets.to(device))
-        for batch in tried.random_batches()
-    ]
-    learner = tried.learner()
+def _training_step(trial: "Trial") -> tuple[Learner, Callable[[], Any]]:
+    """Return a learner, and a function that does a step on images on the device."""
+    batches = []
+    for batch in trial.random_batches():
+        images = batch.images.to(trial.device)
+        batches.append(batch._replace(images=images, targets=batch.targets.to(trial.device)))
+    learner = trial.learner()
     learner.train()
-    return learner, lambda: learner.learn(batches, batch_size)
-
-
-def _peak_of(job: Callable[[], Any], device: torch.device) -> float | None:
-    """Warm a job up, and return the largest memory while it is done once more."""
-    for _ in range(WARM_UP):
-        job()
-    reset_peak(device)
-    job()
-    return peak_gib(device)
+    return learner, lambda: learner.learn(batches, trial.config.train.batch_size)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An experiment without its data, for one process, and a model with random weights."""
+    """Config and model of an experiment, with random weights and without its data."""
 
     config: Config
     parts: build.Parts
@@ -102,20 +93,8 @@ class Trial:
     classes: Classes
     model: Classifier
 
-    @property
-    def image_size(self) -> int:
-        """The pixels per side of a training image."""
-        return int(self.config.data["image_size"])
-
-    @property
-    def trained(self) -> Classifier:
-        """What the steps of a run train: the model, or with stored tokens its head."""
-        if self.config.train.cache_features:
-            return TokenClassifier(self.model.backbone, self.model.head)
-        return self.model
-
     def facts(self, args: argparse.Namespace) -> dict[str, Any]:
-        """Return the figures that say what is measured."""
+        """Return the settings that the figures depend on."""
         train = self.config.train
         return {
             "experiment": args.experiment,
@@ -123,86 +102,84 @@ class Trial:
             "precision": train.precision.for_device(self.device).value,
             "compile": train.compile,
             "channels_last": train.channels_last,
-            "image_size": self.image_size,
+            "image_size": self.config.data["image_size"],
             "classes": len(self.classes),
         }
 
     def learner(self) -> Learner:
         """Return a learner for steps on random images."""
+        model = self.model
+        if self.config.train.cache_features:
+            model = TokenClassifier(model.backbone, model.head)
+
         # Some losses count the training labels.
         loss = build.loss(self.parts, lambda: from_dense(self._targets(1000).numpy()))
         word_vectors = self.classes.word_vectors
         return Learner(
-            self.config,
-            self.trained,
-            loss,
-            device=self.device,
-            steps=STEPS,
-            word_vectors=word_vectors,
+            self.config, model, loss, device=self.device, steps=STEPS, word_vectors=word_vectors
         )
 
     def random_images(self, count: int) -> Tensor:
         """Return random images on the device, uint8 [count, 3, S, S]."""
-        shape = (count, 3, self.image_size, self.image_size)
+        size = self.config.data["image_size"]
+        shape = (count, 3, size, size)
         return torch.randint(256, shape, dtype=torch.uint8, device=self.device)
 
     def random_batches(self) -> list[Batch]:
-        """Return the micro-batches of a step, of random images on the CPU, as a loader would.
+        """Return the micro-batches of a step on the CPU, like a loader.
 
-        They are mixed, or tokens, if those of the experiment are.
+        They contain mixed images, or tokens, if the experiment trains on them.
         """
-        config, count = self.config, self.config.train.batch_size
-        images = self.random_images(count)
-        if config.train.cache_features:
-            with torch.no_grad(), autocast(self.device, config.train.precision):
+        train = self.config.train
+        images = self.random_images(train.batch_size)
+        if train.cache_features:
+            with torch.no_grad(), autocast(self.device, train.precision):
                 images = self.model.backbone(images).float()
 
-        mixing = build.mixing(config.mix, self.classes)
-        keys = [(0, index, 0) for index in range(count)]
-        samples = list(zip(images.cpu(), self._targets(count), keys, strict=True))
+        mixing = build.mixing(self.config.mix, self.classes)
+        keys = [(0, index, 0) for index in range(len(images))]
+        samples = list(zip(images.cpu(), self._targets(len(images)), keys, strict=True))
         batches = []
-        for part in range(config.train.accumulate):
-            batch = stack(samples[part :: config.train.accumulate], mixing=mixing)
-            # From pinned memory a GPU copies while the processor goes on.
+        for part in range(train.accumulate):
+            batch = stack(samples[part :: train.accumulate], mixing=mixing)
+            # Copies from pinned memory are asynchronous.
             if self.device.type == "cuda":
-                pinned = batch.images.pin_memory(), batch.targets.pin_memory()
-                batch = batch._replace(images=pinned[0], targets=pinned[1])
+                pinned = batch.images.pin_memory()
+                batch = batch._replace(images=pinned, targets=batch.targets.pin_memory())
             batches.append(batch)
         return batches
 
     def _targets(self, count: int) -> Tensor:
-        """Return random targets, int8 [count, K]: one label per image if the classes exclude."""
+        """Return random targets, int8 [count, K]. Exclusive classes have one label per image."""
         if not self.classes.exclusive:
             return (torch.rand(count, len(self.classes)) < LABEL_SHARE).to(torch.int8)
-
         labels = torch.randint(len(self.classes), (count,))
         return one_hot(labels, len(self.classes)).to(torch.int8)
 
 
-def settings(args: argparse.Namespace, *changed: str) -> Config:
-    """Return the config of an experiment and of the settings behind it on the command line."""
-    words = [f"+experiment={args.experiment}", *args.settings, *changed]
+def compose_experiment(args: argparse.Namespace, *changed: str) -> Config:
+    """Return the config of --experiment with the settings of the command line."""
+    words = [f"+experiment={args.experiment}"] + args.settings + list(changed)
     return compose(words).for_world_size(processes=1)
 
 
-def prepare(config: Config, classes: Classes | int) -> Trial:
-    """Build the model of an experiment for the classes of its data, or a number of made-up ones."""
+def build_trial(config: Config, num_classes: int) -> Trial:
+    """Build the model of an experiment for a number of invented classes."""
     parts = build.complete(build.check(config, ["backbone", "head", "loss"]))
     device = distributed.pick_device(config.device)
     train = config.train
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
 
     torch.manual_seed(config.seed)
-    if isinstance(classes, int):
-        # A loss for both kinds of data takes several labels per image.
-        names = tuple(f"class {number}" for number in range(classes))
-        exclusive = getattr(parts["loss"].target, "exclusive", None) is True
-        classes = Classes(names, exclusive)
+    names = tuple(f"class {number}" for number in range(num_classes))
+    # Losses for both kinds of labels get several labels per image.
+    exclusive = getattr(parts["loss"].target, "exclusive", None) is True
+    classes = Classes(names, exclusive)
     model = build.model(parts, classes, pretrained=False).to(device)
 
-    # Zero-shot heads, and only they, have the attribute.
+    # Only zero-shot heads have this attribute.
     word_dim = getattr(model.head, "word_dim", None)
-    if word_dim is not None and classes.word_vectors is None:
+    if word_dim is not None:
         classes = replace(classes, word_vectors=torch.randn(len(classes), word_dim))
     return Trial(config, parts, device, classes, model)
 
@@ -215,24 +192,21 @@ def in_turns(
     warmup: int = 1,
     steps: int = 1,
 ) -> dict[str, list[float]]:
-    """Time several jobs in turns, so that all of them meet the same load of the machine.
+    """Time jobs alternately, so that other load of the machine affects them equally.
 
-    In its turn a job is done `steps` times before the device is waited for, so that the host may
-    run ahead of a GPU as it does in training. One thread on a CPU is measured in processor time,
-    which other processes hardly change. Returns the seconds per step of each job in each round
-    after those of `warmup`.
+    A job is called `steps` times per round, before the host waits for the device. One thread on a
+    CPU is measured in processor time. Returns the seconds per call in each round after `warmup`.
     """
     on_cpu = device.type == "cpu"
-    clock = time.process_time if on_cpu and torch.get_num_threads() == 1 else time.perf_counter
-
-    times: dict[str, list[float]] = {name: [] for name in jobs}
+    clock = time.perf_counter
+    if on_cpu and torch.get_num_threads() == 1:
+        clock = time.process_time
+    times: dict[str, list[float]] = defaultdict(list)
     for turn in range(warmup + rounds):
         for name, job in jobs.items():
             start = clock()
             for _ in range(steps):
                 job()
-
-            # A kernel is only queued when the call returns.
             if not on_cpu:
                 torch.cuda.synchronize(device)
             if turn >= warmup:
@@ -241,13 +215,13 @@ def in_turns(
 
 
 def blocks(repeats: int) -> dict[str, int]:
-    """Divide a number of timed steps into the rounds of `in_turns` and the steps of each."""
+    """Divide a number of timed steps into `rounds` and `steps` of `in_turns`."""
     rounds = min(BLOCKS, repeats)
     return {"rounds": rounds, "steps": repeats // rounds}
 
 
 def step_figures(prefix: str, seconds: Sequence[float], images: int) -> dict[str, float]:
-    """Return the mean of a step over the rounds, how far they are apart, and the images/s."""
+    """Return mean and spread of the seconds per step, and images/s."""
     mean = statistics.fmean(seconds)
     return {
         f"{prefix}step_ms": 1000 * mean,
@@ -257,18 +231,16 @@ def step_figures(prefix: str, seconds: Sequence[float], images: int) -> dict[str
 
 
 def times_as_long(times: Mapping[str, list[float]], job: str, other: str) -> float:
-    """Return how many times as long as another job one takes: the median over the rounds."""
+    """Return the time of a job divided by the time of another, as the median over the rounds."""
     return statistics.median(a / b for a, b in zip(times[job], times[other], strict=True))
 
 
-def reset_peak(device: torch.device) -> None:
-    """Let `peak_gib` begin anew."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_gib(device: torch.device) -> float | None:
-    """Return the largest memory of a GPU since `reset_peak`; None on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return None
+def peak_gib(job: Callable[[], Any], device: torch.device) -> float | None:
+    """Warm up a job, and return the peak GPU memory of another call; None on a CPU."""
+    for _ in range(WARM_UP):
+        job()
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    job()
+    return torch.cuda.max_memory_allocated(device) / 2**30

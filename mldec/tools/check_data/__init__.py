@@ -1,10 +1,9 @@
 """Check a dataset: `mldec check-data data=coco data.root=/data/coco [--out DIR]`.
 
-It counts images and labels, and looks for what is out of range, cannot be decoded, or is repeated;
-the status is 1 if something is wrong, and with --strict 3 if there are warnings. With
-+experiment=NAME it takes the settings of mldec train. With --checkpoint it looks for wrong labels
-instead: pairs of an image and a class whose label a model finds unlikely, ranked. docs/data.md
-describes both.
+It counts images and labels, and finds invalid labels, unreadable images and duplicates. The exit
+status is 1 with errors, and 3 with warnings and --strict. +experiment=NAME selects the settings of
+mldec train. With --checkpoint, it ranks the labels by the probability that they are wrong. See
+docs/data.md.
 """
 
 import argparse
@@ -19,96 +18,90 @@ from mldec.tools.check_data.examine import check
 
 log = logging.getLogger("mldec")
 
-ROWS = 10_000  # of --errors: more than a person looks at
 
-
-def number_or_all(word: str) -> int | None:
-    """Read a whole number, or `all`, which is returned as None."""
-    return None if word == "all" else whole(word)
+def number_or_all(text: str) -> int | None:
+    """Parse an integer, or "all", which is returned as None."""
+    return None if text == "all" else whole(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of `mldec check-data`."""
     arguments = command("check-data", str(__doc__))
     arguments.add_argument(
         "settings",
         nargs="*",
         metavar="key=value",
-        help="such as data=coco data.root=/data/coco, or +experiment=NAME and settings of train",
+        help="such as data=coco data.root=/data/coco, or +experiment=NAME and training settings",
     )
-    arguments.add_argument(
-        "--strict", action="store_true", help="return status 3 if there are warnings"
-    )
+    arguments.add_argument("--strict", action="store_true", help="exit with status 3 on warnings")
     arguments.add_argument(
         "--decode",
         type=number_or_all,
-        help="images per split to read, hash and decode: all, N, 0",
+        metavar="N",
+        help="images per split to read, hash and decode; default: all",
     )
     arguments.add_argument(
         "--out",
         metavar="DIR",
-        help="write charts (needs matplotlib): training samples and frequencies; with "
-        "--checkpoint a page of pictures",
+        help="write charts of training samples and class frequencies (needs matplotlib), or with "
+        "--checkpoint an HTML page",
     )
     arguments.add_argument("--json", metavar="FILE", help="write the full report")
 
     errors = arguments.add_argument_group("wrong labels")
     errors.add_argument(
-        "--checkpoint", metavar="FILE", help="of a run on this data; key=value changes its settings"
+        "--checkpoint", metavar="FILE", help="a checkpoint of this data; find wrong labels with it"
     )
     errors.add_argument(
-        "--split", choices=("val", "train"), default="val", help="to judge; default: val"
+        "--split", choices=("val", "train"), default="val", help="split to check; default: val"
     )
-    errors.add_argument("--errors", metavar="FILE", help="write the ranked pairs as CSV")
+    errors.add_argument("--errors", metavar="FILE", help="write the ranked labels as CSV")
     errors.add_argument(
-        "--rows", type=number_or_all, default=ROWS, help=f"all pairs, or N; default: {ROWS:,}"
+        "--rows",
+        type=number_or_all,
+        default=10_000,
+        metavar="N",
+        help="number of ranked labels, or all; default: 10,000",
     )
     add_weights_options(errors)
-    # What a checkpoint can be evaluated with, and is not judged with.
     return arguments
 
 
-def main() -> None:
-    """Run the command."""
-    run_command(parser().parse_intermixed_args, run)
-
-
 class WarningCollector(logging.Handler):
-    """Keeps the text of each warning once, in order."""
+    """Collects the different warnings in order."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a warning."""
+        """Collect a warning."""
         message = record.getMessage()
         if message not in self.messages:
             self.messages.append(message)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check a dataset, or look for its wrong labels, as the command line says."""
-    # What cannot be written is refused now, not after hours of reading.
+    """Check a dataset or find its wrong labels; return the exit status."""
     check_targets(json=args.json, csv=args.errors)
     if args.out:
         check_folder("--out", args.out)
     if args.checkpoint:
         if args.strict:
-            raise ConfigError("--strict is for the check of a data set: leave out --checkpoint")
+            raise ConfigError("--strict: not supported with --checkpoint; remove one of them")
         label_errors.run(args)
         return 0
 
     if args.errors:
-        raise ConfigError("--errors lists what a model finds: pass --checkpoint FILE too")
+        raise ConfigError("--errors: a model is needed to rank labels; pass --checkpoint FILE")
     if args.out:
-        require("--out: a chart", "plot", "matplotlib")
+        require("--out", "plot", "matplotlib")
 
-    # The readers log warnings while they read.
+    # The readers log warnings.
     collector = WarningCollector()
     log.addHandler(collector)
     try:
-        config, data, option = build.chosen_data_option(args.settings)
+        config, data, option = build.data_from_settings(args.settings)
         report = check(data, option, config, decode=args.decode, folder=args.out)
     finally:
         log.removeHandler(collector)
@@ -118,11 +111,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, report)
     if warnings:
-        say("warnings:", *(f"  {printable(message)}" for message in warnings))
+        say("warnings:")
+        for message in warnings:
+            say(f"  {printable(message)}")
     if report["faults"]:
-        raise DataError(f"data={option} is not as it should be: {'; '.join(report['faults'])}")
-    if not warnings:
-        say("nothing is wrong")
-        return 0
-    say(f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}, no errors")
-    return 3 if args.strict else 0
+        raise DataError(f"data={option}: {'; '.join(report['faults'])}; see the lines above")
+    say(f"{len(warnings)} warnings, no errors")
+    return 3 if warnings and args.strict else 0
+
+
+def main() -> None:
+    """Run the command."""
+    run_command(parser().parse_intermixed_args, run)

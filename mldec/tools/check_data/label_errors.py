@@ -1,4 +1,4 @@
-"""Find labels that are probably wrong: the work of `mldec check-data --checkpoint`."""
+"""Find labels that are probably wrong, with the scores of a model."""
 
 import argparse
 import logging
@@ -26,58 +26,92 @@ log = logging.getLogger("mldec")
 
 COLUMNS = ("rank", "image", "class", "label", "probability", "suspected")
 PAGE = "label_errors.html"
-MAX_PICTURES = 60  # per section of the page
-MAX_PRINTED = 10  # pairs that are printed
-THUMBNAIL = 240  # pixels of the longer side of a picture
-QUALITY = 80  # of the JPEG files
+MAX_IMAGES = 60  # per section of the page
+MAX_PRINTED = 10  # labels that are printed
+THUMBNAIL = 240  # pixels of the longer side of a thumbnail
+JPEG_QUALITY = 80
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The images of a split with their labels, and what a model says of each."""
+class RankedLabels:
+    """The labels of a split, ranked by the scores of a model."""
 
     split: Split
     scores: Scores
-    ranking: Ranking  # its images are rows of the scores
+    ranking: Ranking  # image indices are rows of the scores
+
+    def get(self, positions: Iterable[int]) -> Iterator["RankedLabel"]:
+        """Yield the labels at some positions of the ranking."""
+        for position in positions:
+            index = int(self.scores.indices[self.ranking.images[position]])
+            yield RankedLabel(
+                rank=position + 1,
+                index=index,
+                image=self.split.dataset.name(index),
+                class_name=self.split.classes.names[self.ranking.classes[position]],
+                present=bool(self.ranking.present[position]),
+                probability=float(self.ranking.probabilities[position]),
+                suspected=bool(self.ranking.suspected[position]),
+            )
+
+
+@dataclass(frozen=True)
+class RankedLabel:
+    """The label of an image and a class."""
+
+    rank: int  # from 1, the most suspicious label
+    index: int  # index of the image in the split
+    image: str  # path of the image
+    class_name: str
+    present: bool  # the label
+    probability: float  # calibrated probability that the class is present
+    suspected: bool  # whether confident learning suspects an error
 
 
 def run(args: argparse.Namespace) -> None:
-    """Rank the labels of a dataset, print the first ones, and write the files."""
+    """Rank the labels of a split, print the first labels, and write the files."""
     loaded = load_model(args.checkpoint, weights=args.weights, plugins=args.plugin)
-    judged = judge(loaded, args)
-    bad, images = judged.scores.bad, len(judged.scores.labels)
-    for line in left_out(bad, images):
+    labels = rank_labels(loaded, args)
+    images = len(labels.scores.labels)
+    for line in left_out(labels.scores.bad, images):
         log.warning(line)
 
-    ranking = judged.ranking
-    suspected = int(ranking.suspected.sum())
+    suspected = int(labels.ranking.suspected.sum())
     summary = (
-        f"{images:,} images x {len(judged.split.classes)} classes of {args.split}, judged by "
-        f"{args.checkpoint}: {suspected:,} of {len(ranking):,} labels are suspected"
+        f"{args.checkpoint}, {args.split}: {suspected:,} of {len(labels.ranking):,} labels are "
+        f"suspected ({images:,} images x {len(labels.split.classes)} classes)"
     )
-    say(summary)
-    print_suspects(judged)
+    say(summary, f"{'rank':>6}  label    P(present)  class, image")
+    for label in labels.get(range(len(labels.ranking))[:MAX_PRINTED]):
+        value = "present" if label.present else "absent"
+        columns = f"{label.rank:6}  {value:7}  {label.probability:10.3f}"
+        say(f"{columns}  {label.class_name}, {label.image}")
 
     if args.errors:
-        write_pairs(args.errors, judged, args.rows)
+        write_texts(args.errors, csv_lines(csv_rows(labels, args.rows)))
     if args.out:
-        write_result(str(Path(args.out) / PAGE), page(summary, sections(judged)))
+        present = labels.ranking.present
+        sections = {
+            "Labeled present, probably absent": np.flatnonzero(present)[:MAX_IMAGES],
+            "Labeled absent, probably present": np.flatnonzero(~present)[:MAX_IMAGES],
+        }
+        write_result(str(Path(args.out) / PAGE), render_page(summary, labels, sections))
     if args.json:
         content = {
             "checkpoint": args.checkpoint,
             "split": args.split,
             "images": images,
-            "left_out": bad,
-            "labels": len(ranking),
+            "left_out": labels.scores.bad,
+            "labels": len(labels.ranking),
             "suspected": suspected,
-            "per_class": class_counts(judged),
+            "per_class": class_counts(labels),
         }
         write_json(args.json, content)
 
 
-def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
-    """Score the images of a split; with data.fold the validation images are those of the fold."""
-    # The fold and the size of the images stay where data=NAME replaces the node of the data.
+def rank_labels(loaded: Loaded, args: argparse.Namespace) -> RankedLabels:
+    """Score the images of a split and rank their labels."""
+    # data=NAME replaces the data node, but not its fold and image size.
     for name in ("fold", "image_size"):
         value = loaded.config.data.get(name)
         is_chosen = any(setting.startswith(f"data.{name}=") for setting in args.settings)
@@ -85,130 +119,72 @@ def judge(loaded: Loaded, args: argparse.Namespace) -> Judged:
             args.settings.append(f"data.{name}={value}")
 
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)), calibrated=False)
-    data = setup.data
-    split = data.val if args.split == "val" else data.train
+    split = setup.data.val if args.split == "val" else setup.data.train
     if split.classes.exclusive:
-        raise ConfigError(
-            "--checkpoint: wrong labels are looked for where images have several; leave it out"
-        )
-    warn_of_training(args.checkpoint, loaded, data, args.split)
+        raise ConfigError("--checkpoint: label errors need multi-label data; remove the option")
+    warn_if_trained_on(args.checkpoint, loaded, setup.data, args.split)
 
-    # The training transform changes images at random.
+    # Replace the random training transform.
     split = split.viewed(loaded.transform)
-    data = replace(data, load_val=lambda: split, bad_images="skip")
+    data = replace(setup.data, load_val=lambda: split, bad_images="skip")
     network = scoring(loaded.model, setup.loaded.classes, split.classes, setup.path)
     setup = replace(setup, data=data, network=network)
     scores = setup.scores()
     for line in same_scores(setup.constant_classes(scores)):
         log.warning(line)
-    return Judged(split, scores, rank(scores.logits, scores.labels))
+    return RankedLabels(split, scores, rank(scores.logits, scores.labels))
 
 
-def warn_of_training(path: str, loaded: Loaded, data: DataModule, split: str) -> None:
-    """Warn if a model may have been trained on the images to judge: it learns wrong labels too."""
-    doubt = "if these images were among it, their wrong labels were learned and few are found"
+def warn_if_trained_on(path: str, loaded: Loaded, data: DataModule, split: str) -> None:
+    """Warn if the model may have learned the wrong labels of the split."""
     if loaded.fingerprint is None:
-        log.warning(f"{path} does not say on which data it was trained: {doubt}")
+        log.warning(f"{path}: unknown training data; label errors in it cannot be found")
     elif changed := difference(loaded.fingerprint, fingerprint(data.train)):
-        log.warning(f"{path} was trained on other data ({changed}): {doubt}")
+        log.warning(f"{path}: other training data ({changed}); label errors in it cannot be found")
     elif split == "train":
         log.warning(
-            f"{path} was trained on these images, and their wrong labels too: more are found with "
-            f"models trained with data.fold=1/N to N/N, each judging the fold that it left out"
+            f"{path} was trained on these images and may have learned their wrong labels; train "
+            f"with data.fold=1/N to N/N and check the held-out fold of each model"
         )
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """One pair of an image and a class."""
-
-    rank: int  # from 1, the most suspicious pair
-    image: str  # its path
-    class_name: str
-    present: bool  # whether the label says that the image shows the class
-    probability: float  # that it does, as the model says
-    suspected: bool  # whether confident learning counts the label as wrong
-
-
-def suspects(judged: Judged, positions: Iterable[int]) -> Iterator[tuple[int, Suspect]]:
-    """Yield the pairs at some positions of the ranking, each after the index of its image."""
-    ranking, split = judged.ranking, judged.split
-    for position in positions:
-        index = int(judged.scores.indices[ranking.images[position]])
-        pair = Suspect(
-            rank=position + 1,
-            image=split.dataset.name(index),
-            class_name=split.classes.names[ranking.classes[position]],
-            present=bool(ranking.present[position]),
-            probability=float(ranking.probabilities[position]),
-            suspected=bool(ranking.suspected[position]),
-        )
-        yield index, pair
-
-
-def sections(judged: Judged) -> dict[str, Iterator[tuple[Suspect, Image.Image]]]:
-    """Return the first pairs of either label with their pictures, by the heading of the page."""
-
-    def first(chosen: np.ndarray) -> Iterator[tuple[Suspect, Image.Image]]:
-        positions = np.flatnonzero(chosen)[:MAX_PICTURES].tolist()
-        for index, pair in suspects(judged, positions):
-            yield pair, picture(judged.split.dataset, index)
-
-    present = judged.ranking.present
-    return {
-        "Labelled present, probably absent": first(present),
-        "Labelled absent, probably present": first(~present),
-    }
-
-
-def class_counts(judged: Judged) -> dict[str, dict[str, int]]:
-    """Return the numbers of labels of each class, and how many of them are suspected, by name."""
-    ranking, names = judged.ranking, judged.split.classes.names
-    chosen = {
+def class_counts(labels: RankedLabels) -> dict[str, dict[str, int]]:
+    """Return the numbers of labels and of suspected labels by class."""
+    ranking = labels.ranking
+    names = labels.split.classes.names
+    counts: dict[str, dict[str, int]] = {}
+    masks = {
         "present": ranking.present,
         "absent": ~ranking.present,
         "suspected_present": ranking.present & ranking.suspected,
         "suspected_absent": ~ranking.present & ranking.suspected,
     }
-    counts: dict[str, dict[str, int]] = {name: {} for name in names}
-    for key, pairs in chosen.items():
-        of_classes = np.bincount(ranking.classes[pairs], minlength=len(names)).tolist()
-        for name, count in zip(names, of_classes, strict=True):
-            counts[name][key] = count
+    for key, mask in masks.items():
+        per_class = np.bincount(ranking.classes[mask], minlength=len(names)).tolist()
+        for name, count in zip(names, per_class, strict=True):
+            counts.setdefault(name, {})[key] = count
     return counts
 
 
-def print_suspects(judged: Judged) -> None:
-    """Print the first pairs."""
-    say(f"{'rank':>6}  label    P(present)  class, image")
-    for _, pair in suspects(judged, range(len(judged.ranking))[:MAX_PRINTED]):
-        label = "present" if pair.present else "absent"
-        columns = f"{pair.rank:6}  {label:7}  {pair.probability:10.3f}"
-        say(f"{columns}  {pair.class_name}, {pair.image}")
+def csv_rows(labels: RankedLabels, count: int | None) -> Iterator[Iterable[object]]:
+    """Yield the header and the rows of the CSV file; None means all labels."""
+    yield COLUMNS
+    for label in labels.get(range(len(labels.ranking))[:count]):
+        # The file is UTF-8. Paths may contain other bytes.
+        image = label.image.encode("utf-8", "backslashreplace").decode()
+        probability = f"{label.probability:.6f}"
+        suspected = int(label.suspected)
+        yield label.rank, image, label.class_name, int(label.present), probability, suspected
 
 
-def write_pairs(target: str, judged: Judged, count: int | None) -> None:
-    """Write a CSV file with a row per pair, most suspicious first; None writes all of them."""
+def render_page(summary: str, labels: RankedLabels, sections: Mapping[str, np.ndarray]) -> str:
+    """Return an HTML page with the labels at some positions under each heading."""
 
-    def rows() -> Iterator[Iterable[object]]:
-        yield COLUMNS
-        for _, pair in suspects(judged, range(len(judged.ranking))[:count]):
-            # UTF-8, which the path of an image need not be.
-            image = pair.image.encode("utf-8", "backslashreplace").decode()
-            label, suspected = int(pair.present), int(pair.suspected)
-            yield pair.rank, image, pair.class_name, label, f"{pair.probability:.6f}", suspected
+    def thumbnail(label: RankedLabel) -> str:
+        image: Image.Image = picture(labels.split.dataset, label.index)
+        image.thumbnail((THUMBNAIL, THUMBNAIL))
+        return data_url(image, quality=JPEG_QUALITY)
 
-    write_texts(target, csv_lines(rows()))
-
-
-def page(summary: str, sections: Mapping[str, Iterable[tuple[Suspect, Image.Image]]]) -> str:
-    """Return the page: a sentence, and under each heading pairs with their pictures."""
-    return template("mldec.tools.check_data", "page.html.j2", small=_small).render(
-        summary=summary, sections=sections
-    )
-
-
-def _small(image: Image.Image) -> str:
-    small = image.copy()
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    return data_url(small, quality=QUALITY)
+    page = template("mldec.tools.check_data", "page.html.j2", thumbnail=thumbnail)
+    groups = {heading: labels.get(places.tolist()) for heading, places in sections.items()}
+    return page.render(summary=summary, sections=groups)

@@ -1,9 +1,7 @@
-"""Name what images show: `mldec predict best.pt photo.jpg folder/ [--jsonl FILE]`.
+"""Predict the classes of images: `mldec predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-After Ctrl-C, a crash or a full disk the same command goes on. Over a complete result it retries the
-images that could not be read, or does nothing. With --shard each of many machines answers its
-share. docs/predicting.md says what a row holds, docs/scale.md how a hundred million images are
-answered.
+A command that was stopped or killed is resumed by running it again. See docs/predicting.md, and
+docs/scale.md for many machines.
 """
 
 import argparse
@@ -16,111 +14,71 @@ from mldec.errors import ConfigError, suggest
 
 __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
-# The options of `load`; the others of the command are about files.
-OF_LOAD = (
-    *("weights", "image_size", "class_names", "plugin", "device", "precision", "views"),
-    *("classes", "vectors", "top", "threshold", "thresholds"),
-)
+# Options of the command that `load` and `Tagger` accept.
+OF_LOAD = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
+OF_LOAD += ["classes", "vectors", "top", "threshold", "thresholds"]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec predict`."""
-    arguments = cli.command("predict", "Name what images show.")
+    arguments = cli.command("predict", "Predict the classes of images.")
     cli.add_model_options(arguments, exported=True)
     cli.add_views_option(arguments)
 
-    images = arguments.add_argument_group("images")
-    images.add_argument(
-        "images",
-        nargs="*",
-        help="image files, .tar files or folders of them: paths, or addresses (s3://bucket/photos)",
-    )
-    images.add_argument(
+    add = arguments.add_argument_group("images").add_argument
+    add("images", nargs="*", help="images, .tar files or folders: paths or addresses (s3://...)")
+    add(
         "--list",
         metavar="FILE",
-        help="a file with one path or address per line, or a .csv or .parquet file with a column "
-        "of them (.parquet: or of bytes); - reads lines from standard input",
+        help="text file with one path or address per line (- for standard input), or a .csv or "
+        ".parquet file with a column of them; .parquet also with image files as bytes",
     )
-    images.add_argument(
-        "--column",
-        metavar="NAME",
-        help="of a .csv or .parquet file of --list (default: image, path, url or bytes)",
-    )
-    images.add_argument(
-        "--root", metavar="FOLDER", help="the paths of --list are relative to it (default: to here)"
-    )
-    images.add_argument(
-        "--draft",
-        action="store_true",
-        help="let the decoder shrink large JPEG files, which is faster and changes pixels a little",
-    )
+    add("--column", metavar="NAME", help="column of --list (default: image, path, url or bytes)")
+    add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
+    add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
 
-    answers = arguments.add_argument_group("answers")
-    answers.add_argument(
+    predictions = arguments.add_argument_group("predictions")
+    add = predictions.add_argument
+    add(
         "--content",
         choices=("top", "scores", "decisions"),
         default="top",
-        help="the classes with the highest scores, all scores, or the names of the classes that "
-        "reach their thresholds (default top)",
+        help="the classes with the highest scores (default), all scores, or the names of the "
+        "classes above their thresholds",
     )
-    answers.add_argument("--top", type=cli.positive, help="classes per image at most (default 10)")
-    answers.add_argument(
+    add("--top", type=cli.positive, help="maximum number of classes (default 10)")
+    add(
         "--threshold",
         type=cli.fraction,
-        help="lowest score, 0 to 1, of top and decisions; default: the thresholds of the file, "
-        "else 0; without calibration, scores after ASL are not probabilities",
+        help="minimum score, 0 to 1; default: the thresholds of the checkpoint, else 0. Scores "
+        "after ASL are not probabilities unless they are calibrated",
     )
-    cli.add_class_options(answers)
+    cli.add_class_options(predictions)
 
-    results = arguments.add_argument_group("results")
-    results.add_argument("--jsonl", metavar="FILE", help="a line per image; - is standard output")
-    results.add_argument("--json", metavar="FILE", help="a JSON list of the same rows; or -")
-    results.add_argument("--csv", metavar="FILE", help="a table; or -")
-    results.add_argument("--parquet", metavar="FILE", help="a table, which needs pyarrow")
-    results.add_argument(
-        "--features",
-        metavar="FILE",
-        help="mean over the tokens of the backbone per image, a .npy file, float32 [N, C]",
+    add = arguments.add_argument_group("results").add_argument
+    add("--jsonl", metavar="FILE", help="JSON Lines; - for standard output")
+    add("--json", metavar="FILE", help="JSON list of the same rows, or -")
+    add("--csv", metavar="FILE", help="CSV table, or -")
+    add("--parquet", metavar="FILE", help="Parquet table; needs pyarrow")
+    add("--features", metavar="FILE", help="mean of the backbone's tokens: .npy, float32 [N, C]")
+    add("--overwrite", action="store_true", help="replace existing result files and start again")
+    add(
+        "--shard", metavar="I/N", help="write shard I of N, from 0, to the folder of --jsonl FOLDER"
     )
-    results.add_argument("--overwrite", action="store_true", help="replace them, and begin anew")
-    results.add_argument(
-        "--shard",
-        metavar="I/N",
-        help="answer share I of N, from 0, and write it as a file of the folder that --jsonl or "
-        "--parquet names; auto/N: the number of a task of SLURM or Kubernetes, auto: of torchrun",
-    )
-    results.add_argument("--merge", metavar="FOLDER", help="join the parts in such a folder")
-    results.add_argument(
-        "--progress",
-        metavar="FOLDER",
-        help="where rows wait until a file is whole (default: beside it; in the cache for a store)",
-    )
-    results.add_argument(
-        "--pictures",
-        metavar="FOLDER",
-        help="draw each image and a heat map per class, in a JPEG file of this folder",
-    )
-    results.add_argument(
-        "--font",
-        metavar="FILE",
-        help="TrueType font of --pictures, for names of classes in other letters than English",
-    )
-    results.add_argument(
-        "--xmp",
-        action="store_true",
-        help="write the classes of each photo as keywords to its sidecar, photo.jpg.xmp",
+    add("--merge", metavar="FOLDER", help="join the shards in a folder")
+    add("--progress", metavar="FOLDER", help="local folder of unfinished rows")
+    add("--pictures", metavar="FOLDER", help="write a JPEG file with heat maps per image")
+    add("--font", metavar="FILE", help="TrueType font of --pictures")
+    add(
+        "--xmp", action="store_true", help="write keywords to the sidecar of a photo, photo.jpg.xmp"
     )
 
-    work = arguments.add_argument_group("work")
-    work.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
-    cli.add_precision_option(work, "that of the training if it is fp16 or bf16, else auto")
-    work.add_argument("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
-    work.add_argument(
-        "--workers",
-        type=cli.whole,
-        metavar="N",
-        help="processes that decode images; 0 decodes in this one (default: one per processor)",
-    )
+    processing = arguments.add_argument_group("processing")
+    add = processing.add_argument
+    add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
+    cli.add_precision_option(processing, "that of the training if it is fp16 or bf16, else auto")
+    add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
+    add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
     return arguments
 
 
@@ -130,22 +88,21 @@ def load(
     """Return a function that predicts the classes of photos: `mldec.load("best.pt")("photo.jpg")`.
 
     A photo is a path, the bytes of an image file, a PIL image, or uint8 values: a numpy array
-    [H, W, 3] or a torch tensor [3, H, W]. Gray images and an alpha channel, which is dropped, are
-    accepted too. Other dtypes raise an error, because their range is ambiguous.
+    [H, W, 3] or a torch tensor [3, H, W]. Gray images are accepted, and alpha is dropped.
 
-    The answer to one photo is a `Row`; iterate over it for pairs of a class name and a score. A
-    folder, a tar file, a batch of arrays or any iterable of photos gives a list of rows. A photo
-    that cannot be read gives a row with `error` in such a list, and raises a `DataError` alone.
+    One photo gives a `Row`; iterate over it for pairs of a class name and a score. A folder, a tar
+    file, a batch of arrays or any iterable of photos gives a list of rows. An unreadable photo
+    raises a `DataError`, or gives a row with `error` in a list.
 
     Args:
-        path: a checkpoint, as for the command.
-        batch_size: images per forward pass; None for 16, or 64 on a GPU.
-        workers: processes that decode more than 64 photos; 0 decodes in this process. A script
-            that sets it needs `if __name__ == "__main__":`.
-        options: those of the command that are in `OF_LOAD`, such as top=3 or threshold=0.5.
+        path: A checkpoint, as for the command.
+        batch_size: Images per forward pass; None for 16, or 64 on a GPU.
+        workers: Processes that decode lists of more than 64 photos; 0 decodes in this process. A
+            script that sets it needs `if __name__ == "__main__":`.
+        options: Options of the command in `OF_LOAD`, such as top=3 or threshold=0.5.
 
     Raises:
-        UserError: if an option has an invalid value, or the checkpoint cannot be used.
+        UserError: If an option is invalid, or the checkpoint cannot be used.
     """
     from mldec.errors import DataError
     from mldec.runtime.signals import StopRequest
@@ -157,9 +114,8 @@ def load(
     predictor = Predictor(engine, rule, batch_size=amounts.batch_size, workers=amounts.workers)
 
     def predict(photos: Any) -> Any:
-        is_single = is_photo(photos)
         rows = list(predictor.rows(items(photos), StopRequest()))
-        if not is_single:
+        if not is_photo(photos):
             return rows
         [row] = rows
         if row.error is not None:
@@ -170,32 +126,31 @@ def load(
 
 
 def parsed(path: str | Path, options: Mapping[str, Any]) -> argparse.Namespace:
-    """Parse options that are given from Python with the checks of the command line."""
+    """Parse options from Python like the command line does. None is the default of an option."""
     words = []
     for name, value in options.items():
+        values = [value]
         if isinstance(value, list | tuple):
-            values = [",".join(map(str, value))] if name == "classes" else value
-        else:
-            values = [] if value is None else [value]
-        words += [f"--{name.replace('_', '-')}={one}" for one in values]
+            values = [",".join(value)] if name == "classes" else list(value)
+        words += [f"--{name.replace('_', '-')}={one}" for one in values if one is not None]
 
     arguments = parser()
     arguments.exit_on_error = False
     try:
-        return arguments.parse_args([*words, "--", str(path)])
+        return arguments.parse_args(words + ["--", str(path)])
     except argparse.ArgumentError as error:
         name = str(error.argument_name).removeprefix("--").replace("-", "_")
         raise ConfigError(f"{name}: {error.message}") from error
 
 
 def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
-    """Return the engine of a checkpoint, with options of `load`, and the rule of its answers."""
+    """Return the engine of a checkpoint, and the rule of its predictions."""
     from mldec.tools.predict.answers import chosen_rule
     from mldec.tools.predict.engine import EngineOptions, open_engine
 
     for name in options:
         if name not in OF_LOAD:
-            raise ConfigError(f"{name}: there is no such option{suggest(name, list(OF_LOAD))}")
+            raise ConfigError(f"{name} is not an option{suggest(name, OF_LOAD)}")
     args = parsed(path, options)
     engine = open_engine(EngineOptions.of(vars(args)))
     return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
@@ -205,10 +160,10 @@ def main() -> None:
     """Run the command."""
 
     def work(args: argparse.Namespace) -> int:
-        # Imported late: --help and a wrong argument need not wait for torch.
+        # Import torch only after the arguments are parsed.
         from mldec.tools.predict.run import run
 
         return run(args)
 
-    # Intermixed, so that images may also follow options: their number is free.
+    # Images may also follow options.
     cli.run_command(parser().parse_intermixed_args, work)

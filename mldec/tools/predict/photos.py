@@ -9,10 +9,10 @@ from PIL import Image
 from torch import Tensor
 
 from mldec.data.images import FIX, upright
-from mldec.errors import DataError, brief, visible
+from mldec.errors import DataError, brief
 from mldec.tools.predict import storage
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.inputs import COMPRESSED, TAR, Inputs
+from mldec.tools.predict.inputs import Inputs, is_tar
 
 CHANNELS = (1, 3, 4)  # gray, RGB, and RGB with alpha
 ACCEPTED = (
@@ -22,21 +22,20 @@ ACCEPTED = (
 
 
 def is_photo(value: Any) -> bool:
-    """Return True if the value is one photo, and not a folder, a batch or another iterable."""
+    """Return True for one photo, and False for a folder, a batch or another iterable."""
     if isinstance(value, str | os.PathLike):
         return not _is_container(str(value))
     if isinstance(value, np.ndarray | Tensor):
         return value.ndim != 4
-    is_value = isinstance(value, bytes | Image.Image | Mapping)
-    return is_value or not isinstance(value, Iterable)
+    return isinstance(value, bytes | Image.Image | Mapping) or not isinstance(value, Iterable)
 
 
 def items(photos: Any) -> Iterator[Item]:
-    """Yield the items of one or more photos; folders and tar files yield all of their images.
+    """Yield the items of one or more photos, and all images of folders and tar files.
 
     Raises:
-        DataError: if a value has an unsupported type, dtype or shape, or if a folder is empty. An
-            image that cannot be decoded is an item with a fault instead.
+        DataError: If a value has an unsupported type, dtype or shape, or if a folder has no image.
+            An image that cannot be decoded is yielded with a fault instead.
     """
     if is_photo(photos) or isinstance(photos, str | os.PathLike):
         photos = [photos]
@@ -62,13 +61,13 @@ def to_item(photo: Any, name: str) -> Item:
         raise
     except Exception as error:
         # PIL decodes lazily, so a damaged file is found here.
-        fault = f"{visible(name)}: it cannot be read as an image ({brief(error)}); {FIX}"
+        fault = f"{name}: it cannot be read as an image ({brief(error)}); {FIX}"
         return Item(name, name, fault=fault)
 
 
 def _is_container(path: str) -> bool:
     """Return True for a folder or a tar file. Addresses of folders must end with a slash."""
-    if path.endswith((TAR, *COMPRESSED)):
+    if is_tar(path):
         return True
     return path.endswith("/") if storage.is_address(path) else storage.is_folder(path)
 
@@ -85,13 +84,10 @@ def _to_image(photo: Any, name: str) -> Image.Image:
 
     if isinstance(photo, Tensor):
         channels_last = photo.movedim(0, -1) if photo.ndim == 3 else photo
-        array = channels_last.cpu().numpy()
-    else:
-        array = photo
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    is_gray = array.ndim == 2
-    is_color = array.ndim == 3 and array.shape[2] in CHANNELS
-    if not (is_gray or is_color) or array.size == 0:
+        photo = channels_last.cpu().numpy()
+    if photo.ndim == 3 and photo.shape[2] == 1:
+        photo = photo[:, :, 0]
+    is_color = photo.ndim == 3 and photo.shape[2] in CHANNELS
+    if not (is_color or photo.ndim == 2) or photo.size == 0:
         raise DataError(f"{name}: {kind} is not a photo; {ACCEPTED}")
-    return Image.fromarray(np.ascontiguousarray(array))
+    return Image.fromarray(np.ascontiguousarray(photo))

@@ -1,10 +1,9 @@
-"""Answer what images show: the work of the command `mldec predict`."""
+"""The work of the command `mldec predict`."""
 
 import argparse
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -22,21 +21,15 @@ from mldec.files.atomic import (
     is_stream,
     named,
     to_json,
+    write_texts,
 )
 from mldec.files.cache import cache_folder
 from mldec.files.run_folder import locked
 from mldec.files.torch_files import sha256_of
 from mldec.runtime.console import keep_output_clean, on_terminal
 from mldec.runtime.signals import StopRequest, listening
-from mldec.tools.predict import results, storage
-from mldec.tools.predict.answers import (
-    Pictures,
-    Predictor,
-    Row,
-    Rule,
-    chosen_rule,
-    counted,
-)
+from mldec.tools.predict import formats, results, storage
+from mldec.tools.predict.answers import Pictures, Predictor, Row, Rule, chosen_rule, counted
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import Engine, EngineOptions, TorchEngine, open_engine
 from mldec.tools.predict.heat_maps import fonts
@@ -46,15 +39,17 @@ from mldec.tools.predict.xmp import write_sidecar
 
 log = logging.getLogger("mldec")
 
-# The options that name result files: rows of text, which can be written to a pipe, and others.
-FORMATS = (*results.TEXTS, "parquet", "features")
-PARTS = ("jsonl", "parquet")  # they can be the parts of shards
-EVERY = 60.0  # seconds between two lines about the progress in a log
+# Options of result files. Texts can be streamed, and parts are files of shards.
+TEXTS = list(formats.TEXTS)
+FORMATS = TEXTS + ["parquet", "features"]
+PARTS = ("jsonl", "parquet")
+
+LOG_SECONDS = 60.0  # between two progress messages if the output is not a terminal
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is answered, by what, and where the answers go."""
+    """The inputs, the model and the outputs of a command."""
 
     args: argparse.Namespace
     shard: Shard
@@ -66,61 +61,66 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return the first result file, which the result is called by."""
+        """The first result file."""
         return next(iter(self.targets.values()))
 
     @property
     def work(self) -> Path:
-        """Return the folder where rows wait until the result files are whole."""
+        """The local folder of the journals."""
         folder = self.args.progress
         if folder is None and not storage.is_address(self.name):
-            return Path(results.beside(self.name, results.JOURNAL))
+            return Path(results.companion(self.name, results.JOURNAL))
         name = f"{self.name.rpartition('/')[2]}-{sha256(self.name.encode()).hexdigest()[:12]}"
         return Path(folder or cache_folder(None) / "predict", name + results.JOURNAL)
 
     def outputs(self) -> Outputs:
         """Return the result files of this process."""
-        return Outputs([*self.targets.values()], self.work, overwrite=self.args.overwrite)
+        return Outputs(self.targets, self.made_with, self.work, self.args.overwrite)
 
-    def rows(self, items: Iterator[Item], stop: StopRequest, *, then: str = "") -> Iterator[Row]:
-        """Yield the row of each item, after its sidecar, and a message if there is no answer."""
-        for row in self.predictor.rows(items, stop, then=then):
+    def rows(self, items: Iterator[Item], stop: StopRequest, *, hint: str = "") -> Iterator[Row]:
+        """Yield the row of each item, after its sidecar is written and its error printed."""
+        for row in self.predictor.rows(items, stop, hint=hint):
             if self.args.xmp:
                 try:
                     write_sidecar(row)
                 except DataError as error:
-                    row = Row(row.image, error=str(error), may_pass=True)
+                    row = Row(row.image, error=str(error))
             if row.error is not None:
                 print_error(row.error)
             yield row
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the work of `mldec predict`; return the exit status, 1 if an image has no answer."""
-    # Everything that can be refused at once comes before the first image.
+    """Run `mldec predict`; return the exit status, which is 1 if an image has an error."""
+    # Check all options before the first image.
     shard = chosen_shard(args.shard)
-    targets = {option: path for option in FORMATS if (path := getattr(args, option)) is not None}
-    is_streamed = not targets or any(map(is_stream, targets.values()))
+    targets = {name: getattr(args, name) for name in FORMATS if getattr(args, name) is not None}
+    is_streamed = not targets or any(is_stream(target) for target in targets.values())
     check_options(args, shard, targets, is_streamed=is_streamed)
     if STANDARD_OUTPUT in targets.values():
         keep_output_clean()
     if args.shard is not None and not is_streamed:
-        targets = part_of(targets, shard)
+        [(kind, folder)] = targets.items()
+        count = len(results.parts_in(folder))
+        if count not in (0, shard.total):
+            raise ConfigError(f"{folder} has parts of {count} shards; use another folder")
+        targets = {kind: results.part_of(folder, kind, shard)}
 
-    letters = fonts(args.font)
+    picture_fonts = fonts(args.font)
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     engine = open_engine(EngineOptions.of(vars(args)))
     rule = chosen_rule(engine, content=args.content, top=args.top, threshold=args.threshold)
-    is_ranked = args.threshold is None and rule.stored is None and rule.content == "top"
+    has_thresholds = args.threshold is not None or rule.stored is not None
+    is_ranked = rule.content == "top" and not has_thresholds
     if args.xmp and (rule.content == "scores" or is_ranked):
         raise ConfigError(
-            "--xmp writes the classes that are present: pass --threshold or --content decisions"
+            "--xmp writes the predicted classes: pass --threshold or --content decisions"
         )
 
     pictures = None
     if args.pictures is not None:
         assert isinstance(engine, TorchEngine)
-        pictures = Pictures(engine, Path(args.pictures), letters)
+        pictures = Pictures(engine, Path(args.pictures), picture_fonts)
     predictor = Predictor(
         engine,
         rule,
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         features=args.features is not None,
         pictures=pictures,
     )
-    made_with = facts(args, shard, targets, engine, rule)
+    made_with = settings(args, shard, targets, engine, rule)
     job = Job(args, shard, targets, inputs, predictor, rule, made_with)
     if is_streamed:
         status = to_stream(job)
@@ -139,11 +139,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         status = to_files(job)
 
-    # Said once, where several processes have written.
+    # One of several processes prints this.
     if shard.number == 0 and is_ranked and not engine.classes.exclusive:
         print_error(
-            f"{args.checkpoint} has no thresholds: classes are listed by score alone; pass "
-            f"--threshold, or calibrate it with mldec calibrate"
+            f"{args.checkpoint} has no thresholds: classes are ranked by score only; "
+            f"pass --threshold, or calibrate it with mldec calibrate"
         )
     if shard.number == 0 and inputs.unsupported:
         print_error(str(inputs.unsupported))
@@ -153,52 +153,43 @@ def run(args: argparse.Namespace) -> int:
 def check_options(
     args: argparse.Namespace, shard: Shard, targets: dict[str, str], *, is_streamed: bool
 ) -> None:
-    """Raise an error for options that do not fit each other, or files that cannot be written."""
+    """Raise ConfigError for options in conflict, or result files that cannot be written."""
     if args.pictures is not None:
         check_folder("--pictures", args.pictures)
     if args.parquet is not None:
         require("--parquet", "parquet", "pyarrow")
 
-    is_sharded, is_one = args.shard is not None, shard.of == 1
-    is_part = is_sharded and not is_streamed
-    several = len(targets) > 1
-    for is_refused, fault in (
-        (
-            is_streamed and (several or not {*targets} <= {*results.TEXTS}),
-            f"a pipe or standard output takes one of --{', --'.join(results.TEXTS)} alone",
-        ),
-        (
-            is_part and (several or not {*targets} <= {*PARTS}),
-            f"a shard writes --{' or --'.join(PARTS)}: join them to others with --merge",
-        ),
-        (args.features and args.views, "--features are of a single view: leave --views out"),
-        (args.merge and is_streamed, "--merge has no effect without a result file"),
-        (
-            args.overwrite and (is_sharded or not is_one),
-            "--overwrite is for a single process: remove the result, and it is begun anew",
-        ),
-        (
-            args.list == STANDARD_INPUT and (args.merge or not is_one),
-            "--list -: standard input can be read once, by one process: name a file",
-        ),
-    ):
-        if is_refused:
-            raise ConfigError(fault)
-    if not is_part:
-        # The record of the result belongs to the files that are written.
-        names = [*targets.values()]
-        if names and not is_streamed:
-            names.append(results.beside(names[0], results.RECORD))
-        check_targets(*(path for path in names if not storage.is_address(path)))
+    error = None
+    is_part = args.shard is not None and not is_streamed
+    if is_streamed and (len(targets) > 1 or not set(targets) <= set(TEXTS)):
+        error = f"standard output or a pipe needs --{' or --'.join(TEXTS)}, without other files"
+    elif is_part and (len(targets) > 1 or not set(targets) <= set(PARTS)):
+        error = f"--shard: pass --{' or --'.join(PARTS)}; use --merge for other formats"
+    elif args.features and args.views:
+        error = "--features cannot be combined with --views; leave one out"
+    elif args.merge and is_streamed:
+        error = "--merge needs a result file, such as --jsonl FILE"
+    elif args.overwrite and (args.shard is not None or shard.total > 1):
+        error = "--overwrite is for one process; remove the result files instead"
+    elif args.list == STANDARD_INPUT and (args.merge or shard.total > 1):
+        error = "--list -: standard input can be read once, by one process; pass a file"
+    if error is not None:
+        raise ConfigError(error)
+
+    if targets and not is_part:
+        paths = list(targets.values())
+        if not is_streamed:
+            paths.append(results.companion(paths[0], results.RECORD))
+        check_targets(*(path for path in paths if not storage.is_address(path)))
 
 
-def facts(
+def settings(
     args: argparse.Namespace, shard: Shard, targets: dict[str, str], engine: Engine, rule: Rule
 ) -> dict[str, Any]:
-    """Return all that decides what a result holds, by the names that users know, as in JSON."""
+    """Return `made_with` of the records: all settings that change the result, as JSON types."""
     word_vectors = engine.classes.word_vectors
     vectors = b"" if word_vectors is None else word_vectors.numpy().tobytes()
-    known = {
+    values = {
         "the version of the rows": results.VERSION,
         "the checkpoint": sha256_of(engine.path),
         "--precision": engine.precision,
@@ -207,43 +198,43 @@ def facts(
         "the word vectors": sha256(vectors).hexdigest(),
         "--content": rule.content,
         "--top": rule.top,
+        "--pictures": args.pictures,
         "the images": args.images,
-        "--shard of": None if args.shard is None else shard.of,
+        "--shard of": None if args.shard is None else shard.total,
         "the result files": [f"--{option} {target}" for option, target in targets.items()],
     }
-    options = "weights views threshold draft list column root pictures xmp"
-    known |= {f"--{name}": getattr(args, name) for name in options.split()}
+    for name in ("weights", "views", "threshold", "draft", "list", "column", "root", "xmp"):
+        values[f"--{name}"] = getattr(args, name)
     if args.thresholds is not None:
-        known["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
-    # As they are read from a record, so that they compare equal to it.
-    return dict(json.loads(to_json(known)))
+        values["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
+    return dict(json.loads(to_json(values)))
 
 
 def to_stream(job: Job) -> int:
-    """Write the rows as they come: to the console, standard output or a device."""
-    # Standard output is for a person or for a program, not for both.
-    to_person, errors = STANDARD_OUTPUT not in job.targets.values(), 0
+    """Write each row immediately to the console, standard output, a pipe or a device."""
+    is_console = STANDARD_OUTPUT not in job.targets.values()
+    errors = 0
 
     def lines(stop: StopRequest) -> Iterator[bytes]:
         nonlocal errors
         for row in job.rows(job.inputs.of(*job.shard), stop):
             errors += row.error is not None
-            if to_person and row.error is None:
-                say(line(row, job.rule))
-            yield results.line_of(job.rule, row)
+            if is_console and row.error is None:
+                say(console_line(row, job.rule))
+            yield formats.line_of(job.rule, row)
 
     with listening() as stop:
         if job.targets:
             [(kind, target)] = job.targets.items()
-            results.stream(kind, target, job.rule, lines(stop))
+            write_texts(target, formats.TEXTS[kind](job.rule, lines(stop)))
         else:
             for _ in lines(stop):
                 pass
-    return 1 if errors else 0
+    return int(errors > 0)
 
 
-def line(row: Row, rule: Rule) -> str:
-    """Return the line of the console for an image that was answered."""
+def console_line(row: Row, rule: Rule) -> str:
+    """Return the text of a row without an error for the console."""
     predictions = row.predictions
     if rule.content == "scores" and row.scores is not None:
         predictions = rule.chosen(row.scores)
@@ -255,151 +246,122 @@ def line(row: Row, rule: Rule) -> str:
 
 
 def to_files(job: Job) -> int:
-    """Answer the images of this process and write result files; return the exit status.
+    """Write the rows of this process to its journal, and the result files from all journals.
 
-    Several processes with one result leave their rows to the one that ends last: none waits for
-    another one, so that any of them may end and begin again at any time.
+    Processes of one torchrun do not wait for each other. The last one writes the result files, so
+    that each of them can be killed and restarted at any time.
     """
-    share = job.shard if job.args.shard is None else Shard(0, 1)
-    folders = [job.work / str(number) for number in range(share.of)]
+    # Processes with --shard write one part each.
+    share = Shard(0, 1)
+    if job.args.shard is None:
+        share = job.shard
+    folders = [job.work / str(number) for number in range(share.total)]
     outputs = job.outputs()
     status = finished_status(job, outputs)
     if status is not None:
-        # Rows of a process that was killed after it had written the result.
-        clean(job, folders)
+        # Remove what a process left that was killed after it had written the result.
+        results.remove_journals(job.work, folders)
         return status
 
-    made_with = {**job.made_with, "the number of processes": share.of}
+    made_with = {**job.made_with, "the number of processes": share.total}
     journal = Journal(folders[share.number], job.name, made_with)
     with locked(journal.folder):
-        answer(job, journal, outputs)
+        write_journal(job, journal)
 
     try:
         with locked(job.work):
             records = [Record.read(str(folder / results.HOW)) for folder in folders]
-            # A status of 1 would make torchrun end the other processes.
+            # torchrun would end the other processes after status 1.
             if not all(record and record.images is not None for record in records):
                 return 0
-            rows = [str(folder / results.ROWS) for folder in folders]
-            record = publish(job, rows, outputs)
-            if not record.retry:
-                clean(job, folders)
+            parts = [[str(folder / results.ROWS)] for folder in folders]
+            status = publish(job, parts, outputs)
+            results.remove_journals(job.work, folders)
+            return status
     except RunInUseError:
-        if share.of == 1:
+        if share.total == 1:
             raise
-        return 0  # another process has ended too, and writes the result
-    return 1 if record.errors else 0
+        return 0  # another process writes the result
 
 
-def clean(job: Job, folders: list[Path]) -> None:
-    """Remove the journals of a complete result."""
-    for folder in folders:
-        results.remove_journal(folder)
-    (job.work / results.NOTES).unlink(missing_ok=True)
-    with suppress(OSError):
-        job.work.rmdir()
+def write_journal(job: Job, journal: Journal) -> None:
+    """Predict the remaining images of this process."""
+    intervals = {}
+    if not on_terminal():
+        intervals = dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_SECONDS)
+    with listening() as stop:
+        items = job.inputs.of(*job.shard)
+        items = journal.begin(items, job.predictor.batch_size, job.args.overwrite)
+        if journal.images:
+            log.info(f"{job.name}: resuming after {counted(journal.images)}")
+        rows = job.rows(items, stop, hint="; run the same command to resume")
+        try:
+            for row in tqdm(rows, job.name, unit=" images", leave=False, **intervals):
+                journal.add(formats.line_of(job.rule, row))
+        finally:
+            journal.flush()
+    journal.finish()
 
 
-def publish(job: Job, rows: list[str], outputs: Outputs) -> Record:
-    """Write result files of rows, print what they hold, and return their record."""
-    lines = partial(results.joined, rows, job.inputs)
-    record = results.publish(outputs, job.targets, job.rule, lines, job.made_with, job.inputs)
-    again = f"; run the same command to retry {record.retry:,}" if record.retry else ""
-    say(f"{job.name}: {contents(record)}{again}")
-    return record
+def publish(job: Job, parts: list[list[str]], outputs: Outputs) -> int:
+    """Write the result files from the files of each part, and return the exit status."""
+    lines = partial(results.joined, parts, job.inputs, job.name)
+    record = outputs.publish(job.rule, lines, job.inputs)
+    say(f"{job.name}: {summary(record)}")
+    return int(record.errors > 0)
 
 
-def contents(record: Record) -> str:
-    """Return the number of images of a result, and of those without an answer."""
-    errors = f", {record.errors:,} without an answer" if record.errors else ""
+def summary(record: Record) -> str:
+    """Return the numbers of images and errors of a result as text."""
+    errors = f", {record.errors:,} with an error" if record.errors else ""
     return f"{counted(record.images or 0)}{errors}"
 
 
 def finished_status(job: Job, outputs: Outputs) -> int | None:
-    """Return the exit status if the result files are complete, and print it; None otherwise.
-
-    Raises a ConfigError for files with other settings, or files that the command did not write.
-    """
+    """Print and return the exit status of a complete result; None for an incomplete result."""
     record = outputs.record
     if record is not None:
         record.compare(job.name, job.made_with)
-    # Images that failed are tried again.
-    if not outputs.are_whole() or record is None or record.retry:
+    if not outputs.is_complete() or record is None:
         return None
 
     items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
-    images, names = results.summed(named(item.name)["image"] for item in items)
+    images, names = results.count_and_hash(named(item.name)["image"] for item in items)
     if names != record.names:
         raise results.changed(job.name, f"{record.images:,} images then, {images:,} now")
-    say(f"{job.name} is complete: {contents(record)}; nothing to do")
-    return 1 if record.errors else 0
-
-
-def part_of(targets: dict[str, str], shard: Shard) -> dict[str, str]:
-    """Return the file of a shard in the folder that the option names."""
-    [(option, folder)] = targets.items()
-    shards = len(results.parts_in(folder))
-    if shards not in (0, shard.of):
-        raise ConfigError(
-            f"{folder} holds parts of {shards} shards, not {shard.of}: name another folder"
-        )
-    return {option: results.part_of(folder, option, *shard)}
+    say(f"{job.name} is complete: {summary(record)}; nothing to do")
+    return int(record.errors > 0)
 
 
 def merge(job: Job) -> int:
-    """Join the parts of shards to result files, and return the exit status."""
+    """Write result files from the parts of shards; return the exit status."""
     folder = job.args.merge
     parts = results.parts_in(folder)
     if not parts:
-        raise DataError(f"--merge {folder}: there are no parts; name the folder of --shard")
-    if parts[0].endswith(".parquet") and [*job.targets] != ["parquet"]:
-        raise ConfigError(f"--merge {folder}: parts of Parquet are joined to --parquet alone")
+        raise DataError(f"--merge {folder} has no parts; pass the folder of --shard")
+    kind = parts[0].rpartition(".")[2]
+    if kind == "parquet" and list(job.targets) != ["parquet"]:
+        raise ConfigError(f"--merge {folder}: Parquet parts can only be merged to --parquet")
 
-    # The parts are made alike, but for the names of files.
+    # The settings of the parts differ only in the names of their files.
     own = dict.fromkeys(("the result files", "--shard of"))
     files = []
+    fingerprints = []
     for number, part in enumerate(parts):
-        record = results.check_part(part, f"{number}/{len(parts)}")
+        outputs = Outputs({kind: part}, {}, job.work, False)
+        record = outputs.record
+        if record is None or not outputs.is_complete():
+            shard = f"{number}/{len(parts)}"
+            raise DataError(f"{part} is missing or incomplete; run --shard {shard} again")
         Record(made_with={**record.made_with, **own}).compare(part, {**job.made_with, **own})
-        files.append(record.files)
+        files.append([f"{part.rpartition('/')[0]}/{name}" for name in sorted(record.files)])
+        fingerprints.append(record.files)
 
-    digest = sha256(to_json(files).encode()).hexdigest()
+    digest = sha256(to_json(fingerprints).encode()).hexdigest()
     job = replace(job, made_with={**job.made_with, "the parts": digest})
     with locked(job.work):
         outputs = job.outputs()
         status = finished_status(job, outputs)
-        if status is not None:
-            return status
-        return 1 if publish(job, parts, outputs).errors else 0
-
-
-def answer(job: Job, journal: Journal, outputs: Outputs) -> None:
-    """Answer the images of this process, what is left of them, or those that failed."""
-    lines = partial(results.lines_in, str(journal.rows))
-    is_parquet = journal.target.endswith(".parquet") and results.is_part(journal.target)
-    # In a log, a line a minute; on a terminal, a bar.
-    every = {} if on_terminal() else dict.fromkeys(("delay", "mininterval", "maxinterval"), EVERY)
-    with listening() as stop:
-        items = job.inputs.of(*job.shard)
-        items = journal.begin(items, job.predictor.batch_size, overwrite=job.args.overwrite)
-        if journal.failed:
-            log.info(f"{journal.target}: retrying {counted(len(journal.failed))}")
-            items = iter(journal.failed)
-        elif journal.images:
-            log.info(f"{journal.target}: {counted(journal.images)} are done, going on")
-        rows = job.rows(items, stop, then="; the same command goes on")
-        rows = iter(tqdm(rows, journal.target, unit=" images", leave=False, **every))
-        if journal.failed:
-            journal.retry(results.line_of(job.rule, row) for row in rows)
-            return
-
-        try:
-            for row in rows:
-                journal.add(results.line_of(job.rule, row))
-                if is_parquet and journal.images % results.CHUNK == 0:
-                    journal.flush()
-                    number = journal.images // results.CHUNK - 1
-                    results.write_chunk(outputs, journal.target, job.rule, lines, number)
-        finally:
-            journal.flush()
-    journal.finish()
+        if status is None:
+            status = publish(job, files, outputs)
+        return status

@@ -1,205 +1,146 @@
-"""Files by their paths or addresses: local ones, object storage and the web through fsspec.
+"""Files by path, or by address such as s3://bucket/key through fsspec.
 
-Credentials and endpoints are the affair of the package of each scheme, such as s3fs.
+Credentials and endpoints are configured for the fsspec backend, such as s3fs.
 """
 
 import hashlib
-import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
+from typing import IO, Any, BinaryIO
 
-from mldec.errors import ConfigError, DataError, brief, visible, writing
-from mldec.files.atomic import replacing, write_file
+from fsspec.core import url_to_fs
+
+from mldec.errors import DataError, naming_errors
+from mldec.files.atomic import replacing
 from mldec.files.text import open_binary
+from mldec.files.torch_files import sha256_of
 
-T = TypeVar("T")
-
-# The schemes, and the packages that fsspec needs for them.
-SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp"}
-SCHEMES["https"] = SCHEMES["http"]
-
-ATTEMPTS = 3  # at a file, beside those that a library makes itself
-PATIENCE = 60.0  # seconds for an attempt at an image; after them there is no further attempt
-PAUSE = 0.5  # seconds before the second attempt; twice as many before each further one
-BLOCK = 2**23  # bytes that a stream reads at a time
+ATTEMPTS = 3  # to read an object, each with the retries of the fsspec backend
+PAUSE = 1.0  # seconds after the first attempt, twice as long after the second
+REMEDY = "check the address, the credentials and the network"
 
 
 def is_address(path: str | Path) -> bool:
-    """Tell whether this is an address such as s3://bucket/key, and no local path."""
+    """Return True for an address such as s3://bucket/key."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path)) is not None
 
 
-def _files_of(address: str) -> Any:
-    """Return the file system of an address, made by fsspec in this process."""
-    scheme = address.partition("://")[0]
-    if scheme not in SCHEMES:
-        raise ConfigError(
-            f"{visible(address)}: the scheme {scheme}:// is unknown; "
-            f"choose one of {', '.join(f'{known}://' for known in SCHEMES)}"
-        )
-    if importlib.util.find_spec(SCHEMES[scheme]) is None:
-        raise ConfigError(
-            f"{visible(address)}: {scheme}:// needs {SCHEMES[scheme]}, which is not installed; "
-            f"run pip install -e '.[cloud]' or pip install {SCHEMES[scheme]}"
-        )
-    import fsspec
-
-    return fsspec.filesystem(scheme)
-
-
-def _patiently(address: str, job: Callable[[], T]) -> T:
-    """Do a job that may fail for a moment, several times if need be."""
-    end = time.monotonic() + PATIENCE
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return job()
-        except FileNotFoundError as error:
-            raise DataError(f"{visible(address)}: there is no such object; check it") from error
-        except Exception as error:
-            times = "once" if attempt == 1 else f"{attempt} times"
-            fault = f"it cannot be used ({brief(error)}), tried {times}; try again later"
-            is_refused = isinstance(error, PermissionError) or "Credentials" in type(error).__name__
-            if is_refused:
-                package = SCHEMES[address.partition("://")[0]]
-                fault = f"no access ({brief(error)}); give the credentials that {package} looks for"
-            if is_refused or attempt == ATTEMPTS or time.monotonic() > end:
-                raise DataError(f"{visible(address)}: {fault}") from error
-            time.sleep(PAUSE * 2 ** (attempt - 1))
-    raise AssertionError
+@contextmanager
+def _remote(address: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system of an address and the path in it, and convert errors to DataError."""
+    with naming_errors(address, DataError, remedy=REMEDY):
+        yield url_to_fs(address)
 
 
 def read(address: str) -> bytes:
-    """Return the content of an object, within `PATIENCE` per attempt."""
-    files = _files_of(address)
-
-    def content() -> bytes:
-        if not files.async_impl:
-            return bytes(files.cat_file(address))
-        from fsspec.asyn import sync
-
-        # Without a limit a connection that sends a byte now and then holds up everything.
-        whole = sync(files.loop, files._cat_file, files._strip_protocol(address), timeout=PATIENCE)
-        if not whole:
-            raise ValueError("an empty answer, 0 bytes")
-        return bytes(whole)
-
-    return _patiently(address, content)
+    """Return the content of an object, after several attempts if necessary."""
+    with _remote(address) as (files, name):
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return bytes(files.cat_file(name))
+            except (FileNotFoundError, PermissionError):
+                raise
+            except Exception:
+                if attempt == ATTEMPTS:
+                    raise
+                time.sleep(PAUSE * attempt)
+    raise AssertionError
 
 
 def opened(path: str) -> IO[bytes]:
-    """Open a file to read it as a stream; raises an `OSError` or a `DataError`."""
+    """Open a file or an object to read it as a stream; raises OSError or DataError."""
     if not is_address(path):
         return open_binary(path)
-    files = _files_of(path)
-    return _patiently(path, lambda: files.open(path, "rb", block_size=BLOCK))
+    with _remote(path) as (files, name):
+        stream: IO[bytes] = files.open(name, "rb")
+        return stream
 
 
-class Entry(NamedTuple):
-    """What a folder holds."""
-
-    name: str  # empty for a folder of a store that cannot be listed
-    path: str
-    is_folder: bool
-
-
-def entries(folder: str) -> list[Entry]:
-    """Return what a folder holds, sorted by name; raises an `OSError` or a `DataError`."""
+def files_in(folder: str) -> Iterator[str]:
+    """Yield the paths of all files below a folder, sorted by the names in their paths."""
     if not is_address(folder):
-        # A link to a folder may lead back to a folder above.
         with os.scandir(folder) as scanned:
-            return sorted(Entry(e.name, e.path, e.is_dir(follow_symlinks=False)) for e in scanned)
+            entries = sorted(scanned, key=lambda entry: entry.name)
+        for entry in entries:
+            # A link to a folder could lead back to a parent folder.
+            if entry.is_dir(follow_symlinks=False):
+                yield from files_in(entry.path)
+            else:
+                yield entry.path
+        return
 
-    files, scheme = _files_of(folder), folder.partition("://")[0]
-    own = files._strip_protocol(folder).rstrip("/")
-    found = []
-    for one in _patiently(folder, lambda: files.ls(own, detail=True)):
-        # Some stores list the folder itself as an empty object.
-        path = one["name"].rstrip("/")
-        if path != own:
-            name = path.rpartition("/")[2]
-            found.append(Entry(name, f"{scheme}://{path}", one["type"] == "directory"))
-        elif one.get("StorageClass") == "DIRECTORY":
-            # A prefix of other keys with an empty name between two slashes, see s3fs.
-            found.append(Entry("", f"{scheme}://{own}//", False))
-    return sorted(found)
+    with _remote(folder) as (files, root):
+        names = files.find(root)
+    for name in sorted(names, key=lambda name: name.split("/")):
+        yield folder.rstrip("/") + name.removeprefix(root.rstrip("/"))
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the names in a folder; the list is empty if it does not exist."""
+    if not exists(folder):
+        return []
+    if not is_address(folder):
+        return [path.name for path in Path(folder).iterdir()]
+    with _remote(folder) as (files, root):
+        return [path.rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False)]
 
 
 def is_folder(path: str) -> bool:
-    """Tell whether a path or an address is that of a folder; on the web there are none."""
+    """Return True for an existing folder. Web servers have no folders."""
     if not is_address(path):
         return Path(path).is_dir()
-    files = _files_of(path)
-    return not path.startswith("http") and bool(_patiently(path, lambda: files.isdir(path)))
+    if path.startswith("http"):
+        return False
+    with _remote(path) as (files, name):
+        return bool(files.isdir(name))
 
 
 def exists(path: str) -> bool:
-    """Tell whether there is a file or a folder."""
+    """Return True if the file or folder exists."""
     if not is_address(path):
         return Path(path).exists()
-    files = _files_of(path)
-    return bool(_patiently(path, lambda: files.exists(path)))
+    with _remote(path) as (files, name):
+        return bool(files.exists(name))
 
 
-def fingerprint(path: str, *, hashed: bool = True) -> str | None:
-    """Return the size of a file, and of a local one its hash; None if there is no file."""
-    if is_address(path):
-        files = _files_of(path)
+def fingerprint(path: str) -> str:
+    """Return the size of a file, and the SHA-256 hash of a local file."""
+    if not is_address(path):
+        return f"{Path(path).stat().st_size} bytes, sha256 {sha256_of(Path(path))}"
+    with _remote(path) as (files, name):
         files.invalidate_cache()
-        return f"{_patiently(path, lambda: files.size(path))} bytes" if exists(path) else None
-    try:
-        with open_binary(path) as file:
-            size = f"{os.fstat(file.fileno()).st_size} bytes"
-            digest = hashlib.file_digest(file, "sha256").hexdigest() if hashed else ""
-    except FileNotFoundError:
-        return None
-    return f"{size}, sha256 {digest}" if hashed else size
+        return f"{files.size(name)} bytes"
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it exists."""
+    """Remove a file."""
     if not is_address(path):
-        Path(path).unlink(missing_ok=True)
-    elif exists(path):
-        files = _files_of(path)
-        _patiently(path, lambda: files.rm_file(path))
+        Path(path).unlink()
+        return
+    with _remote(path) as (files, name):
+        files.rm_file(name)
 
 
 @contextmanager
-def publishing(path: str, scratch: Path, ready: Callable[[Path], None]) -> Iterator[BinaryIO]:
-    """Open a file that gets its name, or is uploaded from a folder `scratch`, once it is whole.
-
-    `ready` gets the path of the whole file before that. After an error in it nothing is published.
-    """
+def publishing(path: str, scratch: Path) -> Iterator[BinaryIO]:
+    """Write a file atomically. An object is first written to the local folder `scratch`."""
     if not is_address(path):
-        # The target of a link is replaced, not the link.
+        # Another command that writes the same file has another temporary file.
         tag = hashlib.sha256(str(scratch.absolute()).encode()).hexdigest()[:12]
+        # Replace the target of a link, not the link.
         with replacing(Path(os.path.realpath(path)), durable=True, tag=tag) as file:
             yield file
-            file.flush()
-            ready(Path(file.name))
         return
 
     local = scratch / "upload"
-    scratch.mkdir(parents=True, exist_ok=True)
     try:
-        with writing(local), local.open("wb") as file:
+        with replacing(local) as file:
             yield file
-        ready(local)
-        files = _files_of(path)
-        _patiently(path, lambda: files.put_file(str(local), path))
+        with _remote(path) as (files, name):
+            files.put_file(str(local), name)
     finally:
         local.unlink(missing_ok=True)
-
-
-def write(path: str, content: bytes) -> None:
-    """Write a small file, completely or not at all."""
-    if not is_address(path):
-        write_file(Path(path), content)
-    else:
-        files = _files_of(path)
-        _patiently(path, lambda: files.pipe_file(path, content))

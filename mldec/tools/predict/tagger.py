@@ -1,4 +1,4 @@
-"""A callable that names what batches of images show, for engines such as Ray Data."""
+"""A callable that predicts the classes of batches, for engines such as Ray Data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,18 +9,18 @@ from mldec.runtime.signals import StopRequest
 from mldec.tools.predict import opened
 from mldec.tools.predict.answers import Predictor, entries
 from mldec.tools.predict.decode import Item
+from mldec.tools.predict.formats import cells_of
 from mldec.tools.predict.photos import to_item
-from mldec.tools.predict.results import cells_of
 
-KINDS = ("image", "bytes", "path")  # columns of images; the first one of these is read
-_opened: dict[str, Any] = {}  # of this process
+KINDS = ("image", "bytes", "path")  # columns of images; the first match is used
+_opened: dict[str, Any] = {}  # checkpoints of this process
 
 
 class Tagger:
-    """Name what a batch of images shows.
+    """Predicts the classes of batches of images.
 
-    It can be pickled by its arguments, which are options of the command and of `mldec.load`, such
-    as plugin=["mine"]. A process loads a checkpoint once, at its first batch.
+    The arguments are options of the command and of `mldec.load`. A Tagger is pickled by them. Each
+    process loads the checkpoint once, at its first batch.
     """
 
     def __init__(
@@ -33,15 +33,16 @@ class Tagger:
         batch_size: int = 64,
         **options: Any,
     ) -> None:
-        self._checkpoint, self._content, self._batch_size = str(checkpoint), content, batch_size
+        self._checkpoint = str(checkpoint)
+        self._content = content
+        self._batch_size = batch_size
         self._options = {**options, "device": device, "threshold": threshold, "top": top}
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return the columns of a batch without its images, and the answers.
+        """Return the columns without images, and the columns `error`, `classes` and `scores`.
 
-        The batch has a column `image` (uint8 [H, W, 3]), `bytes` (of image files) or `path` (paths
-        or addresses), else it is a `DataError`. The answers are `error`, None or why there is none,
-        and as in a Parquet file of the command `classes` and `scores`, a list per image.
+        Args:
+            batch: Columns with `image` (uint8 [H, W, 3]), `bytes` (image files) or `path`.
         """
         kind = next((name for name in KINDS if name in batch), None)
         if kind is None:
@@ -49,7 +50,7 @@ class Tagger:
         names = batch.get("path", range(len(batch[kind])))
         items = []
         for name, value in zip(map(str, names), batch[kind], strict=True):
-            # Engines pass arrays, and `datasets` may pass PIL images.
+            # Engines pass arrays, and Hugging Face datasets may pass PIL images.
             if kind == "image":
                 items.append(to_item(value, name))
             else:
@@ -63,9 +64,10 @@ class Tagger:
         rows = predictor.rows(iter(items), StopRequest())
         cells = [cells_of(entries(rule, row)) for row in rows]
 
-        answers = {"error": [cell.get("error") for cell in cells]}
-        for name, without in (("classes", "scores"), ("scores", "decisions")):
-            if self._content != without:
-                answers[name] = [cell.get(name, []) for cell in cells]
-        others = {name: batch[name] for name in batch if name not in KINDS[:2]}
-        return {**others, **answers}
+        columns = {name: batch[name] for name in batch if name not in ("image", "bytes")}
+        columns["error"] = [cell.get("error") for cell in cells]
+        if self._content != "scores":
+            columns["classes"] = [cell.get("classes", []) for cell in cells]
+        if self._content != "decisions":
+            columns["scores"] = [cell.get("scores", []) for cell in cells]
+        return columns

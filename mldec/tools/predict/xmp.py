@@ -1,6 +1,6 @@
-"""Keywords for photo managers: the sidecar of a photo, photo.jpg.xmp; the photo is not touched.
+"""XMP sidecars with keywords for photo managers: photo.jpg.xmp. Photos are not changed.
 
-Source: XMP specification parts 1 and 3 (ISO 16684-1); digiKam's namespace as in its own sidecars.
+Source: XMP specification parts 1 and 3 (ISO 16684-1); the namespace of digiKam as in its sidecars.
 """
 
 import os
@@ -16,45 +16,48 @@ from mldec.files.atomic import replacing
 from mldec.tools.predict.answers import Row
 
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
-# Property -> its namespace and the kind of its list. digiKam reads its own list before the common
-# one. It may hold paths such as "Places/Paris", as Lightroom's does ("Places|Paris"). Our own list
-# records the keywords that an earlier run added.
+# Properties: name, namespace and kind of list. digiKam prefers its own list, which may contain
+# paths such as "Places/Paris", like that of Lightroom ("Places|Paris"). `OWN` lists the keywords
+# that earlier runs added.
 SUBJECT = ("dc:subject", "http://purl.org/dc/elements/1.1/", "Bag")
 DIGIKAM = ("digiKam:TagsList", "http://www.digikam.org/ns/1.0/", "Seq")
 LIGHTROOM = ("lr:hierarchicalSubject", "http://ns.adobe.com/lightroom/1.0/", "Bag")
 OWN = ("mldec:keywords", "urn:mldec:xmp:1.0/", "Bag")
+PROPERTIES = (SUBJECT, DIGIKAM, LIGHTROOM, OWN)
 EMPTY = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
     f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="{RDF}">'
     '</rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
 )
-_KINDS = (SUBJECT, DIGIKAM, LIGHTROOM, OWN)
 _TAG = re.compile(rb"""<([^\s/>]+)(?:"[^"]*"|'[^']*'|[^"'>])*>""")
-_ENCODING = re.compile(rb"""<\?xml[^>]*encoding=["']([\w.-]+)""")
 
 
 def write_sidecar(row: Row) -> Path | None:
-    """Write the classes in the answer for an image file to its sidecar, and return the path.
+    """Write the predicted classes of an image file as keywords to its sidecar.
 
-    Keywords of the user stay as they are, and those that an earlier call added are replaced. All
-    other bytes of the sidecar are kept, and so are its mode, its owner and a link to it. Returns
-    None after an error, or if there is neither a class nor a sidecar.
+    Keywords of an earlier call are replaced. Keywords of the user, all other bytes, the mode, the
+    owner and a link to the sidecar are kept.
+
+    Returns:
+        Path of the sidecar, or None after an error, or without classes and sidecar.
 
     Raises:
-        ConfigError: if the image is not a file of its own.
-        DataError: if the sidecar cannot be read or written.
+        ConfigError: If the image is part of another file.
+        DataError: If the sidecar cannot be read or written.
     """
     if row.error is not None:
         return None
     if row.path is None or not Path(row.path).is_file():
-        raise ConfigError(f"--xmp: {row.image} is not a file of its own; leave --xmp out")
+        raise ConfigError(f"--xmp: {row.image} is not an image file; leave --xmp out")
 
     photo = Path(row.path)
     path = photo.with_name(f"{photo.name}.xmp")
     names = list(dict.fromkeys(prediction.name.strip() for prediction in row.predictions))
     with naming_errors(path, DataError, remedy="restore it, or move it away"):
         target = Path(os.path.realpath(path))
-        before = target.read_bytes() if target.exists() else b""
+        before = b""
+        if target.exists():
+            before = target.read_bytes()
         if not names and not before:
             return None
         content = with_keywords(before or EMPTY.encode(), names)
@@ -66,7 +69,7 @@ def write_sidecar(row: Row) -> Path | None:
 
 @dataclass
 class _Keywords:
-    """The items of a property in a sidecar, and where further ones belong, by byte offsets."""
+    """The items of a list in a sidecar, with byte offsets."""
 
     items: list[tuple[str, int, int]] = field(default_factory=list)  # text, start and end
     end: int | None = None  # where further items are inserted; None without a list
@@ -79,12 +82,11 @@ class _Keywords:
 
 
 def with_keywords(content: bytes, names: Sequence[str]) -> bytes:
-    """Return a sidecar in which the keywords of an earlier run are replaced by these."""
-    encoding = _encoding(content)
-    content = content.decode(encoding).encode()
-    properties, rdf = _parse(content)
+    """Return a sidecar in which `names` replace the keywords of an earlier run."""
+    sidecar = _Sidecar(content)
+    properties = sidecar.properties
 
-    # A keyword that the user has in any list, alone or at the end of a path, is not ours.
+    # Keywords in any list of the user, alone or at the end of a path, are not ours.
     earlier = properties[OWN].texts()
     of_user = properties[SUBJECT].texts() - earlier
     for kind, separator in ((DIGIKAM, "/"), (LIGHTROOM, "|")):
@@ -94,12 +96,9 @@ def with_keywords(content: bytes, names: Sequence[str]) -> bytes:
 
     edits = []
     new_lists = ""
-    for kind, removed in (
-        (SUBJECT, earlier - of_user),
-        (DIGIKAM, earlier - of_user),
-        (OWN, earlier),
-    ):
+    for kind in (SUBJECT, DIGIKAM, OWN):
         keywords = properties[kind]
+        removed = earlier if kind == OWN else earlier - of_user
         for text, start, end in keywords.items:
             if text in removed and text not in ours:
                 edits.append((start, end, b""))
@@ -109,89 +108,88 @@ def with_keywords(content: bytes, names: Sequence[str]) -> bytes:
         elif added:
             edits.append(_insertion(content, keywords, added))
     if new_lists:
-        rdf.prefix = ""
-        edits.append(_insertion(content, rdf, [], new_lists.encode()))
+        sidecar.rdf.prefix = ""
+        edits.append(_insertion(content, sidecar.rdf, [], new_lists.encode()))
 
     for start, end, inserted in sorted(edits, reverse=True):
         content = content[:start] + inserted + content[end:]
-    _parse(content)
-    return content.decode().encode(encoding, "xmlcharrefreplace")
+    _Sidecar(content)  # raises an error if the result is not valid
+    return content
 
 
-def _encoding(content: bytes) -> str:
-    """Return the encoding of an XML file, which keeps a byte order mark as a character."""
-    if content.startswith(b"\xff\xfe"):
-        return "utf-16-le"
-    if content.startswith(b"\xfe\xff"):
-        return "utf-16-be"
-    declared = _ENCODING.search(content[:200])
-    return declared[1].decode() if declared else "utf-8"
+class _Sidecar:
+    """The lists of keywords of a sidecar in UTF-8, and the place of new lists (`rdf`)."""
 
+    def __init__(self, content: bytes) -> None:
+        self.properties = {kind: _Keywords() for kind in PROPERTIES}
+        self.rdf = _Keywords()
+        self._content = content
+        self._known = {f"{kind[1]} {kind[0].partition(':')[2]}": kind for kind in PROPERTIES}
+        self._stack: list[tuple[str, int]] = []  # names and offsets of the open elements
+        self._text = ""
 
-def _parse(content: bytes) -> tuple[dict[tuple[str, str, str], _Keywords], _Keywords]:
-    """Return the lists of keywords of a sidecar in UTF-8, and the place of further properties."""
-    known = {f"{kind[1]} {kind[0].partition(':')[2]}": kind for kind in _KINDS}
-    properties = {kind: _Keywords() for kind in _KINDS}
-    present = []
-    rdf = _Keywords()
-    parser = expat.ParserCreate("utf-8", " ")
-    stack: list[str] = []
-    starts: list[int] = []
-    text = ""
+        self._parser = expat.ParserCreate("utf-8", " ")
+        self._parser.XmlDeclHandler = self._declaration
+        self._parser.StartElementHandler = self._start
+        self._parser.CharacterDataHandler = self._data
+        self._parser.EndElementHandler = self._end
+        content.decode()  # raises an error for UTF-16
+        self._parser.Parse(content, True)
+        if self.rdf.end is None:
+            raise ValueError("it has no rdf:RDF")
 
-    def start(name: str, _: object) -> None:
-        nonlocal text
-        stack.append(name)
-        starts.append(parser.CurrentByteIndex)
-        text = ""
-        if name in known:
-            present.append(known[name])
-        is_list = len(stack) > 1 and stack[-2] in known
-        keywords = properties[known[stack[-2]]] if is_list else rdf
-        if (is_list or name == f"{RDF} RDF") and keywords.end is None:
-            tag = _tag(content, starts[-1])
+    def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
+        if encoding is not None and encoding.lower() != "utf-8":
+            raise ValueError(f"its encoding is {encoding}, not UTF-8")
+
+    def _parent(self) -> _Keywords | None:
+        """Return the list of the innermost open element, or None if it is not a property."""
+        if self._stack and self._stack[-1][0] in self._known:
+            return self.properties[self._known[self._stack[-1][0]]]
+        return None
+
+    def _start(self, name: str, attributes: object) -> None:
+        keywords = self._parent()
+        offset = self._parser.CurrentByteIndex
+        self._stack.append((name, offset))
+        self._text = ""
+        if name == f"{RDF} RDF":
+            keywords = self.rdf
+        if keywords is not None and keywords.end is None:
+            tag = _tag(self._content, offset)
             keywords.end = tag.end()
             keywords.prefix = tag[1].decode().rpartition(":")[0]
             if tag[0].endswith(b"/>"):
-                keywords.empty_tag = tag.start()
+                keywords.empty_tag = offset
 
-    def data(characters: str) -> None:
-        nonlocal text
-        text += characters
+    def _data(self, text: str) -> None:
+        self._text += text
 
-    def end(name: str) -> None:
-        first = starts.pop()
-        stack.pop()
-        if name == f"{RDF} RDF" and rdf.empty_tag is None:
-            rdf.end = parser.CurrentByteIndex
-        if name != f"{RDF} li" or len(stack) < 2 or stack[-2] not in known:
+    def _end(self, name: str) -> None:
+        own = self._parent()
+        if own is not None and own.end is None:
+            raise ValueError(f"{name} is not a list")
+        _, start = self._stack.pop()
+        if name == f"{RDF} RDF" and self.rdf.empty_tag is None:
+            self.rdf.end = self._parser.CurrentByteIndex
+        if name != f"{RDF} li" or len(self._stack) < 2 or self._stack[-2][0] not in self._known:
             return
-        keywords = properties[known[stack[-2]]]
-        tag = _tag(content, first)
-        last = tag.end()
-        if not tag[0].endswith(b"/>"):
-            last = content.index(b">", parser.CurrentByteIndex) + 1
-        # White space before an item belongs to it, so that removing it leaves no empty line.
-        begin = len(content[:first].rstrip())
-        if keywords.end == begin:
-            keywords.end = last
-            keywords.space = content[begin:first]
-        keywords.items.append((text.strip(), begin, last))
 
-    parser.StartElementHandler = start
-    parser.CharacterDataHandler = data
-    parser.EndElementHandler = end
-    parser.Parse(content, True)
-    if rdf.end is None:
-        raise ValueError("it has no rdf:RDF")
-    for kind in present:
-        if properties[kind].end is None:
-            raise ValueError(f"{kind[0]} is not a list")
-    return properties, rdf
+        # White space before an item belongs to it, so that its removal leaves no empty line.
+        keywords = self.properties[self._known[self._stack[-2][0]]]
+        tag = _tag(self._content, start)
+        begin = len(self._content[:start].rstrip())
+        end = tag.end()
+        if not tag[0].endswith(b"/>"):
+            end = self._content.index(b">", self._parser.CurrentByteIndex) + 1
+        if keywords.end == begin:
+            keywords.end = end
+            keywords.space = self._content[begin:start]
+        keywords.items.append((self._text.strip(), begin, end))
 
 
 def _tag(content: bytes, start: int) -> re.Match[bytes]:
-    """Return the start tag at a place."""
+    """Return the start tag at an offset."""
     tag = _TAG.match(content, start)
     assert tag is not None
     return tag
@@ -200,7 +198,7 @@ def _tag(content: bytes, start: int) -> re.Match[bytes]:
 def _insertion(
     content: bytes, keywords: _Keywords, names: Sequence[str], text: bytes = b""
 ) -> tuple[int, int, bytes]:
-    """Return the edit that adds items, or other content, to a list."""
+    """Return the edit that adds items, or another text, to a list: start, end and new bytes."""
     name = f"{keywords.prefix}:li" if keywords.prefix else "li"
     for keyword in names:
         text += keywords.space + f"<{name}>{escape(keyword)}</{name}>".encode()
@@ -208,12 +206,12 @@ def _insertion(
     if keywords.empty_tag is None:
         return keywords.end, keywords.end, text
     tag = _tag(content, keywords.empty_tag)
-    opened = tag[0].removesuffix(b"/>") + b">"
-    return tag.start(), tag.end(), opened + text + b"</" + tag[1] + b">"
+    opening = tag[0].removesuffix(b"/>") + b">"
+    return tag.start(), tag.end(), opening + text + b"</" + tag[1] + b">"
 
 
 def _new_list(kind: tuple[str, str, str], names: Sequence[str]) -> str:
-    """Return the XML of a property that the sidecar lacks."""
+    """Return the XML of a property with a list."""
     name, namespace, form = kind
     items = "".join(f"<rdf:li>{escape(keyword)}</rdf:li>" for keyword in names)
     return (

@@ -1,10 +1,12 @@
 """Write a report: `mldec report best.pt [data.root=...] [--compare OTHER] --out FILE`.
 
-The report is one HTML file that needs no network; see docs/running.md. With --compare it tests
+The report is one HTML file that works offline; see docs/running.md. With --compare, it tests
 whether the checkpoint is better than another one on the same images.
 """
 
 import argparse
+import time
+from pathlib import Path
 
 from mldec.cli import (
     add_data_options,
@@ -15,10 +17,11 @@ from mldec.cli import (
     require,
     run_command,
 )
+from mldec.errors import say
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line of `mldec report`."""
+    """Return the parser of `mldec report`."""
     arguments = command("report", str(__doc__))
     add_model_options(arguments)
     add_views_option(arguments)
@@ -27,8 +30,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--compare",
         metavar="OTHER",
-        help="another checkpoint with the same classes; the options apply to it too, and with "
-        "--class-names both have their classes in this order",
+        help="another checkpoint with the same classes; the options apply to both checkpoints",
     )
     arguments.add_argument("--out", metavar="FILE", required=True, help="the report, an HTML file")
     arguments.add_argument(
@@ -38,13 +40,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Write the report that the command line asks for."""
+    """Write the report of a checkpoint."""
     require("a report", "report", "plotly")
 
-    # Imported late: --help and a wrong argument need not wait for torch.
-    from mldec.tools.report.make import run
+    # Import late, because --help and argument errors do not need torch.
+    from mldec.files.atomic import check_targets, write_json, write_result
+    from mldec.tools.report.content import build_content, open_checkpoint, open_other, report_json
+    from mldec.tools.report.page import render_page
 
-    run(args)
+    started = time.monotonic()
+    check_targets(html=args.out, json=args.json)
+    setup = open_checkpoint(args)
+    other = open_other(args, setup) if args.compare else None
+    content = build_content(setup, other)
+
+    write_result(args.out, render_page(content))
+    if args.json:
+        write_json(args.json, report_json(content, setup))
+    size = Path(args.out).stat().st_size / 1e6
+    seconds = time.monotonic() - started
+    say(f"{args.out}: a report on {args.checkpoint}, {size:.1f} MB, made in {seconds:.0f} s")
 
 
 def main() -> None:

@@ -1,140 +1,131 @@
-"""Two models on the same images: paired intervals, a test, and images that changed sides."""
+"""Comparison of two models on the same images: paired intervals and changed decisions."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from mldec.tools.report.statistics import Answers, Interval, Numbers, interval
+from mldec.tools.report.statistics import Interval, Predictions, ResampledMetrics, interval_bounds
 
-MOST_CHANGED = 60
+MAX_CHANGES = 30  # for each direction
 
 
 @dataclass(frozen=True)
 class Change:
-    """An image whose decision for a class differs between two models.
+    """A decision on an image and a class that is right for one of two models only.
 
-    If an image has one label, only its own class counts, which is decided right by top-1.
+    Only decisions on the label count for single-label images.
     """
 
     class_index: int
-    row: int  # of the image among those that are scored
-    present: bool  # what the label says
-    score: float  # of this model
-    other_score: float
-    fixed: bool  # whether only this model decides right; otherwise only the other one does
+    row: int  # row of the image in the scores
+    present: bool  # whether the image has the label
+    score: float  # score of model A in [0, 1]
+    other_score: float  # score of model B in [0, 1]
+    fixed: bool  # True: only A is right. False: only B is right
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """This model (A) against another one (B) on the same images."""
+    """Model A, the subject of the report, compared with model B."""
 
-    other: str  # path of the other checkpoint
+    other: str  # path of the checkpoint of B
     metrics: dict[str, tuple[Interval, Interval, Interval]]  # A, B and A - B, in percent
-    p_value: float  # two-sided, of the main metric's difference; NaN if it cannot be tested
-    test: str  # how it was computed, one sentence
-    per_class: list[Interval]  # difference of the average precision A - B in percent
-    changed: list[Change]  # a sample of the surest
-    fixed: int  # number of pairs of image and class that only A decides right
-    broken: int  # number of those that only B decides right
+    p_value: float  # two-sided, for the main metric; NaN if it has no interval
+    # Difference of the average precision A - B in percent, with bounds: value, low, high [3, K].
+    per_class: np.ndarray
+    changed: list[Change]  # the largest score differences
+    fixed: int  # number of decisions that are right for A only
+    broken: int  # number of decisions that are right for B only
 
 
 def compare(
-    other_path: str, own_answers: Answers, own: Numbers, answers: Answers, numbers: Numbers
+    other_path: str,
+    own_predictions: Predictions,
+    own: ResampledMetrics,
+    other_predictions: Predictions,
+    other: ResampledMetrics,
 ) -> Comparison:
-    """Compare a model with another one, whose resamples have the same weights."""
+    """Compare two models whose resamples have the same weights."""
     gaps = {
-        name: own.resampled[name] - numbers.resampled[name]
-        for name in own.resampled
-        if name in numbers.resampled
+        name: own.resampled[name] - other.resampled[name]
+        for name in own.resampled.keys() & other.resampled.keys()
     }
     metrics = {}
-    others = numbers.with_intervals()
-    for name, value in own.with_intervals().items():
-        if name in others:
-            bounds = map(float, interval(gaps[name])) if name in gaps else ()
-            gap = Interval(value.value - others[name].value, *bounds)
-            metrics[name] = (value, others[name], gap)
+    other_intervals = other.with_intervals()
+    for name, interval in own.with_intervals().items():
+        if name not in other_intervals:
+            continue
+        gap = Interval(interval.value - other_intervals[name].value)
+        if name in gaps:
+            gap = Interval(gap.value, *interval_bounds(gaps[name]).tolist())
+        metrics[name] = (interval, other_intervals[name], gap)
 
-    p_value, test = significance(next(iter(own.metrics)), gaps)
-    found = changes(own_answers, answers)
-    return Comparison(other_path, metrics, p_value, test, per_class(own, numbers), *found)
-
-
-def significance(main: str, gaps: dict[str, np.ndarray]) -> tuple[float, str]:
-    """Return the p-value of the main metric's resampled difference, and how it was computed.
-
-    A 95 % percentile interval leaves out 0 if, and only if, the p-value is below 0.05.
-    """
-    if main not in gaps:
-        return np.nan, f"{main} has no intervals: its difference is not tested."
-
-    resamples = len(gaps[main])
-    test = (
-        f"Paired Bayesian bootstrap of {main}: {resamples:,} resamples of the images, the same for "
-        f"both models. p is twice the share of those on the rarer side of 0, at least "
-        f"{2 / (1 + resamples):.3f}. It tells what other images would change, not what another "
-        f"seed of training would."
+    main_metric = next(iter(own.metrics))
+    p_value = significance(gaps[main_metric]) if main_metric in gaps else np.nan
+    changed, fixed, broken = changed_decisions(own_predictions, other_predictions)
+    return Comparison(
+        other=other_path,
+        metrics=metrics,
+        p_value=p_value,
+        per_class=class_differences(own, other),
+        changed=changed,
+        fixed=fixed,
+        broken=broken,
     )
-    rarer = min((gaps[main] <= 0).sum(), (gaps[main] >= 0).sum())
-    return float(min(1, 2 * (1 + rarer) / (1 + resamples))), test
 
 
-def per_class(first: Numbers, second: Numbers) -> list[Interval]:
-    """Return the difference of the average precision of each class in percent."""
-    gaps = 100 * (first.precision - second.precision)
-    low, high = interval(first.resampled_precision - second.resampled_precision)
-    columns = (gaps.tolist(), (100 * low).tolist(), (100 * high).tolist())
-    return [Interval(*values) for values in zip(*columns, strict=True)]
+def significance(gaps: np.ndarray) -> float:
+    """Return the two-sided p-value of resampled differences [R].
+
+    It is below 0.05 if and only if the 95 % percentile interval does not contain 0.
+    """
+    rarer = min((gaps <= 0).sum(), (gaps >= 0).sum())
+    return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
 
 
-def changes(first: Answers, second: Answers) -> tuple[list[Change], int, int]:
-    """Find the pairs of an image and a class that only one of two models decides right.
+def class_differences(first: ResampledMetrics, second: ResampledMetrics) -> np.ndarray:
+    """Return the difference of the average precision and its bounds, [3, K] in percent."""
+    gaps = first.class_ap - second.class_ap
+    low, high = interval_bounds(first.resampled_ap - second.resampled_ap)
+    return 100 * np.stack([gaps, low, high])
 
-    Returns those whose two scores differ most, and the number of pairs that only the first model
-    decides right, and that only the second one does.
+
+def changed_decisions(first: Predictions, second: Predictions) -> tuple[list[Change], int, int]:
+    """Find the decisions that are right for one of two models only.
+
+    Returns:
+        The decisions with the largest score differences, the number of decisions that are right
+        for the first model only, and the number for the second model.
     """
     counts = {True: 0, False: 0}
-    surest: dict[bool, list[Change]] = {True: [], False: []}
-    for (classes, scores, right), (_, other_scores, other_right) in zip(
-        _decisions(first), _decisions(second), strict=True
-    ):
+    largest: dict[bool, list[Change]] = {True: [], False: []}
+    for columns in first.class_slices():
+        logits, labels = first.of_classes(columns)
+        other_logits, _ = second.of_classes(columns)
+        present = labels == 1
+        right = first.decided(columns, logits) == present
+        other_right = second.decided(columns, other_logits) == present
+        changed = (right != other_right) & (labels >= 0)
+        if first.exclusive:
+            changed &= present & ~(first.top_is_right & second.top_is_right)
+
+        lines, rows = np.nonzero(changed)
+        scores = first.probabilities(logits[lines, rows])
+        other_scores = second.probabilities(other_logits[lines, rows])
+        order = np.argsort(-np.abs(scores - other_scores), kind="stable")
         for fixed in (True, False):
-            lines, rows = np.nonzero((right == fixed) & (other_right != fixed))
-            present = first.labels[rows, classes[lines, rows]]
-            lines, rows, present = (array[present >= 0] for array in (lines, rows, present))
-            counts[fixed] += len(rows)
-
-            # Of this block, and of all until now, half of what is shown.
-            gaps = np.abs(scores[lines, rows] - other_scores[lines, rows])
-            for place in np.argsort(-gaps, kind="stable")[: MOST_CHANGED // 2]:
-                pair = lines[place], rows[place]
-                image = int(rows[place]), bool(present[place])
-                both = float(scores[pair]), float(other_scores[pair])
-                surest[fixed].append(Change(int(classes[pair]), *image, *both, fixed))
-            surest[fixed] = sorted(surest[fixed], key=_gap)[: MOST_CHANGED // 2]
-
-    return sorted(surest[True] + surest[False], key=_gap), counts[True], counts[False]
-
-
-def _decisions(answers: Answers) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield classes, their scores from 0 to 1, and which are decided right, each [k, N]."""
-    if answers.exclusive:
-        # An image without a label is decided right by both models.
-        rows, classes = np.arange(len(answers.labels)), answers.labels.argmax(1)
-        right = (answers.labels[rows, answers.predicted] == 1) | ~answers.has_label
-        scores = answers.probabilities(answers.logits[rows, classes])
-        yield classes[None], scores[None], right[None]
-        return
-
-    for columns in answers.slices():
-        logits, labels = answers.block(columns)
-        right = answers.decided(columns, logits) == (labels == 1)
-        numbers = columns.start + np.arange(len(right))
-        classes = np.broadcast_to(numbers[:, None], right.shape)
-        yield classes, answers.probabilities(logits), right
-
-
-def _gap(change: Change) -> float:
-    """Return what changes are sorted by: the largest difference of the scores comes first."""
-    return -abs(change.score - change.other_score)
+            mask = right[lines, rows] == fixed
+            counts[fixed] += int(mask.sum())
+            for index in order[mask[order]][:MAX_CHANGES].tolist():
+                change = Change(
+                    class_index=columns.start + int(lines[index]),
+                    row=int(rows[index]),
+                    present=bool(present[lines[index], rows[index]]),
+                    score=float(scores[index]),
+                    other_score=float(other_scores[index]),
+                    fixed=fixed,
+                )
+                largest[fixed].append(change)
+            largest[fixed].sort(key=lambda one: -abs(one.score - one.other_score))
+            del largest[fixed][MAX_CHANGES:]
+    return largest[True] + largest[False], counts[True], counts[False]

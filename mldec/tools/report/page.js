@@ -1,5 +1,5 @@
-// Show the block of JSON with the id "data": the charts, the pictures and the table of classes.
-// Names of classes come from outside: they become text nodes.
+// Show the charts, the thumbnails and the table of classes from the JSON block with the id "data".
+// Class names come from the data set, so they are inserted as text nodes.
 
 const data = JSON.parse(byId("data").textContent);
 const { names, columns, edges } = data;
@@ -19,7 +19,7 @@ function element(tag, properties = {}, ...children) {
   return node;
 }
 
-/** Return a number as text; a threshold that is very small has more decimals. */
+/** Format a number. Very small thresholds have more decimals. */
 function asText(value, decimals, signed = false) {
   if (value === null) return DASH;
   if (decimals === 3 && value > 0 && value < 0.01) return value.toPrecision(2);
@@ -51,7 +51,7 @@ function makeHeadings() {
   byId("class-table").tHead.replaceChildren(element("tr", {}, ...cells));
 }
 
-/** Sort by a column: names from A, numbers from the highest, and the other way at the next click. */
+/** Sort by a column: names ascending, numbers descending. The next click reverses the order. */
 function sortBy(number) {
   table.descending = table.sorted === number ? !table.descending : number > 0;
   table.sorted = number;
@@ -62,7 +62,7 @@ function sortBy(number) {
   selectRows();
 }
 
-/** Return whether row `one` comes before row `other`; undefined values are last in both orders. */
+/** Compare two rows for `sort`. Undefined values are last in both orders. */
 function compareRows(one, other) {
   const values = table.sorted ? columns[table.sorted - 1].values : names;
   const [a, b] = [values[one], values[other]];
@@ -72,7 +72,7 @@ function compareRows(one, other) {
   return (table.descending ? -order : order) || one - other;
 }
 
-/** Apply filter and order, and show the first rows. */
+/** Filter and sort the rows, and show the first page. */
 function selectRows() {
   const text = byId("filter-text").value.trim().toLowerCase();
   const least = Number(byId("filter-positives").value) || 0;
@@ -107,7 +107,7 @@ function showRows(page) {
 
 const chosen = { index: 0, above: null, reference: 0, edge: 0 };
 
-/** Show another class in the charts, numbers and pictures of its section. */
+/** Show a class in the section of one class. */
 function choose(index) {
   chosen.index = index;
   chosen.above = countsAbove(index);
@@ -138,13 +138,13 @@ function chooseAndShow(index) {
   byId("one-class").scrollIntoView();
 }
 
-/** Return the number of the edge that is nearest to a score; the last edge is none to stop at. */
+/** Return the index of the edge nearest to a score, except the last edge. */
 function nearestEdge(score) {
   const distances = edges.slice(0, -1).map((edge) => Math.abs(edge - score));
   return distances.indexOf(Math.min(...distances));
 }
 
-/** Return, for each edge, how many positives and negatives have a score at or above it. */
+/** Return the numbers of positives and negatives with a score at or above each edge. */
 function countsAbove(index) {
   const above = { positives: [0], negatives: [0] };
   for (let bin = numBins - 1; bin >= 0; bin -= 1) {
@@ -157,14 +157,14 @@ function countsAbove(index) {
 
 /** Return the counts of the chosen class in the bars of the chart of scores. */
 function grouped(sign) {
-  const counts = new Array(Math.max(...data.groups) + 1).fill(0);
-  data.groups.forEach((group, bin) => {
+  const counts = new Array(Math.max(...data.bars) + 1).fill(0);
+  data.bars.forEach((group, bin) => {
     counts[group] += data[sign][chosen.index][bin];
   });
   return counts;
 }
 
-/** Return what a threshold at an edge means for the chosen class; null where it is undefined. */
+/** Return the metrics of the chosen class for a threshold at an edge. Undefined values are null. */
 function outcomeAt(edge) {
   const { positives, negatives } = chosen.above;
   const [right, wrong] = [positives[edge], negatives[edge]];
@@ -183,7 +183,7 @@ function outcomeAt(edge) {
 
 const OUTCOMES = { precision: 1, recall: 1, f1: 1, predicted: 0, right: 0, wrong: 0, missed: 0 };
 
-/** Show the outcome of a threshold beside that of the report. */
+/** Compare a threshold with the threshold of the report. */
 function moveThreshold(edge) {
   chosen.edge = edge;
   const [now, before] = [outcomeAt(edge), outcomeAt(chosen.reference)];
@@ -214,7 +214,7 @@ function moveToBest() {
   moveThreshold(scores.indexOf(Math.max(...scores)));
 }
 
-/** Return the charts of one class, which `choose` fills, by the ids of their elements. */
+/** Return the empty charts of one class by the ids of their elements. `choose` fills them. */
 function chartsOfClass() {
   const [blue, vermillion] = ["#0072B2", "#D55E00"];
   const marks = [
@@ -225,7 +225,7 @@ function chartsOfClass() {
     name: "precision", mode: "lines", line: { color: blue, width: 2.5 },
     hovertemplate: "threshold %{text}<br>recall %{x:.1f} %<br>precision %{y:.1f} %<extra></extra>",
   };
-  const count = Math.max(...data.groups) + 1;
+  const count = Math.max(...data.bars) + 1;
   const bars = {
     type: "bar", x: Array.from({ length: count }, (_, group) => (group + 0.5) / count),
     hovertemplate: "score about %{x:.2f}: %{y:,} images<extra></extra>",
@@ -258,7 +258,7 @@ function chartsOfClass() {
 }
 
 for (const image of document.querySelectorAll("img[data-row]")) {
-  image.src = `data:image/jpeg;base64,${data.pictures[image.dataset.row]}`;
+  image.src = `data:image/jpeg;base64,${data.thumbnails[image.dataset.row]}`;
 }
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] };
 for (const [id, figure] of Object.entries({ ...data.figures, ...chartsOfClass() })) {

@@ -1,7 +1,7 @@
-"""The report as one HTML file: it works without a network and without any other file.
+"""The report as one HTML file, which works offline and without other files.
 
-Texts come from a template. Charts are Plotly figures; they go with the columns of the table into a
-block of JSON, which the script `page.js` shows. A content security policy allows no request.
+The template contains the texts. Plotly figures and table columns are in a block of JSON, which the
+script `page.js` displays. A content security policy forbids all requests.
 """
 
 import base64
@@ -9,9 +9,7 @@ import html
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,20 +21,22 @@ from plotly.utils import PlotlyJSONEncoder
 
 from mldec.errors import visible
 from mldec.evaluation.output import is_count, meaning
-from mldec.tools.pages import data_url, template
-from mldec.tools.report.advice import Step
-from mldec.tools.report.comparison import Comparison
-from mldec.tools.report.examples import Example, Picture, Suspect, first_to_look_at
-from mldec.tools.report.statistics import ClassTable, Histograms, Interval, Pairs
-from mldec.tools.report.training import Points
+from mldec.tools.pages import NAME_LENGTH, data_url, shorten, template
+from mldec.tools.report.content import ReportContent
+from mldec.tools.report.examples import Example
+from mldec.tools.report.statistics import ClassPairs, Histograms, Interval
+from mldec.tools.report.training import Curve
 
 HEAT_OPACITY = 0.8  # at the maximum of a heat map
-MOST_DIFFERENCES = 40  # classes in the chart of differences; the rest is in the table
-SCORE_GROUPS = 50  # bars of the scores of a class
-NAME_LENGTH = 24  # characters of a class name beside an axis
+MAX_DIFFERENCES = 40  # classes in the chart of differences
+SCORE_BARS = 50  # bars in the chart of scores
+MAX_NUMBERED = 12  # classes of a matrix chart with a number in each cell
 
-# The colours of Okabe and Ito (2008), which no colour-blind person takes for one another.
-BLUE, VERMILLION, GREY, ORANGE = "#0072B2", "#D55E00", "#6b7280", (230, 159, 0)
+# The colors of Okabe and Ito (2008) can be distinguished by people with color blindness.
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+GREY = "#6b7280"
+ORANGE = (230, 159, 0)
 
 LAYOUT = {
     "template": "simple_white",
@@ -47,105 +47,84 @@ LAYOUT = {
 }
 
 
-@dataclass(frozen=True)
-class Content:
-    """What a report says."""
-
-    title: str
-    summary: dict[str, str]  # checkpoint, data, images, cost and so on, by their headings
-    settings: str  # the configuration as YAML
-    images: int  # that are scored
-    curves: dict[str, Points]  # learning curves by name; empty if there are none
-    metrics: dict[str, Interval]  # in percent; numbers of classes are no percentages
-    table: ClassTable
-    histograms: Histograms  # of scores
-    exclusive: bool  # an image has one label: the page then has no thresholds to move
-    pairs: Pairs  # classes in labels and in predictions, or the confusion matrix
-    heat_method: str | None  # how the maps were made, one sentence; None without maps
-    pictures: dict[int, Picture]  # of examples, suspects and changes, by the rows of the images
-    examples: list[Example]  # the surest first
-    suspects: list[Suspect]  # most suspicious first
-    unreadable: list[str]  # one message per image
-    root: Path | None = None  # folder of the data: paths inside it are shown without it
-    comparison: Comparison | None = None
-    steps: list[Step] = field(default_factory=list)  # what to do next
-    notes: list[str] = field(default_factory=list)  # what was sampled, left out or is not known
-
-
-def page(content: Content) -> str:
+def render_page(content: ReportContent) -> str:
     """Return the page as HTML; write it as UTF-8."""
-    inside = f"{content.root}{os.sep}" if content.root else ""
-    filters = {"number": _number, "meaning": meaning, "bounds": _bounds, "png": _png}
-    filters["inside"] = lambda path: path.removeprefix(inside)
-    html_page = template("mldec.tools.report", "page.html.j2", **filters)
-    policies = html_page.environment.policies
-    policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
-    policies["json.dumps_kwargs"] = {}  # which would sort columns by name
-
+    names = [visible(name) for name in content.table.names]
+    figures = charts(content, names)
     examples: dict[int, dict[str, list[Example]]] = {}
     for example in content.examples:
         kinds = examples.setdefault(example.class_index, {"right": [], "wrong": [], "missed": []})
         kinds[example.kind].append(example)
 
-    names = [visible(name) for name in content.table.names]
-    weakest = content.table.weakest()
-    look_first = first_to_look_at(content.suspects, content.examples, weakest)
-    figures = _figures(content, names)
-    edges = content.histograms.edges
-    data = {
-        "exclusive": content.exclusive,
-        "names": names,
-        "columns": _columns(content),
-        "thresholds": content.table.columns.get("threshold"),
-        "edges": edges,
-        "groups": (edges[:-1] * SCORE_GROUPS + 1e-9).astype(int),
-        "positives": content.histograms.positives,
-        "negatives": content.histograms.negatives,
-        "figures": figures,
-        "layout": _figure([], 400).layout,
-        "pictures": {
-            row: base64.b64encode(picture.jpeg).decode()
-            for row, picture in content.pictures.items()
-        },
-    }
-    return html_page.render(
+    root = f"{content.root}{os.sep}" if content.root else ""
+    page = template(
+        "mldec.tools.report",
+        "page.html.j2",
+        number=format_metric,
+        meaning=meaning,
+        png=heat_image,
+        inside=lambda path: path.removeprefix(root),
+    )
+    policies = page.environment.policies
+    policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
+    policies["json.dumps_kwargs"] = {}  # the default would sort columns by name
+    folder = resources.files("mldec.tools.report")
+    return page.render(
         report=content,
         names=names,
-        weakest=weakest,
-        look_first=look_first,
+        weakest=content.table.weakest(),
         examples=examples,
         figures=figures,
-        most_differences=MOST_DIFFERENCES,
-        data=data,
-        style=Markup(_read("page.css")),
+        has_heat_maps=any(example.heat is not None for example in content.examples),
+        max_differences=MAX_DIFFERENCES,
+        data=script_data(content, names, figures),
+        style=Markup((folder / "page.css").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs()),
-        script=Markup(_read("page.js")),
+        script=Markup((folder / "page.js").read_text(encoding="utf-8")),
     )
 
 
-def _read(name: str) -> str:
-    return resources.files("mldec.tools.report").joinpath(name).read_text(encoding="utf-8")
+def script_data(
+    content: ReportContent, names: list[str], figures: dict[str, go.Figure]
+) -> dict[str, Any]:
+    """Return the data of `page.js`."""
+    histograms = content.histograms
+    thumbnails = content.thumbnails.items()
+    return {
+        "exclusive": content.exclusive,
+        "names": names,
+        "columns": table_columns(content),
+        "thresholds": content.table.columns.get("threshold"),
+        "edges": histograms.edges,
+        "bars": (histograms.edges[:-1] * SCORE_BARS + 1e-9).astype(int),
+        "positives": histograms.positives,
+        "negatives": histograms.negatives,
+        "figures": figures,
+        "layout": new_chart([], 400).layout,
+        "thumbnails": {row: base64.b64encode(image.jpeg).decode() for row, image in thumbnails},
+    }
 
 
-def _number(value: float, name: str, sign: str = "") -> str:
-    """Return a metric as text: a count without decimals, a percentage with two."""
+def format_metric(value: float, name: str, sign: str = "") -> str:
+    """Format a metric: counts without decimals, percentages with two."""
     if not math.isfinite(value):
         return "\N{EN DASH}"
     text = f"{value:{sign}z,.0f}" if is_count(name) else f"{value:{sign}z.2f}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _bounds(interval: Interval, name: str) -> str:
-    """Return the bounds of the interval of a metric as text."""
-    if math.isnan(interval.low):
-        return "\N{EN DASH}"
-    return f"{_number(interval.low, name)} to {_number(interval.high, name)}"
+def heat_image(heat: np.ndarray) -> str:
+    """Return a heat map uint8 [h, w] as the URL of an orange image with this opacity."""
+    pixels = np.empty((*heat.shape, 4), np.uint8)
+    pixels[..., :3] = ORANGE
+    pixels[..., 3] = HEAT_OPACITY * heat
+    return data_url(Image.fromarray(pixels, "RGBA"), "PNG", optimize=True)
 
 
-def _columns(content: Content) -> list[dict[str, Any]]:
-    """Return the columns of the table of classes, as the script shows them."""
+def table_columns(content: ReportContent) -> list[dict[str, Any]]:
+    """Return the columns of the table of classes for the script."""
     columns: list[dict[str, Any]] = []
-    decimals = {"positives": 0, "threshold": 3}  # of what is no percentage
+    decimals = {"positives": 0, "threshold": 3}  # other columns are percentages
     for name, values in content.table.columns.items():
         unit = "" if name in decimals else " (%)"
         heading = f"{name[0].upper()}{name[1:]}{unit}"
@@ -154,70 +133,65 @@ def _columns(content: Content) -> list[dict[str, Any]]:
             columns[-1]["low"], columns[-1]["high"] = content.table.intervals
 
     if content.comparison:
-        gaps = content.comparison.per_class
+        gaps, low, high = content.comparison.per_class
         heading = "AP of A \N{MINUS SIGN} B (points)"
-        column = {"heading": heading, "values": [gap.value for gap in gaps]}
-        bounds = {"low": [gap.low for gap in gaps], "high": [gap.high for gap in gaps]}
-        columns.append(column | bounds | {"decimals": 1, "signed": True})
+        column = {"heading": heading, "values": gaps, "low": low, "high": high}
+        columns.append(column | {"decimals": 1, "signed": True})
     return columns
 
 
-def _png(heat: np.ndarray) -> str:
-    """Return a map uint8 [h, w] as the address of an orange image; the heat is its opacity."""
-    pixels = np.empty((*heat.shape, 4), np.uint8)
-    pixels[..., :3] = ORANGE
-    pixels[..., 3] = HEAT_OPACITY * heat
-    return data_url(Image.fromarray(pixels, "RGBA"), "PNG", optimize=True)
-
-
-def _figures(content: Content, names: list[str]) -> dict[str, go.Figure]:
-    """Return the charts by the ids of their elements; the script makes those of one class."""
-    figures = {"metrics-chart": _intervals(content.metrics, "percent")}
-    losses = {name: points for name, points in content.curves.items() if "loss" in name}
-    metrics = {name: points for name, points in content.curves.items() if name not in losses}
+def charts(content: ReportContent, names: list[str]) -> dict[str, go.Figure]:
+    """Return the charts by the ids of their elements. The script adds the charts of one class."""
+    figures = {"metrics-chart": interval_chart(content.metrics, "percent")}
+    losses = {name: curve for name, curve in content.curves.items() if "loss" in name}
+    metrics = {name: curve for name, curve in content.curves.items() if "loss" not in name}
     if losses:
-        figures["loss-chart"] = _curves(losses, "loss")
+        figures["loss-chart"] = curve_chart(losses, "loss")
     if metrics:
-        figures["metric-chart"] = _curves(metrics, "percent")
+        figures["metric-chart"] = curve_chart(metrics, "percent")
 
     if content.comparison:
-        gaps = zip(names, content.comparison.per_class, strict=True)
-        known = [(name, gap) for name, gap in gaps if math.isfinite(gap.value)]
-        ranked = sorted(known, key=lambda entry: -entry[1].value)
-        if len(ranked) > MOST_DIFFERENCES:
-            ranked = ranked[: MOST_DIFFERENCES // 2] + ranked[-MOST_DIFFERENCES // 2 :]
-        figures["differences-chart"] = _intervals(dict(ranked), "difference of AP (points)")
+        values = content.comparison.per_class[0]
+        order = np.argsort(-values, kind="stable")[: np.isfinite(values).sum()]
+        if len(order) > MAX_DIFFERENCES:
+            order = np.delete(order, slice(MAX_DIFFERENCES // 2, -MAX_DIFFERENCES // 2))
+        gaps = {names[k]: Interval(*content.comparison.per_class[:, k].tolist()) for k in order}
+        figures["differences-chart"] = interval_chart(gaps, "difference of AP (points)")
 
     if content.pairs.classes:
-        shown = [names[index] for index in content.pairs.classes]
-        figures["pairs-chart"] = _pairs(content.pairs, shown, exclusive=content.exclusive)
-    return figures | {"calibration": _calibration(content.histograms)}
+        pair_names = [names[index] for index in content.pairs.classes]
+        figures["pairs-chart"] = pair_chart(content.pairs, pair_names, content.exclusive)
+    figures["calibration"] = calibration_chart(content.histograms)
+    return figures
 
 
-def _figure(traces: list[Any], height: int, **layout: Any) -> go.Figure:
-    """Return a chart as wide as its element, and as high as so many pixels."""
+def new_chart(traces: list[Any], height: int, **layout: Any) -> go.Figure:
+    """Return a chart with a height in pixels and the width of its element."""
     figure = go.Figure(traces, {**LAYOUT, "height": height, **layout})
     figure.update_xaxes(automargin=True, title_standoff=8)
     figure.update_yaxes(automargin=True, title_standoff=8)
     return figure
 
 
-def _label(name: str) -> str:
-    """Return a name of a class beside an axis; Plotly would take tags for its own."""
-    return html.escape(name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…")
+def axis_labels(names: list[str]) -> list[str]:
+    """Return shortened names, escaped because Plotly interprets HTML tags."""
+    return [html.escape(shorten(name)) for name in names]
 
 
-def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
-    """Draw one row per percentage: a mark with its interval, the first entry at the top."""
-    names = [
-        name for name, entry in entries.items() if math.isfinite(entry.value) and not is_count(name)
-    ]
-    shown = [entries[name] for name in names]
-    above = [entry.high - entry.value for entry in shown]
-    below = [entry.value - entry.low for entry in shown]
+def interval_chart(entries: Mapping[str, Interval], unit: str) -> go.Figure:
+    """Draw one row per percentage, with its interval."""
+    names = []
+    bounds = []
+    for name, interval in entries.items():
+        if math.isfinite(interval.value) and not is_count(name):
+            names.append(name)
+            bounds.append([interval.low, interval.value, interval.high])
+    low, values, high = np.reshape(bounds, (-1, 3)).T
+    above = (high - values).tolist()
+    below = (values - low).tolist()
     rows = list(range(len(names)))
-    marks = go.Scatter(
-        x=[entry.value for entry in shown],
+    markers = go.Scatter(
+        x=values.tolist(),
         y=rows,
         mode="markers",
         marker={"color": BLUE, "size": 9},
@@ -225,69 +199,68 @@ def _intervals(entries: Mapping[str, Interval], unit: str) -> go.Figure:
         customdata=[html.escape(name) for name in names],
         hovertemplate="%{customdata}: %{x:.2f}<extra></extra>",
     )
-    labels = [_label(name) for name in names]
     xaxis = {"title": unit, "showgrid": True, "zeroline": True, "zerolinecolor": GREY}
-    yaxis = {"tickvals": rows, "ticktext": labels, "range": [len(names) - 0.5, -0.5]}
-    return _figure([marks], 24 * len(names) + 90, xaxis=xaxis, yaxis=yaxis)
+    yaxis = {"tickvals": rows, "ticktext": axis_labels(names), "range": [len(names) - 0.5, -0.5]}
+    return new_chart([markers], 24 * len(names) + 90, xaxis=xaxis, yaxis=yaxis)
 
 
-def _curves(curves: dict[str, Points], unit: str) -> go.Figure:
+def curve_chart(curves: dict[str, Curve], unit: str) -> go.Figure:
+    """Draw at most two learning curves."""
     traces = []
-    # There are at most two: average and raw weights, or training and validation.
-    for (name, points), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
-        steps, values = zip(*points, strict=True)
-        marks = {"mode": "lines+markers", "line": {"color": color}}
-        traces.append(go.Scatter(x=steps, y=values, name=html.escape(name), **marks))
-    axes = {"xaxis": {"title": "step"}, "yaxis": {"title": unit, "showgrid": True}}
-    return _figure(traces, 340, showlegend=True, **axes)
+    for (name, curve), color in zip(curves.items(), (BLUE, VERMILLION), strict=False):
+        steps, values = zip(*curve, strict=True)
+        style = {"mode": "lines+markers", "line": {"color": color}}
+        traces.append(go.Scatter(x=steps, y=values, name=html.escape(name), **style))
+    yaxis = {"title": unit, "showgrid": True}
+    return new_chart(traces, 340, showlegend=True, xaxis={"title": "step"}, yaxis=yaxis)
 
 
-def _pairs(pairs: Pairs, names: list[str], *, exclusive: bool) -> go.Figure:
-    """Draw which share of the images of each row's class is in each column.
+def pair_chart(pairs: ClassPairs, names: list[str], exclusive: bool) -> go.Figure:
+    """Draw the confusion matrix, or the difference of predicted and labeled co-occurrence."""
 
-    Of several labels, it is the share of the predictions minus that of the labels.
-    """
+    def shares(matrix: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        counts = counts[:, None]
+        return np.where(counts > 0, 100 * matrix / np.maximum(counts, 1), np.nan)
 
-    def shares(matrix: np.ndarray, of_classes: np.ndarray) -> np.ndarray:
-        whole = np.diag(of_classes)[:, None]
-        return np.where(whole > 0, 100 * matrix / np.maximum(whole, 1), np.nan)
-
+    # Each row contains percentages of the images of its class.
+    predicted = pairs.predictions
+    labeled = pairs.labels
     if exclusive:
-        values = shares(pairs.predictions, pairs.labels)
-        limits, scale = (0.0, 100.0), [[0, "#f3f7fb"], [1, BLUE]]
+        values = shares(predicted, labeled.diagonal())
+        lowest = 0.0
+        highest = 100.0
+        colors = [[0, "#f3f7fb"], [1, BLUE]]
     else:
-        values = shares(pairs.predictions, pairs.predictions) - shares(pairs.labels, pairs.labels)
+        values = shares(predicted, predicted.diagonal()) - shares(labeled, labeled.diagonal())
         np.fill_diagonal(values, np.nan)
         highest = max(1.0, np.nanmax(np.abs(values), initial=0))
-        limits, scale = (-highest, highest), [[0, BLUE], [0.5, "#f7f7f7"], [1, VERMILLION]]
+        lowest = -highest
+        colors = [[0, BLUE], [0.5, "#f7f7f7"], [1, VERMILLION]]
 
+    is_small = len(names) <= MAX_NUMBERED
     heatmap = go.Heatmap(
         z=values.tolist(),
-        zmin=limits[0],
-        zmax=limits[1],
-        colorscale=scale,
+        zmin=lowest,
+        zmax=highest,
+        colorscale=colors,
         colorbar={"title": "%", "thickness": 14},
         hoverongaps=False,
-        texttemplate="%{z:.0f}" if len(names) <= 12 else "",
+        texttemplate="%{z:.0f}" if is_small else "",
         hovertemplate="row %{y}, column %{x}: %{z:.1f} %<extra></extra>",
     )
-    labels = [_label(name) for name in names]
-    cells = (52 if len(names) <= 12 else 28) * len(names)
-    longest = 8 * max(map(len, labels)) + 40
-    ticks = {"tickvals": list(range(len(names))), "ticktext": labels}
-    axes = {"xaxis": {**ticks, "tickangle": -60}, "yaxis": {**ticks, "autorange": "reversed"}}
-    margin = {"l": longest, "r": 16, "t": 28, "b": longest}
-    size = longest + cells
-    return _figure([heatmap], size + 70, width=size + 130, margin=margin, **axes)
+    side = (52 if is_small else 28) * len(names) + 8 * NAME_LENGTH
+    ticks = {"tickvals": list(range(len(names))), "ticktext": axis_labels(names)}
+    xaxis = {**ticks, "tickangle": -60}
+    yaxis = {**ticks, "autorange": "reversed"}
+    return new_chart([heatmap], side, width=side + 100, xaxis=xaxis, yaxis=yaxis)
 
 
-def _calibration(histograms: Histograms) -> go.Figure:
-    """Draw the share of positives over the mean score of all classes together."""
-    images, positives, sums = (counts.sum(0) for counts in histograms.calibration_bins())
+def calibration_chart(histograms: Histograms) -> go.Figure:
+    """Draw the share of positives over the mean score, for all classes together."""
+    images, positives, sums = histograms.calibration_bins().sum(1)
     used = images > 0
-    perfect = go.Scatter(
-        x=[0, 1], y=[0, 100], mode="lines", name="perfect", line={"color": GREY, "dash": "dash"}
-    )
+    dashed = {"color": GREY, "dash": "dash"}
+    perfect = go.Scatter(x=[0, 1], y=[0, 100], mode="lines", name="perfect", line=dashed)
     observed = go.Scatter(
         x=(sums[used] / images[used]).tolist(),
         y=(100 * positives[used] / images[used]).tolist(),
@@ -298,5 +271,5 @@ def _calibration(histograms: Histograms) -> go.Figure:
         hovertemplate="mean score %{x:.3f}: %{y:.1f} % of %{customdata:,} decisions<extra></extra>",
     )
     xaxis = {"title": "score", "range": [-0.02, 1.02]}
-    yaxis = {"title": "show the class (%)", "range": [-4, 104], "showgrid": True}
-    return _figure([perfect, observed], 400, xaxis=xaxis, yaxis=yaxis)
+    yaxis = {"title": "positives (%)", "range": [-4, 104], "showgrid": True}
+    return new_chart([perfect, observed], 400, xaxis=xaxis, yaxis=yaxis)

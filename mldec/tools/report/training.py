@@ -1,67 +1,62 @@
-"""What a report says of the run of a checkpoint: its cost and its learning curves."""
+"""Cost and learning curves of the run of a checkpoint."""
 
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from mldec.checkpoint import Loaded
 from mldec.errors import CheckpointError
-from mldec.files.run_folder import LOG_FILE, RUN_FILE, folder_of_run, read_facts, read_log
-from mldec.files.torch_files import recorded_hash
+from mldec.files.run_folder import LOG_FILE, RUN_FILE, read_facts, read_log
 from mldec.training.log import clock, read_progress
 
-# The steps of a learning curve and their values.
-Points = list[tuple[int, float]]
+# Pairs of a step and a value.
+Curve = list[tuple[int, float]]
 
 
-def run_folder(loaded: Loaded) -> Path | None:
-    """Return the folder of the run that made a checkpoint, or None.
+def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve], list[str]]:
+    """Read the files of a run.
 
-    A calibrated copy may lie elsewhere: its run is outputs/NAME if that holds its original.
+    Args:
+        folder: Folder of the run, or None if it is unknown.
+
+    Returns:
+        The cost of the training by heading, the learning curves, and notes on missing files.
     """
-    folder = folder_of_run(loaded.path)
-    source = loaded.calibration and loaded.calibration.source
-    if folder is not None or source is None:
-        return folder
-
-    folder = Path("outputs", loaded.config.name)
-    original = folder / "checkpoints" / "best.pt"
-    return folder if original.is_file() and recorded_hash(original) == source else None
-
-
-def of_run(folder: Path | None) -> tuple[dict[str, str], dict[str, Points], list[str]]:
-    """Return the cost of a run by headings, its learning curves, and what is not known."""
     if folder is None:
-        unknown = f"Neither {LOG_FILE} nor {RUN_FILE} lies beside the checkpoint"
-        return {}, {}, [f"{unknown}: its learning curves and its cost are not known."]
+        return {}, {}, [f"Training cost and curves are unknown: found no {LOG_FILE} or {RUN_FILE}."]
 
     cost: dict[str, str] = {}
-    curves: dict[str, Points] = {}
-    missing = [name for name in (RUN_FILE, LOG_FILE) if not (folder / name).is_file()]
-    notes = [f"There is no {name} beside the checkpoint." for name in missing]
+    curves: dict[str, Curve] = {}
+    notes = []
+    for name in (RUN_FILE, LOG_FILE):
+        if not (folder / name).is_file():
+            notes.append(f"{name} of the run is missing.")
     try:
-        if facts := read_facts(folder):
-            count, commit = facts.multiply_accumulates, facts.commit or "not known"
-            macs = "not known" if count is None else f"{count / 1e9:,.3f} billion per image"
+        facts = read_facts(folder)
+        if facts is not None:
+            macs = "unknown"
+            if facts.multiply_accumulates is not None:
+                macs = f"{facts.multiply_accumulates / 1e9:,.3f} billion per image"
             versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+            commit = facts.commit or "unknown"
             cost["Trainable parameters"] = f"{facts.parameters:,}"
             cost["Multiply-accumulates"] = f"{macs} at {facts.image_size} pixels"
             cost["Trained by"] = f"{facts.command} ({versions}; commit {commit})"
-        if curves := learning_curves(read_log(folder / LOG_FILE)):
+        curves = learning_curves(read_log(folder / LOG_FILE))
+        if curves:
             cost["Training time"] = clock(read_progress(folder / LOG_FILE).seconds)
     except CheckpointError as error:
-        notes.append(f"Cost and learning curves are not all known: {error}.")
+        notes.append(f"Training cost and curves are incomplete: {error}.")
     return cost, curves, notes
 
 
-def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Points]:
+def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
     """Return the losses and the main metric over the steps, from the lines of metrics.jsonl."""
     main = next((key for line in lines for key in line if key.startswith("val/")), "val/loss")
-    wanted = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
+    names = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
 
-    curves: dict[str, Points] = defaultdict(list)
+    curves: dict[str, Curve] = defaultdict(list)
     for line in lines:
-        for name in wanted & line.keys():
+        for name in names & line.keys():
             if line[name] is not None:
                 curves[name].append((line["step"], line[name]))
     return dict(sorted(curves.items()))

@@ -1,7 +1,4 @@
-"""The training split of Open Images at full size, with invented labels.
-
-Run with -s to see the figures.
-"""
+"""The training split of Open Images at full size, with random labels. Run with -s for figures."""
 
 import os
 import time
@@ -20,7 +17,7 @@ IMAGES, CLASSES, STATEMENTS, WORKERS = 9_011_219, 9_605, 57_524_352, 8
 GIB = 2**30
 
 
-def made_up():
+def random_table():
     random = np.random.default_rng(0)
     owners = random.integers(IMAGES, size=STATEMENTS, dtype=np.int32)
     classes = (
@@ -49,9 +46,7 @@ def load(root, pipe):
     labels = split.dataset.labels
 
     def read(barrier, first):
-        for image in range(
-            first, len(labels), 50 * WORKERS
-        ):  # touches every page that a worker would
+        for image in range(first, len(labels), 50 * WORKERS):
             labels.row(image)
             split.dataset.name(image)
         barrier.wait()
@@ -70,7 +65,7 @@ def load(root, pipe):
     pipe.send((seconds, total, len(labels), len(labels.values)))
 
 
-def test_nine_million_images_load_from_the_cache(tmp_path):
+def test_nine_million_images_load_from_cache(tmp_path):
     root = tmp_path / "openimages"
     (root / "annotations").mkdir(parents=True)
     names = [
@@ -81,15 +76,14 @@ def test_nine_million_images_load_from_the_cache(tmp_path):
     sources = [root / "annotations" / name for name in names]
     for source in sources:
         source.touch()
-    cached_table("openimages display 0", sources, made_up, str(root / "cache"), "")
+    cached_table("openimages display 0", sources, random_table, str(root / "cache"))
     ours, theirs = get_context("spawn").Pipe()
-    fresh = get_context("spawn").Process(
-        target=load, args=(str(root), theirs)
-    )  # a process of its own: memory counts
-    fresh.start()
+    # Measure the memory of a separate process.
+    process = get_context("spawn").Process(target=load, args=(str(root), theirs))
+    process.start()
     assert ours.poll(600)
     seconds, gib, images, statements = ours.recv()
-    fresh.join()
+    process.join()
     print(
         f"\n{images:,} images, {statements:,} labels: "
         f"{seconds:.1f} s of processor time, {gib:.2f} GiB with {WORKERS} workers"

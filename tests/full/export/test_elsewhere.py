@@ -1,4 +1,4 @@
-"""An exported file in engines that are not ours."""
+"""An exported file in OpenVINO."""
 
 import hostile
 import numpy as np
@@ -11,7 +11,7 @@ from mldec.evaluation.run import scores
 
 
 @pytest.mark.parametrize("words", [(), ("--any-size",)])
-def test_openvino_answers_as_the_checkpoint(words, cli, here):
+def test_openvino_equals_checkpoint(words, cli, here):
     torch.save(hostile.good(), "best.pt")
     cli.out("export", "best.pt", "model.onnx", *words)
     loaded = load_model("best.pt")
@@ -19,7 +19,7 @@ def test_openvino_answers_as_the_checkpoint(words, cli, here):
     images = torch.randint(256, (2, 3, side, side), dtype=torch.uint8)
 
     network = openvino.Core().compile_model("model.onnx", "CPU")
-    # A file for one size takes any number of images, the other one image.
+    # OpenVINO supports only one image at a time with dynamic sizes.
     blocks = images.split(1) if words else [images]
     answers = [network({"images": block.numpy()})["probabilities"] for block in blocks]
     np.testing.assert_allclose(np.concatenate(answers), scores(loaded, images), atol=1e-4)

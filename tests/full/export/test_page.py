@@ -25,14 +25,14 @@ ENGINE = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thread
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """A web server that says nothing."""
+    """A web server without a log."""
 
     def log_message(self, *_):
-        """Drop the line of a request."""
+        """Print nothing."""
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_the_javascript_of_the_page_runs_in_a_browser(cli, here):
+def test_javascript_example_of_docs_runs(cli, here):
     subprocess.run(["npm", "pack", "onnxruntime-web@1.30.0"], check=True, capture_output=True)
     with tarfile.open("onnxruntime-web-1.30.0.tgz") as archive:
         for name in ENGINE:

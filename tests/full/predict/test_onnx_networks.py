@@ -1,4 +1,4 @@
-"""ONNX files of each head with each kind of network, and of the networks of the recipes."""
+"""ONNX files of each head, each kind of backbone, and the backbones of the recipes."""
 
 from itertools import cycle
 
@@ -8,7 +8,7 @@ import torch
 from networks import CALIBRATION, HEADS, OF_WORDS, metadata, noise, words_of
 
 from mldec.backbones import HFBackbone, TimmBackbone
-from mldec.tools.export import Program, onnx_content, open_axes, traced, translated
+from mldec.tools.export import Program, serialize, to_onnx
 from mldec.tools.predict.engine import OnnxFile
 
 pytest.importorskip("onnxruntime")
@@ -28,7 +28,7 @@ LARGE = [
 
 
 SWIN = {"depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]}
-# Of transformers: type, settings, side of the image in pixels.
+# Models of transformers: type, settings, pixels per side of the image.
 OF_TRANSFORMERS = [
     ("swin", {**SWIN, "embed_dim": 16, "image_size": 96, "window_size": 3}, 96),
     ("cvt", {"embed_dim": [16, 32, 64], "num_heads": [1, 2, 4], "depth": [1, 2, 3]}, 64),
@@ -36,12 +36,12 @@ OF_TRANSFORMERS = [
 
 
 def agrees(backbone, head, size, path):
-    """Export a model and compare its answers."""
+    """Compare the probabilities of an exported model."""
     backbone.eval()
     loaded = networks.loaded(head, backbone, size=size, calibration=CALIBRATION)
-    program = Program(loaded, [0.5], asks=head in OF_WORDS)
-    model = translated(traced(program, loaded, "x.pt"), open_axes(program), "x.pt")
-    path.write_bytes(onnx_content(model, metadata(), path.name))
+    program = Program(loaded, [0.5], takes_word_vectors=head in OF_WORDS)
+    model = to_onnx(program, loaded, "x.pt")
+    path.write_bytes(serialize(model, metadata(), path.name))
     opened = OnnxFile(path)
     for images, classes in ((1, 3), (3, 9)):
         inputs = [noise(images, size), *words_of(head, classes)]
@@ -50,22 +50,22 @@ def agrees(backbone, head, size, path):
         torch.testing.assert_close(opened(*inputs)[0], expected, atol=1e-4, rtol=0)
 
 
-# Each head once, and each network at least once.
+# Each head once, and each backbone at least once.
 PAIRS = [(name, head) for name, head in zip(cycle(SMALL), HEADS, strict=False)]
 
 
 @pytest.mark.parametrize(("name", "head"), PAIRS)
-def test_each_head_on_each_kind_of_network(name, head, tmp_path):
+def test_each_head_is_exported(name, head, tmp_path):
     agrees(TimmBackbone(name, **SMALL[name]), head, 64, tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize(("name", "arguments", "head"), LARGE)
-def test_the_networks_of_the_recipes(name, arguments, head, tmp_path):
+def test_backbones_of_the_recipes_are_exported(name, arguments, head, tmp_path):
     agrees(TimmBackbone(name, **arguments), head, 224, tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize(("kind", "settings", "size"), OF_TRANSFORMERS)
-def test_networks_of_transformers(kind, settings, size, tmp_path):
+def test_backbones_of_transformers_are_exported(kind, settings, size, tmp_path):
     config = {"model_type": kind, **settings}
     backbone = HFBackbone(name="x", config=config, mean=[0.5] * 3, std=[0.5] * 3, pretrained=False)
     agrees(backbone, "groups", size, tmp_path / "x.onnx")

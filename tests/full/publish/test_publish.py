@@ -1,4 +1,4 @@
-"""From a run to a repository on a hub and back, as a user does it."""
+"""A run is uploaded to a hub and used from there."""
 
 import json
 import re
@@ -18,24 +18,16 @@ from mldec.tools.predict.engine import TorchEngine
 WORDS = ["--plugin", "patches"]
 
 
-def test_a_run_is_published_and_used_from_the_hub(
-    cli,
-    hub,
-    digits_run,
-    few_resamples,
-    here,
-    monkeypatch,
-):
+def test_published_run_has_the_same_scores(cli, hub, digits_run, few_resamples, here, monkeypatch):
     few = [*WORDS, "data.val_images=40"]
     cli.out("report", digits_run, *few, "--out", "r.html", "--json", "r.json")
     monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
-    out = cli.out(
-        *("publish", digits_run, "me/digits", *WORDS, "--results", "r.json", "--license", "mit")
-    )
+    words = [*WORDS, "--results", "r.json", "--license", "mit"]
+    out = cli.out("publish", digits_run, "me/digits", *words)
     address = re.search(r"^published: (hf:me/digits@[0-9a-f]{40})$", out, re.MULTILINE)
     assert address is not None, out
 
-    # What lies there is the card, the settings and the weights, without paths of this machine.
+    # The repository has the card, the settings and the weights, without local paths.
     files = hub.repositories["me/digits"].commits[address[1][-40:]]
     assert files.keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"}
     for name in ("README.md", "config.json"):
@@ -50,7 +42,7 @@ def test_a_run_is_published_and_used_from_the_hub(
     expected = [report["metrics"]["mAP"], *report["intervals"]["mAP"]]
     assert [float(text) for text in shown.groups()] == pytest.approx(expected, abs=0.006)
 
-    # Bit for bit the scores of the run, from the branch and from the commit.
+    # Scores are bit-equal to the run, from the branch and from the commit.
     image = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 64, 64), np.uint8))
     own = TorchEngine(load_model(digits_run, plugins=["patches"])).answer([image])
     for name in ("hf:me/digits", "hf:me/digits@main", address[1]):
@@ -62,7 +54,7 @@ def test_a_run_is_published_and_used_from_the_hub(
     assert tables[0] == tables[1]
     assert len(tables[0]) > 5
 
-    # The example of the card runs as it stands.
+    # The example of the card runs.
     [example] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     Image.fromarray(image.permute(1, 2, 0).numpy()).save("photo.jpg")
     exec(compile(example, "README.md", "exec"), {})

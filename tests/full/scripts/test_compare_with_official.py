@@ -1,4 +1,4 @@
-"""The official forms compute what the product computes, and both sides of a step train alike."""
+"""The official forms in compare_with_official.py compute the same numbers as ours."""
 
 import argparse
 import importlib.util
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from pictures import picture, saved
 
+from mldec.data.sampling import SampleRandom
 from mldec.heads.ml_decoder import MLDecoder
-from mldec.tools.benchmark.throughput import prepare, settings
+from mldec.tools.benchmark import data
+from mldec.tools.benchmark.throughput import build_trial, compose_experiment
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "maintainers" / "compare_with_official.py"
 SMALL = [
@@ -19,7 +22,7 @@ SMALL = [
     "head.dropout=0",
     "device=cpu",
 ]
-# What the official loop does, which the experiment does in its own way.
+# Settings of the official loop that differ in the experiment.
 OFFICIAL = ["optim.name=adam", "optim.weight_decay=1e-4", "schedule.pct_start=0.2"]
 
 
@@ -31,9 +34,12 @@ def script():
     return module
 
 
-def test_the_head_gives_the_logits_and_gradients_of_ours(
-    script,
-):
+def trial_of(*changed):
+    args = argparse.Namespace(experiment="digits", settings=[*SMALL, *changed])
+    return build_trial(compose_experiment(args), 7)
+
+
+def test_heads_have_equal_logits_and_gradients(script):
     sizes = {"num_groups": 4, "embed_dim": 8, "num_heads": 2, "mlp_dim": 12, "dropout": 0.0}
     official, ours = script.OfficialHead(6, 10, **sizes), MLDecoder(6, 10, **sizes)
     ours.load_state_dict(official.state_dict())
@@ -48,14 +54,13 @@ def test_the_head_gives_the_logits_and_gradients_of_ours(
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_both_sides_train_alike(script):
-    args = argparse.Namespace(experiment="digits", settings=[*SMALL, *OFFICIAL])
-    tried = prepare(settings(args), 7)
-    loop = script.official_loop(tried, script.official_model(tried))
-    learner = tried.learner()
+def test_training_steps_are_equal(script):
+    trial = trial_of(*OFFICIAL)
+    loop = script.official_loop(trial, script.official_model(trial))
+    learner = trial.learner()
     learner.train()
 
-    [batch] = tried.random_batches()
+    [batch] = trial.random_batches()
     targets = batch.targets.long()[:, None].repeat(1, 3, 1)
     for _ in range(3):
         learner.learn([batch], len(batch.images))
@@ -63,18 +68,17 @@ def test_both_sides_train_alike(script):
         official = loop.step(batch.images.float() / 255, targets)
         assert ours.loss == pytest.approx(official.item(), rel=1e-3)
 
-    pairs = zip(loop.model.backbone.parameters(), tried.model.backbone.parameters(), strict=True)
+    pairs = zip(loop.model.backbone.parameters(), trial.model.backbone.parameters(), strict=True)
     assert loop.memory_format is torch.channels_last
     for official_weight, weight in pairs:
         torch.testing.assert_close(official_weight, weight, rtol=1e-2, atol=1e-3)
 
 
-def test_the_official_side_is_measured_as_released_and_with_our_settings(script, monkeypatch):
+def test_official_loop_as_released_and_with_our_settings(script, monkeypatch):
     monkeypatch.setattr(script.torch, "compile", lambda model, **_: ("compiled", model))
-    args = argparse.Namespace(experiment="digits", settings=[*SMALL, "train.compile=true"])
-    tried = prepare(settings(args), 7)
+    trial = trial_of("train.compile=true")
     released, equal = (
-        script.official_loop(tried, script.official_model(tried), as_released=is_released)
+        script.official_loop(trial, script.official_model(trial), as_released=is_released)
         for is_released in (True, False)
     )
     assert released.memory_format is torch.contiguous_format
@@ -82,15 +86,35 @@ def test_the_official_side_is_measured_as_released_and_with_our_settings(script,
     assert equal.net == ("compiled", equal.model)
 
 
-def test_the_step_is_compared_with_both(script):
+def test_step_is_compared_with_both_versions(script):
     args = argparse.Namespace(experiment="digits", settings=SMALL, classes=7, repeats=2)
     facts, first, last = script.step(args)
     assert (facts["batch_size"], first["rounds"], last["rounds"]) == (8, 1, 2)
     assert first.keys() == last.keys()
     figures = facts | last
     for side in ("", "official_", "official_equal_"):
-        assert figures[f"{side}images_per_second"] == pytest.approx(
-            8 / figures[f"{side}step_ms"] * 1000
-        )
+        speed = 8 / figures[f"{side}step_ms"] * 1000
+        assert figures[f"{side}images_per_second"] == pytest.approx(speed)
     assert figures["times_official_step"] > 0
     assert figures["times_official_step_equal"] > 0
+
+
+def test_transforms_have_equal_pixels(script, tmp_path, monkeypatch):
+    photo = str(saved(picture(120, 90), tmp_path / "photo.jpg", quality=90))
+    official, ours = script.official_transform(64), data.pipeline(64)
+    assert tuple(official) == tuple(ours) == data.PARTS[1:-1]
+    for seed in range(150):
+        images = []
+        for steps in (official, ours):
+            rng = SampleRandom(seed)
+            image = photo
+            for step in steps.values():
+                image = step(image, rng)
+            images.append(image)
+        assert images[0].dtype == torch.float32
+        assert torch.equal((255 * images[0]).round().to(torch.uint8), images[1]), seed
+
+    monkeypatch.setattr(data, "ROUNDS", 1)
+    monkeypatch.setattr(data, "IMAGES", 2)
+    [figures] = script.transform(argparse.Namespace(folder=str(tmp_path)))
+    assert figures["times_official"] > 0

@@ -1,3 +1,5 @@
+"""The launch scripts train, and resume after a preemption."""
+
 import os
 import signal
 import socket
@@ -9,8 +11,6 @@ import yaml
 from support import QUICK, wait_until
 
 LAUNCH = Path(__file__).parents[3] / "scripts" / "launch"
-
-
 SHELL = sorted(path for path in LAUNCH.iterdir() if path.suffix != ".yaml")
 
 
@@ -27,39 +27,14 @@ def test_one_node_trains(tmp_path, monkeypatch):
     assert (tmp_path / "outputs" / "digits" / "checkpoints" / "best.pt").exists()
 
 
-def test_several_nodes_train(tmp_path):
-    """Two launchers stand for two machines, each with its own working folder, as nodes have."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = f"NODES=2 PROCESSES=1 MAIN=localhost:{port} RUN=test"
-    launch = f"{environment} {LAUNCH / 'several_nodes.sh'} {' '.join(QUICK)} train.epochs=1"
-    jobs = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        job = subprocess.Popen(
-            launch, shell=True, cwd=tmp_path / name, stderr=subprocess.PIPE, text=True
-        )
-        jobs.append(job)
-    for job in jobs:
-        _, err = job.communicate(timeout=300)
-        assert job.returncode == 0, err
-    written = [
-        name
-        for name in ("first", "second")
-        if (tmp_path / name / "outputs/digits/checkpoints/best.pt").exists()
-    ]
-    assert len(written) == 1, "one process writes the run"
-
-
 def tree(process: int) -> list[int]:
-    """Return a process and all that it has started; those of torchrun are no group of its own."""
+    """Return a process and its descendants. The ranks of torchrun are in other groups."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return [process, *(one for child in children for one in tree(int(child)))]
 
 
-def test_a_task_of_skypilot_goes_on_after_a_preemption(tmp_path):
-    """The variables are those that SkyPilot sets; it was not run itself."""
+def test_a_skypilot_task_resumes_after_a_preemption(tmp_path):
+    """The variables are set as by SkyPilot, which is not run itself."""
     commands = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())["run"]
     folder = tmp_path / "run"
     assert "hydra.run.dir=/outputs train.save_every_steps=500" in commands

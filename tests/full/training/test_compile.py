@@ -1,4 +1,4 @@
-"""Each network is compiled whole with each head, once per batch size."""
+"""Networks and heads compile to a single graph per batch size."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ CLOSED = {
     "gap": ["head=gap"],
     "ml_decoder": ["head=ml_decoder"],
     "ml_decoder_200": ["head=ml_decoder_200"],
-    "query2label": ["head=query2label", "head.input_proj=true"],  # its width is not the network's
+    "query2label": ["head=query2label", "head.input_proj=true"],  # the widths differ
     "transformer_decoder": ["head=transformer_decoder"],
 }
 OF_WORDS = {name: [f"head={name}"] for name in ("gap_words", "ml_decoder_zsl")}
 OF_WORDS["ml_decoder_zsl_groups"] = ["head=ml_decoder_zsl_groups"]
 
-# Settings and image size of each network; Swin is the smallest, whose code is that of the others.
+# Settings and image size of each network.
 NETWORKS = {
     "tiny": (["backbone=tiny"], 32),
     "resnet50": (["backbone=resnet50"], 64),
@@ -35,7 +35,7 @@ PAIRS += [(network, "ml_decoder") for network in NETWORKS if network != "tiny"]
 
 
 @pytest.mark.parametrize(("network", "head"), PAIRS)
-def test_a_network_is_compiled_whole_with_a_head(network, head):
+def test_network_and_head_compile_to_one_graph(network, head):
     words, size = NETWORKS[network]
     words = ["+experiment=coco_tresnet_m", *words, *{**CLOSED, **OF_WORDS}[head]]
     parts = build.check(compose(words), build.MODEL_PARTS)
@@ -49,14 +49,14 @@ def test_a_network_is_compiled_whole_with_a_head(network, head):
         images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8)
         assert compiled(images, word_vectors).shape[0] == batch_size
 
-    # With `fullgraph` a break would have been an error.
+    # A graph break would raise an error with `fullgraph`.
     assert counter.frame_count == 2
 
 
-def test_compiled_training_gives_the_same_weights(tmp_path):
+def test_compiled_training_gives_same_weights(tmp_path):
     results = []
     for word in ("train.compile=false", "train.compile=true"):
-        # adam would turn rounding noise into steps
+        # adam would amplify rounding errors.
         config = settings(word, "train.epochs=1", "optim.name=sgd")
         job = trainer(config, tmp_path / word, dropout=0.0)
         fit(job, tmp_path / word)

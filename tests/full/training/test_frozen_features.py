@@ -1,4 +1,4 @@
-"""A run on cached tokens is the run of a frozen backbone, and goes on after a stop."""
+"""Runs on cached tokens."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw
 
 @pytest.fixture
 def train(cli, here):
-    """Return a function that trains on 24 pictures; it returns the checkpoint."""
+    """Return a function that trains on 24 images, and returns the checkpoint."""
     Path("own").mkdir()
     rows = ["path,labels,split\n"]
     for number in range(24):
@@ -34,7 +34,7 @@ def train(cli, here):
     return run
 
 
-def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train, cli):
+def test_run_on_tokens_equals_run_of_frozen_backbone(train, cli):
     with_cache, without = train("cached", *CACHED), train("frozen", CACHED[0])
     lines = Path("outputs/cached/train.log").read_text().splitlines()
     assert any("tokens of 0 of 16 training images are cached" in line for line in lines)
@@ -43,15 +43,15 @@ def test_a_run_on_tokens_is_the_run_of_a_frozen_backbone(train, cli):
         torch.testing.assert_close(with_cache["model"][key], value, atol=1e-5, rtol=1e-4)
     assert with_cache["metrics"] == pytest.approx(without["metrics"], abs=0.5)
 
-    # The checkpoint is that of the whole network: it needs no tokens.
+    # The checkpoint holds the whole network, and needs no tokens.
     shutil.rmtree("cache")
     out = cli.out("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
     assert f"{with_cache['metrics']['val/mAP']:.3f}" in out
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(train):
+def test_resumed_run_equals_uninterrupted_run(train):
     whole = train("whole", *CACHED)
     train("parts", *CACHED, "train.stop_epoch=1")
-    # The tokens are computed again, from the weights in the checkpoint.
+    # The tokens are computed again with the weights of the checkpoint.
     shutil.rmtree("cache")
     assert_equal(train("parts", *CACHED, "resume=auto")["model"], whole["model"])

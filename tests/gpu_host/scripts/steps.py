@@ -12,7 +12,7 @@ import traceback
 import torch
 from null_gpu import counted, finish
 
-from mldec.tools.benchmark.throughput import prepare, settings
+from mldec.tools.benchmark.throughput import build_trial, compose_experiment
 
 IMAGES = 4
 
@@ -21,9 +21,9 @@ def step(experiment, classes):
     """Train two steps, and return the counts of the second one."""
     words = [f"train.batch_size={IMAGES}", "train.accumulate=1", "device=cuda"]
     args = argparse.Namespace(experiment=experiment, settings=words)
-    setup = prepare(settings(args), classes)
-    batches = setup.random_batches()
-    learner = setup.learner()
+    trial = build_trial(compose_experiment(args), classes)
+    batches = trial.random_batches()
+    learner = trial.learner()
     learner.train()
 
     learner.learn(batches, IMAGES)

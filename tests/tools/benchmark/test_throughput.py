@@ -1,4 +1,4 @@
-"""Images per second of experiments of every kind; each can be timed, and how jobs are timed."""
+"""The job `throughput`: images/s of experiments, and timing of jobs in turns."""
 
 import argparse
 from functools import partial
@@ -8,9 +8,9 @@ import torch
 
 from mldec.tools.benchmark.throughput import (
     blocks,
+    build_trial,
+    compose_experiment,
     in_turns,
-    prepare,
-    settings,
     step_figures,
     times_as_long,
 )
@@ -22,22 +22,22 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
 @pytest.mark.parametrize(
     ("experiment", "changed"),
     [
-        ("digits", ["train.accumulate=2", *HEAD]),
-        ("digits_single", HEAD),  # softmax
-        ("nuswide_zsl_tresnet_m", ["backbone=tiny", *HEAD]),  # word queries
-        ("digits", ["head=ram", *HEAD]),  # a width of words, and queries of its own
+        ("digits", ["train.accumulate=2"]),
+        ("digits_single", []),  # softmax
+        ("nuswide_zsl_tresnet_m", ["backbone=tiny"]),  # word queries
+        ("digits", ["head=ram"]),  # learned word vectors
     ],
 )
 def test_an_experiment_trains_and_infers(cli, experiment, changed):
     options = ["--experiment", experiment, "--classes", "7", "--repeats", "1"]
-    out = cli.out("benchmark", "throughput", *options, *SMALL, *changed)
+    out = cli.out("benchmark", "throughput", *options, *SMALL, *HEAD, *changed)
     figures = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert (figures["classes"], figures["batch_size"], figures["image_size"]) == ("7", "4", "32")
     assert float(figures["train_images_per_second"].replace(",", "")) > 0
     assert float(figures["infer_images_per_second"].replace(",", "")) > 0
 
 
-def test_a_setting_is_changed_in_turns(cli):
+def test_a_changed_setting_is_timed_in_turns(cli):
     options = ["--experiment", "digits", "--repeats", "1", "--beside", "head=gap"]
     out = cli.out("benchmark", "throughput", *options, *SMALL)
     # A slow machine takes over a thousand milliseconds, with a comma.
@@ -48,51 +48,40 @@ def test_a_setting_is_changed_in_turns(cli):
     assert "infer_step_ms" not in figures
 
 
-TINY = [
-    "backbone=tiny",
-    "data.image_size=32",
-    "train.batch_size=8",
-    "train.accumulate=2",
-    "optim.layer_decay=null",
-    "device=cpu",
-]
+def test_random_batches_are_like_those_of_a_loader():
+    def trial(experiment):
+        changed = ["backbone=tiny", "train.batch_size=8", "train.accumulate=2"]
+        settings = [*SMALL, *changed, "optim.layer_decay=null"]
+        args = argparse.Namespace(experiment=experiment, settings=settings)
+        return build_trial(compose_experiment(args), 12)
 
-
-def tried(experiment, *changed):
-    args = argparse.Namespace(experiment=experiment, settings=[*TINY, *changed])
-    return prepare(settings(args), 12)
-
-
-def test_random_batches_are_those_of_a_loader():
     # Several labels per image.
-    trial = tried("digits")
-    batches = trial.random_batches()
+    digits = trial("digits")
+    batches = digits.random_batches()
     assert [list(batch.images.shape) for batch in batches] == [[4, 3, 32, 32]] * 2
     assert batches[0].images.dtype == torch.uint8
     assert batches[0].targets.shape == (4, 12)
     assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(8))
-    assert trial.classes.word_vectors is None
+    assert digits.classes.word_vectors is None
 
-    # One label per image, and mixed images, which have soft labels.
-    for batch in tried("digits_single").random_batches():
+    # One label per image, and mixed images with soft labels.
+    for batch in trial("digits_single").random_batches():
         assert batch.targets.sum(1).tolist() == [1, 1, 1, 1]
-    [first, _] = tried("imagenet_resnet50_a2").random_batches()
+    [first, _] = trial("imagenet_resnet50_a2").random_batches()
     assert first.targets.dtype == torch.float32
 
 
-CPU = torch.device("cpu")
-
-
 def test_jobs_take_turns():
+    cpu = torch.device("cpu")
     calls = []
     jobs = {name: partial(calls.append, name) for name in ("a", "b")}
-    times = in_turns(jobs, device=CPU, rounds=2, warmup=1)
+    times = in_turns(jobs, device=cpu, rounds=2, warmup=1)
     assert calls == ["a", "b"] * 3
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
 
-    # Several steps between two looks at the clock.
+    # Several steps between two reads of the clock.
     calls.clear()
-    in_turns(jobs, device=CPU, rounds=1, warmup=0, steps=2)
+    in_turns(jobs, device=cpu, rounds=1, warmup=0, steps=2)
     assert calls == ["a", "a", "b", "b"]
     assert blocks(20) == {"rounds": 5, "steps": 4}
     assert blocks(1) == {"rounds": 1, "steps": 1}
@@ -102,6 +91,6 @@ def test_jobs_take_turns():
         "x_images_per_second": pytest.approx(200),
     }
 
-    # The second round was disturbed on both sides: a ratio compares within rounds.
+    # Both sides of the second round were disturbed: the ratio is computed within rounds.
     times = {"a": [2.0, 20.0, 2.2], "b": [1.0, 10.0, 1.0]}
     assert times_as_long(times, "a", "b") == pytest.approx(2)

@@ -1,4 +1,4 @@
-"""The command: what it stores, and what evaluate and predict make of it."""
+"""The calibrate command, and the use of its thresholds in evaluate and predict."""
 
 import csv
 import json
@@ -15,15 +15,14 @@ from support import QUICK, assert_equal, one_line
 from mldec.checkpoint import load_model, loading
 from mldec.errors import ConfigError
 from mldec.files.torch_files import duplicate, hash_record, read_torch, save, sha256_of
-from mldec.tools.calibrate import in_order, target
-from mldec.tools.report.training import of_run, run_folder
+from mldec.tools.calibrate import target
 
 WORDS = ["--plugin", "patches", "data.val_images=120"]
 
 
 @pytest.fixture(scope="module")
 def best(digits_run, tmp_path_factory):
-    """The best checkpoint of a copy of the run, which tests may put files beside."""
+    """The best checkpoint of a copy of the run, whose folder tests may change."""
     folder = shutil.copytree(digits_run, tmp_path_factory.mktemp("outputs") / "digits")
     return folder / "checkpoints" / "best.pt"
 
@@ -32,16 +31,14 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     words = [*WORDS, "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv"]
     out = cli.out("calibrate", best, *words)
     calibrated = best.with_name("calibrated.pt")
-    assert f"{calibrated}: a calibrated copy of {best}" in out
-    assert "cross-fitted   same images        at 0.5" in out
+    assert str(calibrated) in out
 
-    # The numbers of the same images are those that evaluate then prints, class by class.
+    # evaluate reports the in-sample metrics of the calibration, for each class.
     content = json.loads((tmp_path / "c.json").read_text())
     stored = loading.load(calibrated).calibration
     assert (stored.error, stored.constant) == (content["metrics"]["ECE"], ())
     words = [*WORDS, "--json", tmp_path / "e.json"]
-    out = cli.out("evaluate", calibrated, *words)
-    assert "fitted on these images; the metrics are optimistic" in out
+    cli.out("evaluate", calibrated, *words)
     report = json.loads((tmp_path / "e.json").read_text())
     for name in ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1"):
         assert report["metrics"][name] == pytest.approx(content["fitted"][name])
@@ -52,7 +49,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     rows = csv.DictReader((tmp_path / "c.csv").open())
     assert [row["class"] for row in rows] == list(report["per_class"])
 
-    # predict lists the classes that reach their own threshold.
+    # predict lists the classes with a score at or above their threshold.
     photo = tmp_path / "a.png"
     Image.effect_mandelbrot((64, 64), (-2, -2, 1, 2), 90).convert("RGB").save(photo)
     rows = []
@@ -70,23 +67,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
             assert present[name] == {**item, "threshold": threshold}
 
 
-def test_a_threshold_of_the_command_line_comes_first(cli, best, tmp_path):
-    out = tmp_path / "x.pt"
-    words = ["--scope", "global", "--objective", "recall:0.8", "--out", out]
-    assert cli("calibrate", best, *WORDS, *words)[0] == 0
-
-    metrics = []
-    for more in ([], ["--threshold", "0.9999"], ["data.threshold=0.9999"]):
-        words = [*WORDS, *more, "--json", tmp_path / "e.json"]
-        text = cli.out("evaluate", out, *words)
-        assert ("at the thresholds of" in text) == (not more)
-        metrics.append(json.loads((tmp_path / "e.json").read_text())["metrics"])
-    assert metrics[0]["OR"] >= 80
-    assert metrics[1]["OR"] < 5
-    assert metrics[1] == metrics[2]
-
-
-def test_classes_without_positives_and_unreachable_objectives_are_named(cli, best, tmp_path):
+def test_rare_classes_and_unreachable_objectives_are_logged(cli, best, tmp_path):
     words = ["--objective", "precision:1", "--min-positives", "30", "--out", tmp_path / "x.pt"]
     out = cli.out("calibrate", best, *WORDS, *words, "--json", tmp_path / "c.json")
     per_class = json.loads((tmp_path / "c.json").read_text())["per_class"]
@@ -96,13 +77,12 @@ def test_classes_without_positives_and_unreachable_objectives_are_named(cli, bes
         name in sharing for name in per_class
     ]
     assert len({per_class[name]["threshold"] for name in sharing}) == 1 < len(sharing)
-    assert f"share a threshold, as they have fewer than 30 positives: {', '.join(sharing)}" in out
+    assert ", ".join(sharing) in out
     assert missed
-    assert f"no threshold reaches precision:1 for {len(missed)} classes" in out
-    assert all(f"{name} (" in out for name in missed)
+    assert ", ".join(missed) in out
 
 
-def test_a_run_goes_on_from_a_calibrated_copy(cli, digits_run, here):
+def test_training_resumes_from_calibrated_copy(cli, digits_run, here):
     last = digits_run / "checkpoints" / "last.pt"
     assert cli("calibrate", last, *WORDS, "--out", "x.pt")[0] == 0
     before, after = loading.load(last), loading.load(Path("x.pt"))
@@ -115,23 +95,25 @@ def test_a_run_goes_on_from_a_calibrated_copy(cli, digits_run, here):
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "name"),
     [
-        (["--objective", "accuracy"], "--objective accuracy: it must be f1, precision:P"),
-        (["--out", "{best}"], "--out: {best} is the checkpoint itself"),
-        (["--image-size", "32"], "data.image_size 32: {best} is for 64 pixels"),
-        (["data.val_images=1", "data.seed=3"], "no label is positive"),
+        (["--objective", "accuracy"], "--objective accuracy"),
+        (["--objective", "cost:1,inf"], "--objective cost:1,inf"),
+        (["--out", "{best}"], "--out"),
+        (["--image-size", "32"], "data.image_size"),
+        (["data.val_images=1", "data.seed=3"], "calibration"),
+        (["--thresholds", "given.txt", "--json", "c.json"], "--thresholds"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(cli, best, tmp_path, words, part):
-    filled = [word.format(folder=tmp_path, best=best) for word in words]
-    out = [] if "--out" in words else ["--out", tmp_path / "x.pt"]
-    err = cli.fault("calibrate", best, "--plugin", "patches", *filled, *out)
-    one_line(err, part.format(folder=tmp_path, best=best))
-    assert not (tmp_path / "x.pt").exists()
+def test_invalid_options_are_errors(cli, best, here, words, name):
+    Path("given.txt").write_text("0.5\n" * 10)
+    words = [word.format(best=best) for word in words]
+    out = [] if "--out" in words else ["--out", "x.pt"]
+    one_line(cli.fault("calibrate", best, "--plugin", "patches", *words, *out), name)
+    assert not Path("x.pt").exists()
 
 
-def test_thresholds_of_a_file_are_stored_as_a_calibration_is(cli, best, tmp_path):
+def test_thresholds_of_a_file_are_stored(cli, best, tmp_path):
     names = loading.load(best).classes.names
     given = tmp_path / "given.csv"
     with given.open("w") as file:
@@ -139,15 +121,12 @@ def test_thresholds_of_a_file_are_stored_as_a_calibration_is(cli, best, tmp_path
         writer.writerow(["class", "AP", "threshold"])
         writer.writerows([name, "", number / 20] for number, name in enumerate(names[::-1]))
     out = tmp_path / "given.pt"
-    words = ["--plugin", "patches", "--thresholds", given]
-    text = cli.out("calibrate", best, *words, "--out", out)
-    assert f"{out}: a copy of {best} with the thresholds of {given}" in text
+    cli.out("calibrate", best, "--plugin", "patches", "--thresholds", given, "--out", out)
 
-    # evaluate finds them in the copy, and with the file in the original: the same numbers.
+    # evaluate has the same metrics with the copy, and with the original and the file.
     reports = []
     for source, more in ((out, WORDS), (best, [*WORDS, "--thresholds", given])):
-        text = cli.out("evaluate", source, *more, "--json", tmp_path / "e.json")
-        assert f"at the thresholds of {source} from given.csv" in text
+        cli.out("evaluate", source, *more, "--json", tmp_path / "e.json")
         reports.append(json.loads((tmp_path / "e.json").read_text()))
     assert reports[0]["metrics"] == reports[1]["metrics"]
     thresholds = {name: row["threshold"] for name, row in reports[0]["per_class"].items()}
@@ -155,48 +134,22 @@ def test_thresholds_of_a_file_are_stored_as_a_calibration_is(cli, best, tmp_path
     assert thresholds == pytest.approx(expected, abs=1e-6)
 
 
-def test_other_names_are_stored_with_thresholds_of_a_file(cli, best, tmp_path):
-    names = loading.load(best).classes.names
-    given, renamed, out = (tmp_path / name for name in ("given.csv", "names.txt", "renamed.pt"))
-    renamed.write_text("".join(f"{name}!\n" for name in names))
-    words = ["calibrate", best, "--plugin", "patches", "--thresholds", given, "--out", out]
-
-    given.write_text("class,threshold\nshort\n")
-    assert "row 2: the class 'short' is not in the list" in cli.fault(*words)
-    given.write_text(f"class,threshold\n{names[0]}!\n")
-    words += ["--class-names", renamed]
-    assert "row 2: '' is no number from 0 to 1" in cli.fault(*words)
-    given.write_text("class,threshold\n" + "".join(f"{name}!,0.5\n" for name in names))
-    assert "leave --json and --csv out" in cli.fault(*words, "--json", "c.json")
-    cli.out(*words)
-    assert loading.load(out).classes.names == tuple(f"{name}!" for name in names)
-
-
-def test_calibrated_file_of_run_replaces_its_best_checkpoint_until_that_changes(
-    cli, digits_run, here
-):
+def test_calibrated_file_replaces_best_checkpoint_until_it_changes(cli, digits_run, here):
     run = shutil.copytree(digits_run, here / "outputs" / "digits")
-    best, last = run / "checkpoints" / "best.pt", run / "checkpoints" / "last.pt"
-    out = cli.out("calibrate", run, *WORDS, "--folds", "2")
+    best = run / "checkpoints" / "best.pt"
+    last = run / "checkpoints" / "last.pt"
+    cli.out("calibrate", run, *WORDS, "--folds", "2")
     calibrated = best.with_name("calibrated.pt")
-    assert f"{calibrated}: a calibrated copy of {best}" in out
     assert sha256_of(calibrated) in hash_record(calibrated).read_text()
     assert loading.load(calibrated).calibration.source == sha256_of(best)
 
-    # A folder means the calibrated file; --weights or the name of a file bypasses it.
-    assert f"{run}: using {calibrated}\n" in cli.out("evaluate", run, *WORDS)
+    # A folder means the calibrated file, unless --weights is given.
     assert load_model(run, plugins=["patches"]).calibration is not None
     for path, weights in ((run, "raw"), (run, "ema"), (best, None)):
         loaded = load_model(path, weights, plugins=["patches"])
         assert (loaded.path, loaded.calibration) == (best, None)
 
-    # The run is found around the copy, and from another place.
-    elsewhere = shutil.copy(calibrated, here / "mine.pt")
-    for path in (calibrated, elsewhere):
-        folder = run_folder(load_model(path, plugins=["patches"]))
-        assert of_run(folder)[1].keys() >= {"train/loss", "val/mAP"}
-
-    # A start from the folder, and a second calibration, begin with best.pt.
+    # init=FOLDER and a second calibration use best.pt.
     model = load_model(best, plugins=["patches"]).model
     assert f"init from {best}: " in loading.initialise(model, run)
     given = here / "given.txt"
@@ -206,20 +159,20 @@ def test_calibrated_file_of_run_replaces_its_best_checkpoint_until_that_changes(
     assert (loaded.path, loaded.calibration.file) == (calibrated, "given.txt")
     assert set(loaded.calibration.slopes) == {1.0}
 
-    # Training goes on, and writes another best.pt: the calibrated file is stale.
+    # A new best.pt makes the calibrated file stale.
     save(last, {**loading.load(last).to_state(), "epoch": 3})
     duplicate(last, best)
     out = cli.out("evaluate", run, *WORDS)
-    assert f"{calibrated} is ignored: it was not made from the current best.pt" in out
-    assert f"{run}: using {best}\n" in out
+    assert f"{calibrated} is ignored" in out
+    assert f"using {best}\n" in out
     hash_record(best).unlink()
     assert load_model(run, plugins=["patches"]).path == best
 
 
-def test_copy_outside_run_needs_a_name(best, tmp_path):
+def test_copy_of_other_checkpoints_needs_a_name(best, tmp_path):
     assert target(None, best) == str(best.with_name("calibrated.pt"))
     assert target("x.pt", best) == "x.pt"
-    # Before the first evaluation the last checkpoint stands for a run.
+    # Before the first evaluation a run has only last.pt.
     last = tmp_path / "checkpoints" / "last.pt"
     last.parent.mkdir()
     shutil.copy(best, last)
@@ -229,7 +182,7 @@ def test_copy_outside_run_needs_a_name(best, tmp_path):
     assert target(None, last) == str(last.with_name("calibrated.pt"))
     shutil.copy(best, last.with_name("last.1.pt"))
     for path in (last.with_name("last.1.pt"), tmp_path / "best.pt", tmp_path / "x.safetensors"):
-        with pytest.raises(ConfigError, match=r"^--out: "):
+        with pytest.raises(ConfigError, match="--out"):
             target(None, path)
 
 
@@ -249,9 +202,3 @@ def test_values_are_stored_in_the_order_of_the_checkpoint(cli, best, tmp_path):
         stored.append(np.array([made.thresholds, made.slopes, made.offsets]))
     assert stored[1] == pytest.approx(stored[0][:, ::-1])
     assert stored[1] != pytest.approx(stored[0])
-
-
-def test_values_return_to_the_order_of_the_checkpoint():
-    assert in_order([3.0, 1.0, 2.0], ("c", "a", "b"), ("a", "b", "c")) == (1.0, 2.0, 3.0)
-    assert in_order([0.5], ("c", "a", "b"), ("a", "b", "c")) == (0.5,)
-    assert in_order([], ("c", "a", "b"), ("a", "b", "c")) == ()

@@ -1,4 +1,4 @@
-"""Thresholds, scaled scores and their judgement, against plain counting and other libraries."""
+"""Thresholds, calibrated scores and metrics, compared with brute force and other libraries."""
 
 import math
 
@@ -13,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_score, recall_score
 from torch.nn.functional import cross_entropy
 
-from mldec.errors import DataError
 from mldec.evaluation.run import Scores
 from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
@@ -23,25 +22,24 @@ from mldec.tools.calibrate import (
     TEMPERATURES,
     Choice,
     Tally,
+    calibrate_single_label,
     cross_fitted,
     fit,
     fit_threshold,
     parse_objective,
     temperature,
-    unscaled,
-    with_one_label,
+    uncalibrated,
 )
 
-# Few different logits, so that many are equal.
+# Few distinct values, so that there are many ties.
 LOGITS = st.integers(-8, 8).map(lambda number: number / 2)
 PAIRS = st.lists(st.tuples(LOGITS, st.booleans()), min_size=1, max_size=30)
 OBJECTIVES = ["f1", "precision:0.5", "precision:0.9", "recall:0.8", "recall:1", "cost:1,5"]
 OBJECTIVES += ["cost:3,.5", "cost:1,1"]
-Pairs = list[tuple[float, bool]]
 F1 = Choice(parse_objective("f1"), "class", 5)
 
 
-# ----------------------------------------------------------------------------------- one threshold
+# One threshold
 
 
 def fitted_to(objective, *classes):
@@ -53,14 +51,14 @@ def fitted_to(objective, *classes):
 
 
 def counted(pairs, lowest):
-    """Return true positives, false positives and misses, if scores from `lowest` on are present."""
+    """Return true positives, false positives and false negatives at a threshold."""
     hits = sum(present for score, present in pairs if score >= lowest)
     false_alarms = sum(not present for score, present in pairs if score >= lowest)
     return hits, false_alarms, sum(present for _, present in pairs) - hits
 
 
 def by_brute_force(objective, pairs):
-    """Return the counts at the best of all cut points, of equally good ones at the highest."""
+    """Return the counts at the best cut point, or the highest of equally good cut points."""
     kind, _, numbers = objective.partition(":")
     values = [float(number) for number in numbers.split(",") if number]
     cuts = [math.inf, *sorted({logit for logit, _ in pairs}, reverse=True)]
@@ -86,37 +84,40 @@ def by_brute_force(objective, pairs):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(pairs=PAIRS)
-def test_a_threshold_is_the_best_of_all_cut_points(objective, pairs):
+def test_threshold_is_the_best_cut_point(objective, pairs):
     pairs = [*pairs, (0.25, True)]
-    threshold = fitted_to(objective, pairs)
+    value, precision = fitted_to(objective, pairs)
     hits, false_alarms, misses = by_brute_force(objective, pairs)
     scores = [(float(expit(np.float64(logit))), present) for logit, present in pairs]
-    assert counted(scores, threshold.value) == (hits, false_alarms, misses)
-    assert 0 < threshold.value < 1
-    if hits:
-        assert threshold.precision == pytest.approx(hits / (hits + false_alarms))
-    if objective.startswith("precision"):
-        assert threshold.is_reached == (threshold.precision >= float(objective[10:]))
+    assert counted(scores, value) == (hits, false_alarms, misses)
+    assert 0 < value < 1
+    expected = hits / (hits + false_alarms) if hits else 1
+    if objective.startswith("precision") and expected < float(objective[10:]):
+        assert precision == pytest.approx(expected)
+    else:
+        assert math.isnan(precision)
 
-    # Classes that share a threshold are one class with all their images.
-    assert fitted_to(objective, pairs[:-1], [], pairs[-1:]) == threshold
-
-
-def test_a_threshold_lies_halfway_to_the_next_score():
-    threshold = fitted_to("f1", [(2.0, True), (0.0, False), (-1.0, False)])
-    assert threshold.value == pytest.approx((expit(2.0) + 0.5) / 2)
-    assert fitted_to("f1", [(0.0, True)]).value == 0.25
-
-    # It may be cheapest to predict nothing, and scores of 1 are still predicted.
-    assert expit(2.0) < fitted_to("cost:1,1.5", [(0.0, True), (1.0, False), (2.0, False)]).value < 1
-    assert fitted_to("f1", [(90.0, True), (80.0, True), (70.0, False)]).value < 1
+    # Classes with a shared threshold are equivalent to one class with all their images.
+    shared = fitted_to(objective, pairs[:-1], [], pairs[-1:])
+    np.testing.assert_equal(shared, (value, precision))
 
 
-# -------------------------------------------------------------------------------------- the scores
+def test_threshold_is_halfway_to_the_next_score():
+    value, _ = fitted_to("f1", [(2.0, True), (0.0, False), (-1.0, False)])
+    assert value == pytest.approx((expit(2.0) + 0.5) / 2)
+    assert fitted_to("f1", [(0.0, True)])[0] == 0.25
+
+    # No prediction may have the lowest cost, and scores of 1 are still predicted.
+    pairs = [(0.0, True), (1.0, False), (2.0, False)]
+    assert expit(2.0) < fitted_to("cost:1,1.5", pairs)[0] < 1
+    assert fitted_to("f1", [(90.0, True), (80.0, True), (70.0, False)])[0] < 1
+
+
+# The scores
 
 
 def scores(*, images=200, classes=6, seed=0):
-    """Return logits [N, K] and labels [N, K]; each class has a scale and an offset of its own."""
+    """Return logits and labels [N, K] with a different scale and offset for each class."""
     rng = np.random.default_rng(seed)
     labels = rng.random((images, classes)) < rng.uniform(0.05, 0.4, classes)
     evidence = 2 * labels - 1 + rng.normal(size=labels.shape)
@@ -129,13 +130,13 @@ def of_all(logits, labels):
 
 
 def of_one_label(*, images=200, seed=0):
-    """Return logits [N, 6], and one label per image that they say something about, [N, 6]."""
+    """Return logits and one-hot labels [N, 6], which are correlated."""
     logits, _ = scores(images=images)
     noisy = logits + np.random.default_rng(seed).normal(scale=6, size=logits.shape)
     return logits, np.eye(6, dtype=np.int8)[noisy.argmax(1)]
 
 
-def test_the_temperature_is_the_best_of_a_fine_grid():
+def test_temperature_is_the_best_of_a_fine_grid():
     logits, labels = of_one_label()
     fitted = of_all(logits, labels)
     grid = np.geomspace(*TEMPERATURES, 4000)
@@ -145,34 +146,34 @@ def test_the_temperature_is_the_best_of_a_fine_grid():
     assert fitted != pytest.approx(1, rel=0.02)
     assert of_all(3 * logits, labels) == pytest.approx(3 * fitted)
 
-    # An image without a label does not count.
+    # Images without a label are ignored.
     more = np.concatenate([logits, logits[:1]]), np.concatenate([labels, 0 * labels[:1]])
     assert of_all(*more) == fitted
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_separated_and_reversed_scores_have_no_temperature(sign):
+def test_separable_and_reversed_scores_have_no_temperature(sign):
     labels = np.array([[1, 0], [1, 0], [0, 1]], np.int8)
     assert of_all(sign * (4.0 * labels - 2), labels) is None
 
 
-def test_a_temperature_needs_only_some_of_many_scores(monkeypatch):
+def test_temperature_is_fitted_to_a_subsample_of_many_scores(monkeypatch):
     logits, labels = of_one_label(images=4000)
     whole = of_all(logits, labels)
-    monkeypatch.setattr(module, "MOST_SCORES", 12_000)
+    monkeypatch.setattr(module, "MAX_SCORES", 12_000)
     some = of_all(logits, labels)
     assert some == of_all(logits[::3], labels[::3])
     assert some == pytest.approx(whole, rel=0.1)
 
 
-def test_platt_scaling_is_a_logistic_regression_with_soft_targets():
+def test_platt_scaling_equals_logistic_regression_with_soft_targets():
     logits, labels = scores()
     separated = np.array([-9.0, -8, -7, 5, 6])
     cases = [(column, label == 1) for column, label in zip(logits.T, labels.T, strict=True)]
     for column, present in [*cases, (separated, separated > 0)]:
         positives, negatives = present.sum(), (~present).sum()
         soft = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-        # Each image once as a positive and once as a negative, by its target.
+        # Each image is a positive and a negative sample, weighted by its soft target.
         regression = LogisticRegression(C=1e9, tol=1e-8).fit(
             np.tile(column, 2)[:, None],
             np.repeat([1, 0], len(column)),
@@ -182,7 +183,7 @@ def test_platt_scaling_is_a_logistic_regression_with_soft_targets():
         np.testing.assert_allclose(platt(column, present), expected, rtol=2e-3, atol=2e-3)
 
 
-def test_the_common_slope_is_that_of_a_regression_with_a_column_per_class():
+def test_common_slope_equals_regression_with_intercept_per_class():
     logits, labels = scores()
     labels[::7, :3] = -1
     images, classes = np.nonzero(labels >= 0)
@@ -195,14 +196,14 @@ def test_the_common_slope_is_that_of_a_regression_with_a_column_per_class():
     assert common_slope(logits.astype(float), labels) == pytest.approx(
         regression.coef_[0, 0], rel=2e-3
     )
-    # Logits that are all far above 0 are no harder, and those that are equal have no slope.
+    # An offset does not matter. Constant logits have no slope.
     assert common_slope(30 + logits.astype(float), labels) == pytest.approx(
         regression.coef_[0, 0], rel=2e-3
     )
     assert common_slope(0 * logits, labels) == 1
 
 
-def test_a_slope_is_held_near_the_common_one_where_images_are_few():
+def test_slope_is_shrunk_to_common_slope_with_few_images():
     logits, labels = scores(images=400)
     column, present = logits[:, 0].astype(float), labels[:, 0] == 1
     own, _ = platt(column, present)
@@ -212,7 +213,7 @@ def test_a_slope_is_held_near_the_common_one_where_images_are_few():
         slope, offset = platt(column[:count], present[:count], common)
         distances.append(slope - platt(column[:count], present[:count])[0])
 
-        # No slope or offset nearby has a lower loss.
+        # The fit is a local minimum.
         targets, _ = soft_targets(present[:count], ~present[:count])
 
         def loss(slope, offset, count=count, targets=targets):
@@ -228,12 +229,12 @@ def test_a_slope_is_held_near_the_common_one_where_images_are_few():
 @pytest.mark.parametrize(
     ("logits", "present", "is_ordered"),
     [
-        ([3.0, 3, 3, 3], [True, False, False, False], False),  # all are equal
+        ([3.0, 3, 3, 3], [True, False, False, False], False),  # constant
         ([-2.0, 1, 2, 3], [True, False, False, False], True),  # worse than chance
         ([], [], False),
     ],
 )
-def test_logits_that_say_nothing_leave_the_frequency_and_the_order(logits, present, is_ordered):
+def test_uninformative_logits_give_the_class_frequency(logits, present, is_ordered):
     slope, offset = platt(np.array(logits), np.array(present, bool))
     assert (slope > 0) == is_ordered
     middle = np.mean(logits) if logits else 0
@@ -242,16 +243,16 @@ def test_logits_that_say_nothing_leave_the_frequency_and_the_order(logits, prese
     assert np.ptp(slope * np.array([middle, *logits])) < 0.03
 
 
-def test_scores_of_the_asymmetric_loss_become_probabilities():
-    """The logits of all classes lie too high, of one beyond what a sigmoid tells from 1."""
+def test_shifted_scores_of_asymmetric_loss_become_probabilities():
     logits, labels = scores(images=400)
+    # The sigmoid of the first class is 1 in float32.
     logits += [25, 3, 3, 3, 3, 3]
     folds = np.arange(400) % 5
     before, after = Tally(6), cross_fitted(logits, labels, folds, F1)
-    before.add(unscaled(6), logits, labels, folds >= 0)
+    before.add(uncalibrated(6), logits, labels, folds >= 0)
     assert after.summary()["ECE"] < 3 < 40 < before.summary()["ECE"]
 
-    # No image changes its place, and no two become equal.
+    # Calibration keeps the order of the images.
     fitted = fit(logits, labels, folds >= 0, F1)
     assert (fitted.slopes > 0).all()
     calibrated = np.float32(fitted.slopes) * logits + np.float32(fitted.offsets)
@@ -261,11 +262,11 @@ def test_scores_of_the_asymmetric_loss_become_probabilities():
     ).all()
 
 
-# ------------------------------------------------------------------------------------- all classes
+# All classes
 
 
 def data(classes=70):
-    """Return logits, labels with some -1, and all images as bool [N]; there are two blocks."""
+    """Return logits, labels with some -1, and a mask of all images. 70 classes are two blocks."""
     rng = np.random.default_rng(0)
     present = rng.random((300, classes)) < np.linspace(0.005, 0.4, classes)
     logits = 2.0 * present - 1 + rng.normal(size=present.shape)
@@ -279,7 +280,7 @@ def test_each_class_is_fitted_to_its_annotated_images():
     few = (labels[images] == 1).sum(0) < 12
     assert 2 <= few.sum() < 20
     fitted = fit(logits, labels, images, Choice(F1.objective, "class", 12))
-    assert fitted.shares.tolist() == few.tolist()
+    assert fitted.is_shared.tolist() == few.tolist()
     common = common_slope(logits[images].astype(float), labels[images])
 
     def pairs(k):
@@ -289,24 +290,24 @@ def test_each_class_is_fitted_to_its_annotated_images():
         return list(zip(slope * logits[known, k].astype(float) + offset, present, strict=True))
 
     for k in (30, 63, 64, 69):
-        assert fitted.thresholds[k] == pytest.approx(fitted_to("f1", pairs(k)).value)
-    together = fitted_to("f1", *(pairs(k) for k in np.flatnonzero(few)))
-    assert fitted.thresholds[few] == pytest.approx(together.value)
+        assert fitted.thresholds[k] == pytest.approx(fitted_to("f1", pairs(k))[0])
+    together, _ = fitted_to("f1", *(pairs(k) for k in np.flatnonzero(few)))
+    assert fitted.thresholds[few] == pytest.approx(together)
 
 
-def test_too_few_positives_even_together_take_the_threshold_of_all_classes():
+def test_classes_with_too_few_positives_together_use_threshold_of_all_classes():
     logits, labels, every = data(classes=6)
     labels[:, 0] = -1
     labels[:, 1] = np.minimum(labels[:, 1], 0)
     everything = fit(logits, labels, every, Choice(F1.objective, "global", 1))
     fitted = fit(logits, labels, every, F1)
-    assert fitted.shares.tolist() == [True, True, False, False, False, False]
+    assert fitted.is_shared.tolist() == [True, True, False, False, False, False]
     assert fitted.thresholds[:2] == pytest.approx(everything.thresholds[:2])
     assert len(set(everything.thresholds)) == 1
-    assert not everything.shares.any()
+    assert not everything.is_shared.any()
 
 
-def test_a_precision_that_a_class_cannot_reach_is_known():
+def test_best_precision_is_reported_if_objective_is_not_reached():
     logits = np.array([[2.0, 2], [1, 1], [0, 0]])
     labels = np.array([[0, 1], [1, 1], [0, 0]], np.int8)
     choice = Choice(parse_objective("precision:0.9"), "class", 1)
@@ -316,11 +317,11 @@ def test_a_precision_that_a_class_cannot_reach_is_known():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_platt_scaling_is_of_each_class_or_of_all(shared):
+def test_platt_scaling_per_class_or_for_all_classes(shared):
     logits, labels, every = data(classes=4)
-    # Far above 0, as the logits of CLIP: their sigmoids are all 1.
+    # Large logits as of CLIP: all sigmoids are 1.
     logits = 20 + 2 * logits
-    fitted = fit(logits, labels, every, Choice(F1.objective, "class", 1, shared=shared))
+    fitted = fit(logits, labels, every, Choice(F1.objective, "class", 1, single_slope=shared))
     common = None if shared else common_slope(logits.astype(float), labels)
     for k in range(4):
         chosen = [*range(4)] if shared else [k]
@@ -330,7 +331,7 @@ def test_platt_scaling_is_of_each_class_or_of_all(shared):
         assert (fitted.slopes[k], fitted.offsets[k]) == pytest.approx(expected)
 
 
-def test_a_tally_is_that_of_scikit_learn():
+def test_tally_equals_scikit_learn():
     logits, labels, every = data(classes=5)
     fitted = fit(logits, labels, every, F1)
     tally = Tally(5)
@@ -353,14 +354,13 @@ def test_a_tally_is_that_of_scikit_learn():
     assert tally.summary()["ECE"] == pytest.approx(expected)
 
 
-def test_a_score_at_the_threshold_is_present():
+def test_score_at_threshold_is_present():
     tally = Tally(1)
-    tally.add(unscaled(1), np.zeros((3, 1)), np.ones((3, 1), np.int8), np.ones(3, bool))
+    tally.add(uncalibrated(1), np.zeros((3, 1)), np.ones((3, 1), np.int8), np.ones(3, bool))
     assert tally.summary()["OR"] == 100
 
 
-def test_no_image_is_judged_by_a_fit_that_has_seen_it():
-    """Labels that are noise: a threshold that has seen them is better than chance, another not."""
+def test_cross_fitting_is_out_of_fold():
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(200, 40)), (rng.random((200, 40)) < 0.3).astype(np.int8)
     folds, every = np.arange(200) % 5, np.ones(200, bool)
@@ -374,23 +374,16 @@ def test_no_image_is_judged_by_a_fit_that_has_seen_it():
     assert tally.summary() == pytest.approx(expected.summary())
     assert tally.pairs == 8000
 
+    # The labels are noise, so only an in-sample fit is better than chance.
     own.add(fit(logits, labels, every, F1), logits, labels, every)
     assert own.summary()["CP"] > tally.summary()["CP"] + 1
 
 
-def test_without_a_positive_there_is_no_fit():
-    logits, labels, _ = data(classes=3)
-    labels = np.zeros_like(labels)
-    labels[0] = 1
-    with pytest.raises(DataError, match="no label is positive among the images"):
-        cross_fitted(logits, labels, np.arange(300) % 2, F1)
-
-
-def test_a_temperature_of_one_label_is_judged_by_cross_fitting():
+def test_single_label_calibration_is_cross_fitted():
     rng = np.random.default_rng(0)
     labels = np.eye(4, dtype=np.int8)[rng.integers(4, size=400)]
     logits = (9 * labels + 6 * rng.normal(size=labels.shape)).astype(np.float32)
-    outcome = with_one_label(Scores(np.arange(400), labels, logits, []), np.arange(400) % 5)
+    outcome = calibrate_single_label(Scores(np.arange(400), labels, logits, []), np.arange(400) % 5)
     assert outcome.thresholds == []
     assert outcome.slopes == pytest.approx([1 / of_all(logits, labels)])
     assert outcome.fitted["top1"] == outcome.cross_fitted["top1"] == outcome.uncalibrated["top1"]

@@ -1,4 +1,4 @@
-"""Heat maps: relevance against independent forms, its place on the image, and pictures of it."""
+"""Heat maps: relevance against independent forms, its place on the image, and pictures."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from random_weights import randomize
 from torch import Tensor, nn
 
 from mldec.data.transforms import EvalTransform
-from mldec.errors import ConfigError, UserError
+from mldec.errors import ConfigError
 from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.tools.predict import answers, heat_maps
@@ -41,7 +41,7 @@ def groups(num_groups, **options):
     return model(MLDecoder(IN, CLASSES, num_groups=num_groups, **SIZES, **options))
 
 
-def test_with_one_query_per_class_the_relevance_is_its_attention():
+def test_one_query_per_class_uses_its_attention():
     for given, word_vectors in (
         (groups(None, num_layers=2), None),
         (groups(None, self_attention=True), None),
@@ -80,14 +80,14 @@ def plain_groups(head, tokens):
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_of_groups_it_is_the_rule_of_chefer(num_layers):
+def test_groups_use_the_rule_of_chefer(num_layers):
     given = groups(3, num_layers=num_layers)
     method, function = heat_maps.choose(given, tokens(1), None)
     assert method == heat_maps.THROUGH_ATTENTION
     result = function(given, tokens(), WANTED, None)
 
-    # As in the authors' code: the relevance of queries to tokens, R, begins at 0; each layer adds
-    # the mean over heads of ReLU(gradient * weight), since R of queries to queries is the identity.
+    # As in the authors' code, the relevance R of queries to tokens starts at 0. Each layer adds the
+    # mean over heads of ReLU(gradient * weight), because R of queries to queries is the identity.
     head = given.head
     logits, all_weights = plain_groups(head, tokens())
     torch.testing.assert_close(logits, given.classify(tokens()))
@@ -110,7 +110,7 @@ def test_of_groups_it_is_the_rule_of_chefer(num_layers):
 
 
 @pytest.mark.parametrize("kind", ["plain", "bottleneck", "words"])
-def test_of_pooling_it_is_the_class_activation_map(kind):
+def test_pooling_uses_class_activation_maps(kind):
     head = GAP(IN, CLASSES, bottleneck=4 if kind == "bottleneck" else None)
     word_vectors = None
     if kind == "words":
@@ -130,7 +130,7 @@ def test_of_pooling_it_is_the_class_activation_map(kind):
 
 
 class Largest(nn.Module):
-    """A head of a user's own: the largest value of each channel, without attention."""
+    """A head without attention: the maximum of each channel."""
 
     def forward(self, tokens, word_vectors=None):
         return tokens.amax(1)
@@ -141,7 +141,7 @@ class Counting(nn.Module):
         return (tokens > 0).sum(1)
 
 
-def test_any_other_head_gets_the_gradient_times_the_tokens():
+def test_other_heads_use_gradient_times_tokens():
     given = Classifier(nn.Identity(), Largest())
     method, function = heat_maps.choose(given, tokens(1), None)
     assert method == heat_maps.TIMES_TOKENS
@@ -152,12 +152,12 @@ def test_any_other_head_gets_the_gradient_times_the_tokens():
 
     given = Classifier(nn.Identity(), Counting())
     _, function = heat_maps.choose(given, tokens(1), None)
-    with pytest.raises(ConfigError, match=r"^head Counting: its logits have no gradient"):
+    with pytest.raises(ConfigError, match="head Counting"):
         function(given, tokens(1), [[0]], None)
 
 
 @pytest.mark.parametrize("head", ["gap", "groups"])
-def test_an_image_does_not_depend_on_its_batch(head):
+def test_heat_map_does_not_depend_on_the_batch(head):
     given = groups(3) if head == "groups" else model(GAP(IN, CLASSES))
     _, function = heat_maps.choose(given, tokens(1), None)
     together = function(given, tokens(), WANTED, None)
@@ -168,13 +168,13 @@ def test_an_image_does_not_depend_on_its_batch(head):
     assert all(parameter.grad is None for parameter in given.parameters())
 
 
-# ------------------------------------------------------------------------------ place on the image
+# Place on the image
 
 SIZE, CELL = 32, 8
 
 
 class Cells(nn.Module):
-    """Tokens that are the mean colours of cells, which may be moved to the right and down."""
+    """Tokens that are the mean colors of cells, which may be shifted to the right and down."""
 
     def __init__(self, right=0, down=0):
         super().__init__()
@@ -196,7 +196,7 @@ def cells(sign=1, **moves):
 
 
 def spot(left, top, channel=0):
-    """An image that is black, but for a cell of one colour."""
+    """A black image with one colored cell."""
     image = torch.zeros(3, SIZE, SIZE, dtype=torch.uint8)
     image[channel, top : top + CELL, left : left + CELL] = 255
     return image
@@ -209,29 +209,29 @@ def peak(heat):
     return (column + 0.5) * scale, (row + 0.5) * scale
 
 
-def test_a_map_has_its_maximum_at_what_it_shows():
+def test_maximum_is_at_the_evidence():
     explainer = Explainer(cells(), SIZE)
     images = torch.stack([spot(8, 16), spot(24, 0, channel=2)])
     first, second = explainer.maps(images, [[0, 1], [2]])
     assert first.shape == (2, heat_maps.MAP_SIZE, heat_maps.MAP_SIZE)
     assert peak(first[0]) == pytest.approx((12, 20), abs=1)
-    assert not first[1].any(), "nothing green in this image"
+    assert not first[1].any(), "no green in this image"
     assert peak(second[0]) == pytest.approx((28, 4), abs=1)
     assert (second >= 0).all()
     assert [len(heat) for heat in explainer.maps(images, [[1], []])] == [1, 0]
 
     [heat] = Explainer(cells(sign=-1), SIZE).maps(spot(8, 8)[None], [[0]])
-    assert not heat.any(), "negative evidence is no heat"
+    assert not heat.any(), "negative evidence is zero"
 
 
 @pytest.mark.parametrize(("right", "down"), [(3, 0), (-3, 2)])
-def test_tokens_that_look_beside_their_cells_are_moved_back(right, down):
+def test_shift_of_tokens_is_corrected(right, down):
     explainer = Explainer(cells(right=right, down=down), SIZE)
     [heat] = explainer.maps(spot(8 + right, 16 + down)[None], [[0]])
     assert peak(heat[0]) == pytest.approx((12 + right, 20 + down), abs=1)
 
 
-def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift():
+def test_tokens_must_be_a_square_and_frozen_tokens_have_no_shift():
     class Other(Cells):
         def __init__(self, change):
             super().__init__(right=3)
@@ -241,19 +241,19 @@ def test_tokens_that_are_no_map_are_refused_and_frozen_ones_have_no_shift():
             return self.change(super().forward(images))
 
     given = cells()
-    for change, message in (
-        (lambda tokens: torch.cat([tokens, tokens[:, :1]], 1), "gives 17 tokens for an image"),
-        (lambda tokens: tokens.mean(1, keepdim=True), "gives 1 tokens for an image"),
+    for change in (
+        lambda tokens: torch.cat([tokens, tokens[:, :1]], 1),
+        lambda tokens: tokens.mean(1, keepdim=True),
     ):
         given.backbone = Other(change)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match="backbone"):
             Explainer(given, SIZE)
     given.backbone = Other(Tensor.detach)
     [heat] = Explainer(given, SIZE).maps(spot(11, 8)[None], [[0]])
     assert peak(heat[0]) == pytest.approx((12, 12), abs=1)
 
 
-# ----------------------------------------------------------------------------------------- pictures
+# Pictures
 
 
 def heat(row=1, column=6):
@@ -262,21 +262,21 @@ def heat(row=1, column=6):
     return values
 
 
-def test_a_heat_map_is_brightest_at_its_maximum():
-    grey = Image.new("RGB", (80, 40), (90, 60, 200))
-    pixels = np.asarray(heated(grey, heat())).astype(int).sum(2)
+def test_picture_is_brightest_at_the_maximum():
+    gray = Image.new("RGB", (80, 40), (90, 60, 200))
+    pixels = np.asarray(heated(gray, heat())).astype(int).sum(2)
     row, column = np.unravel_index(pixels.argmax(), pixels.shape)
     assert (row, column) == (pytest.approx(7, abs=3), pytest.approx(65, abs=5))
 
-    # Far away from it, and without any heat, the image is left in grey.
-    untouched = np.asarray(heated(grey, np.zeros((8, 8))))
+    # The image is gray far away from the maximum, and for an all-zero map.
+    untouched = np.asarray(heated(gray, np.zeros((8, 8))))
     assert len(np.unique(untouched)) == 1
     assert (pixels[30:, :30] == untouched[0, 0].astype(int).sum()).all()
     light = heat_maps.RAMP @ (0.2126, 0.7152, 0.0722)
-    assert (np.diff(light) > 5).all(), "colours are lighter the more heat"
+    assert (np.diff(light) > 5).all(), "colors get lighter"
 
 
-def test_two_images_have_two_files():
+def test_file_names_are_unique_and_valid():
     odd = Path(os.fsdecode(b"a/\xff\n.png"))
     paths = [Path("a/x.png"), Path("b/x.png"), Path("a/x.jpg"), odd, Path("a/?.png")]
     paths += [Path("a") / f"{'long' * 60}{end}.png" for end in "12"]
@@ -291,7 +291,7 @@ def test_two_images_have_two_files():
 
 
 @pytest.mark.parametrize(("crop", "size"), [(None, (400, 200)), (0.5, (100, 100))])
-def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop, size):
+def test_picture_shows_the_visible_part(tmp_path, monkeypatch, crop, size):
     drawn = []
     monkeypatch.setattr(answers, "draw", lambda image, *rest: drawn.append(image) or image)
     path = str(tmp_path / "x.png")
@@ -306,10 +306,3 @@ def test_a_picture_shows_the_part_that_the_model_saw(tmp_path, monkeypatch, crop
     left, top = (400 - size[0]) // 2, (200 - size[1]) // 2
     expected = picture(400, 200).crop((left, top, left + size[0], top + size[1]))
     assert (image.size, image.tobytes()) == (size, expected.tobytes())
-
-    def full(images):
-        raise MemoryError
-
-    monkeypatch.setattr(loaded.model.backbone, "forward", full)
-    with pytest.raises(UserError, match="on cpu: a heat map of 64 pixels; do without"):
-        pictures.add(Item(path, path), [])

@@ -1,4 +1,4 @@
-"""The images of a command line: their order, where their bytes are, decoding, and their rows."""
+"""Input images, their decoding, and their rows."""
 
 import io
 import os
@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pictures import picture, saved
+from pictures import picture, png, saved
 from PIL import Image
 
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
-from mldec.errors import ConfigError, DataError, Stopped
+from mldec.errors import DataError, Stopped, UserError
 from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.tools.predict import answers as answers_module
 from mldec.tools.predict import decode as decode_module
@@ -39,7 +39,7 @@ def pack(path, members, mode="w"):
     return path
 
 
-def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path):
+def test_folders_are_sorted_by_path(tmp_path):
     folder = tmp_path / "photos"
     images = ("a/z.png", "a.png", "a-b/x.png", "b/c/d.webp", "b/c.JPG", "Z.png")
     for name in (*images, "notes.txt", "d.eps", "e.svg"):
@@ -49,19 +49,11 @@ def test_files_are_taken_and_folders_searched_in_the_order_of_paths(tmp_path):
     (folder / "back").symlink_to(folder)
 
     inputs = Inputs([str(folder / "notes.txt"), f"{folder}//", str(folder / "a.png")])
-    expected = sorted(folder / name for name in images)
-    shown = [folder / "notes.txt", *expected, folder / "a.png"]
-    assert names(inputs) == [str(path) for path in shown]
-    assert names(inputs) == names(inputs), "they can be gone through again"
-    with pytest.raises(DataError, match="empty: the folder holds no image"):
-        Inputs([str(folder / "a.png"), str(folder / "empty")])
-    with pytest.raises(DataError, match=r"--list .*none\.txt"):
-        Inputs([str(folder)], str(folder / "none.txt"))
-    with pytest.raises(DataError, match="nothing: no such file or folder"):
-        Inputs([str(folder / "nothing")])
+    expected = [folder / "notes.txt", *sorted(folder / name for name in images), folder / "a.png"]
+    assert names(inputs) == names(inputs) == [str(path) for path in expected]
 
 
-def test_files_of_unsupported_formats_are_counted(tmp_path):
+def test_unsupported_files_are_counted(tmp_path):
     for name in ("a.jpg", "b.HEIC", "in/c.heic", "in/d.nef"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -74,12 +66,8 @@ def test_files_of_unsupported_formats_are_counted(tmp_path):
             ".nef": {"files": 1, "example": str(tmp_path / "in" / "d.nef")},
         }
 
-    (tmp_path / "in" / "d.nef").unlink()
-    with pytest.raises(DataError, match=r"the folder holds no image .*1 \.heic"):
-        Inputs([str(tmp_path / "in")])
 
-
-def test_images_of_tar_files_are_where_their_bytes_are(tmp_path):
+def test_items_of_tar_files_have_the_place_of_their_bytes(tmp_path):
     members = {"000.jpg": b"first", "000.txt": b"label", "in/001.PNG": b"second image"}
     path = pack(tmp_path / "shard.tar", members)
     items = list(Inputs([str(tmp_path)]))
@@ -90,69 +78,59 @@ def test_images_of_tar_files_are_where_their_bytes_are(tmp_path):
         assert content[item.offset : item.offset + len(expected)] == expected
     assert list(Inputs([str(path)])) == items
 
-    # Links are not followed.
+    # Links are skipped.
     with tarfile.open(path, "w") as tar:
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
             member = tarfile.TarInfo(f"{kind!r}.png")
-            member.type, member.linkname = kind, "/etc/passwd"
+            member.type = kind
+            member.linkname = "/etc/passwd"
             tar.addfile(member)
     assert list(Inputs([str(path)])) == []
 
 
-def lying(kind: str) -> bytes:
-    """A tar file whose first header lies."""
+def damaged_tar(kind):
+    """Return a tar file with a damaged header or end, and its number of readable headers."""
     member = tarfile.TarInfo("a.png")
     if kind == "sparse":
         member.pax_headers = {"GNU.sparse.size": "x", "GNU.sparse.map": "y"}
         return member.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
-    member.size = 10**12 if kind == "size" else 2**80
+    member.size = {"size": 10**12, "huge": 2**80, "truncated": 2000}[kind]
     return member.tobuf(tarfile.GNU_FORMAT) + b"x" * 1024
 
 
-@pytest.mark.parametrize("kind", ["size", "path", "sparse"])
-def test_a_tar_file_that_lies_is_no_end_of_the_job(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["size", "huge", "sparse", "truncated"])
+def test_damaged_tar_file_is_a_fault(tmp_path, kind):
     path = tmp_path / "x.tar"
-    path.write_bytes(lying(kind))
+    path.write_bytes(damaged_tar(kind))
     *images, last = Inputs([str(path)])
-    assert str(last.fault).startswith(f"{path}: it cannot be read as an uncompressed tar file")
+    assert (last.name, last.fault.partition(": ")[0]) == (str(path), str(path))
     for item in images:
-        with pytest.raises(DataError, match=r"x\.tar is cut short\); restore it"):
+        with pytest.raises(DataError, match=r"x\.tar"):
             read_item(item)
 
 
-@pytest.mark.parametrize("kind", ["cut", "gz", "text"])
-def test_a_damaged_tar_file_is_one_fault_after_its_images(tmp_path, kind):
-    members = {f"{number}.png": bytes(2000) for number in range(3)}
-    path = pack(tmp_path / "x.tar", members, "w:gz" if kind == "gz" else "w")
-    if kind == "cut":
-        path.write_bytes(path.read_bytes()[:4000])
-    elif kind == "text":
-        path.write_text("no tar file" * 100)
-
-    items = list(Inputs([str(path)]))
-    assert len(items) == (3 if kind == "cut" else 1)
-    assert all(item.fault is None for item in items[:-1])
-    assert items[-1].name == str(path)
-    assert str(items[-1].fault).startswith(f"{path}: it cannot be read as an uncompressed tar file")
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_compressed_tar_file_is_a_stream(tmp_path, kind):
+    members = {f"{number}.png": png() for number in range(3)}
+    path = pack(tmp_path / f"x.tar.{kind}", members, f"w:{kind}")
+    items = list(Inputs([str(tmp_path)]))
+    assert [item.name for item in items] == [f"{path}/{name}" for name in members]
+    assert read_item(items[2]).tobytes() == picture(40, 30).tobytes()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    *_, last = Inputs([str(path)])
+    assert str(path) in last.fault
 
 
-def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
+def test_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     listing = tmp_path / "list.txt"
-    listing.write_bytes(b"\xef\xbb\xbfa.png\r\n\n  b c.png\n\xff.png\nlast.png")
+    listing.write_bytes(b"\xef\xbb\xbfa.png\r\n\n  b c.png\n\xff.png\n/c.png\nlast.png")
     inputs = Inputs([], str(listing), root=str(tmp_path))
-    assert names(inputs) == ["a.png", "  b c.png", os.fsdecode(b"\xff.png"), "last.png"]
-    assert [item.path for item in inputs][:2] == [f"{tmp_path}/a.png", f"{tmp_path}/  b c.png"]
+    assert names(inputs) == ["a.png", "  b c.png", os.fsdecode(b"\xff.png"), "/c.png", "last.png"]
+    paths = [item.path for item in inputs]
+    assert paths[:2] == [f"{tmp_path}/a.png", f"{tmp_path}/  b c.png"]
+    assert paths[3] == "/c.png"
 
-    listing.write_text(f"a.png\n{'x' * 300}.png\n\0.png\n")
-    for item in [*Inputs([], str(listing))][1:]:
-        assert "cannot be read" in str(Decoder(to_tensor)[item])
-
-    listing.write_text("a.png\nb.png\n", encoding="utf-16")
-    with pytest.raises(DataError, match=r"list\.txt.*UTF-16"):
-        list(Inputs([], str(listing)))
-
-    given = SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n"))
-    monkeypatch.setattr(sys, "stdin", given)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a.png\nb.png\n")))
     assert list(Inputs([], "-")) == [Item("a.png", "a.png"), Item("b.png", "b.png")]
 
     listing = tmp_path / "list.csv"
@@ -161,8 +139,28 @@ def test_a_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     assert names(Inputs([], str(listing), column="labels")) == ["cat", ""]
 
 
+def test_parquet_list_has_paths_or_bytes(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    listing = tmp_path / "list.parquet"
+    nested = [{"bytes": b"one", "path": "1.png"}, {"bytes": None, "path": "2.png"}, None]
+    table = {"path": ["a.png", None, "c.png"], "bytes": [b"a", b"b", None], "nested": nested}
+    parquet.write_table(pyarrow.table(table), listing)
+
+    a, b, c = Inputs([], str(listing), root=str(tmp_path))
+    assert (a.name, a.path, c.path) == ("a.png", f"{tmp_path}/a.png", f"{tmp_path}/c.png")
+    assert "list.parquet/1" in b.fault
+    a, b, c = Inputs([], str(listing), column="bytes")
+    assert (a.name, a.content) == ("a.png", b"a")
+    assert (b.name, b.content) == (f"{listing}/1", b"b")
+    assert c.fault
+    a, b, c = Inputs([], str(listing), column="nested")
+    assert (a.name, a.content, b.name, b.path) == ("1.png", b"one", "2.png", "2.png")
+    assert c.fault
+
+
 def tree(tmp_path, tars):
-    """A folder of 40 files and so many tar files of 5 images; and lists of the files."""
+    """Write a folder of 40 files and some tar files of 5 images, and lists of the files."""
     folder = tmp_path / "photos"
     (folder / "in").mkdir(parents=True)
     for number in range(40):
@@ -176,9 +174,9 @@ def tree(tmp_path, tars):
 
 
 @pytest.mark.parametrize("kind", ["folder", "txt", "csv", "parquet"])
-@pytest.mark.parametrize("shards", [1, 2, 3, 7])
-def test_shards_have_every_image_once_and_in_order(tmp_path, monkeypatch, kind, shards):
-    folder, paths = tree(tmp_path, 3)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_shards_have_every_image_once_and_in_order(tmp_path, kind, shards):
+    folder, paths = tree(tmp_path, 2)
     inputs = Inputs([str(folder)])
     if kind == "parquet":
         pyarrow = pytest.importorskip("pyarrow")
@@ -188,7 +186,7 @@ def test_shards_have_every_image_once_and_in_order(tmp_path, monkeypatch, kind, 
     if kind != "folder":
         inputs = Inputs([], str(tmp_path / f"list.{kind}"))
     whole = list(inputs)
-    assert len(whole) == (55 if kind == "folder" else 40)
+    assert len(whole) == (50 if kind == "folder" else 40)
 
     divided = list(inputs.divided(shards))
     assert [item for _, item in divided] == whole
@@ -198,10 +196,11 @@ def test_shards_have_every_image_once_and_in_order(tmp_path, monkeypatch, kind, 
         assert len(own) > len(whole) / shards / 3
 
 
-def test_tar_files_are_dealt_whole_if_there_are_as_many_as_shards(tmp_path, monkeypatch):
+def test_whole_tar_files_are_assigned_if_there_are_as_many_as_shards(tmp_path, monkeypatch):
     folder, _ = tree(tmp_path, 3)
     inputs = Inputs([str(folder)])
-    opened, in_tar = [], inputs_module._in_tar
+    opened = []
+    in_tar = inputs_module._in_tar
     monkeypatch.setattr(
         inputs_module, "_in_tar", lambda path, *rest: opened.append(path) or in_tar(path, *rest)
     )
@@ -210,77 +209,41 @@ def test_tar_files_are_dealt_whole_if_there_are_as_many_as_shards(tmp_path, monk
         assert list(inputs.of(1, shards))
         assert [Path(path).name for path in opened] == own
 
-    # By a hash of the path below the folder, the same on all machines and from now on.
+    # The hash of the path below the folder is the same on all machines and in all versions.
     moved = folder.rename(tmp_path / "elsewhere")
     numbers = [owner for owner, item in Inputs([f"{moved}/in"]).divided(4)]
     assert numbers[:12] == [2, 3, 1, 0, 0, 3, 0, 1, 3, 3, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
-def test_a_compressed_tar_file_is_a_stream(tmp_path, kind):
-    buffer = io.BytesIO()
-    picture(40, 30).save(buffer, "PNG")
-    members = {f"{number}.png": buffer.getvalue() for number in range(3)}
-    path = pack(tmp_path / f"x.tar.{kind}", members, f"w:{kind}")
-    items = list(Inputs([str(tmp_path)]))
-    assert [item.name for item in items] == [f"{path}/{name}" for name in members]
-    assert read_item(items[2]).tobytes() == picture(40, 30).tobytes()
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    *_, last = Inputs([str(path)])
-    assert str(last.fault).startswith(f"{path}: it cannot be read as a tar file")
-
-
-def test_a_parquet_list_has_paths_or_bytes(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    listing = tmp_path / "list.parquet"
-    nested = [{"bytes": b"one", "path": "1.png"}, {"bytes": None, "path": "2.png"}, None]
-    table = {"path": ["a.png", None, "c.png"], "bytes": [b"a", b"b", None], "nested": nested}
-    parquet.write_table(pyarrow.table(table), listing)
-
-    a, b, c = Inputs([], str(listing), root=str(tmp_path))
-    assert (a.name, a.path, c.path) == ("a.png", f"{tmp_path}/a.png", f"{tmp_path}/c.png")
-    assert "list.parquet/1: no path and no bytes; correct the list" in str(b.fault)
-    a, b, c = Inputs([], str(listing), column="bytes")
-    assert [(item.name, item.content) for item in (a, b)] == [
-        ("a.png", b"a"),
-        (f"{listing}/1", b"b"),
-    ]
-    assert c.fault
-    a, b, c = Inputs([], str(listing), column="nested")
-    assert (a.name, a.content, b.name, b.path) == ("1.png", b"one", "2.png", "2.png")
-    assert c.fault
-    listing.write_text("no table")
-    with pytest.raises(DataError, match=r"list\.parquet cannot be used"):
-        Inputs([], str(listing))
-
-
 @pytest.mark.parametrize(
-    ("content", "words", "message"),
+    ("words", "name"),
     [
-        (
-            "x,y\n1,2\n",
-            {},
-            "it has no column image or path or url or bytes; pass --column",
-        ),
-        ("path\na\n", {"root": "nowhere"}, "--root nowhere: no such folder"),
-        ("path\na\n", {"listing": "missing.csv"}, "missing.csv cannot be used .No such file"),
-        ("a\n", {"listing": None}, "no image is named: pass files, folders, tar files or --list"),
+        ({"listing": "list.csv"}, "list.csv.*--column"),
+        ({"listing": "list.parquet"}, "list.parquet"),
+        ({"listing": "missing.csv"}, "missing.csv"),
+        ({"listing": "empty.txt"}, "empty.txt"),
+        ({}, "--list"),
+        ({"paths": ["missing.png"]}, "missing.png"),
+        ({"paths": ["in"]}, r"^in: .*\.heic"),
     ],
 )
-def test_what_cannot_be_a_list_is_refused(here, content, words, message):
-    Path("list.csv").write_text(content)
-    with pytest.raises((DataError, ConfigError), match=message):
-        list(Inputs([], **{"listing": "list.csv", **words}))
+def test_unusable_inputs_raise_an_error(here, words, name):
+    Path("list.csv").write_text("x,y\n1,2\n")
+    Path("list.parquet").write_text("no table")
+    Path("empty.txt").touch()
+    Path("in").mkdir()
+    Path("in/a.heic").touch()
+    with pytest.raises(UserError, match=name):
+        Inputs(**{"paths": [], **words})
 
 
-# ----------------------------------------------------------------------------------------- decoding
+# Decoding
 
 TRANSFORM = EvalTransform(image_size=24)
 
 
 def items_of(folder, count):
-    """Images, of which those with the last digit 7 cannot be read."""
+    """Write images and return their items. Images with the last digit 7 cannot be read."""
     for number in range(count):
         path = folder / f"{number:03}.png"
         if number % 10 == 7:
@@ -302,7 +265,7 @@ def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
         images = iter(batch.images)
         for index, item in enumerate(batch.items):
             if index in batch.faults:
-                assert batch.faults[index].text.startswith(f"{item.path}: not an image")
+                assert item.path in batch.faults[index]
             else:
                 with Image.open(item.path) as image:
                     assert torch.equal(next(images), TRANSFORM(image))
@@ -310,61 +273,52 @@ def test_batches_are_in_the_order_of_the_input(tmp_path, monkeypatch, workers):
     assert sum(len(batch.faults) for batch in batches) == 2
 
 
-def test_images_are_taken_a_few_batches_ahead_until_the_input_breaks(tmp_path):
+def test_few_batches_are_prefetched(tmp_path):
     [item] = items_of(tmp_path, 1)
-    taken = 0
+    taken = []
 
-    def broken():
-        nonlocal taken
+    def recording():
         for _ in range(200):
-            taken += 1
+            taken.append(item)
             yield item
-        raise DataError("the list is damaged")
 
-    batches = decoded(broken(), Decoder(TRANSFORM), batch_size=2, workers=0)
+    batches = decoded(recording(), Decoder(TRANSFORM), batch_size=2, workers=0)
     for _ in range(50):
         next(batches)
-    assert taken <= decode_module.FEW + 1 + 2 * 50
-    with pytest.raises(DataError, match=r"^the list is damaged$"):
-        list(batches)
+    assert len(taken) <= decode_module.FEW + 1 + 2 * 50
 
 
-def test_an_image_in_a_tar_file_is_the_image(tmp_path):
-    buffer = io.BytesIO()
-    picture(40, 30).save(buffer, "PNG")
-    pack(tmp_path / "x.tar", {"a.png": buffer.getvalue()})
+def test_image_in_a_tar_file_is_decoded(tmp_path):
+    pack(tmp_path / "x.tar", {"a.png": png()})
     [item] = Inputs([str(tmp_path)])
     assert read_item(item).tobytes() == picture(40, 30).tobytes()
     assert torch.equal(Decoder(to_tensor)[item], to_tensor(picture(40, 30)))
-
     os.truncate(item.path, item.offset + 10)
-    with pytest.raises(
-        DataError, match=r"x\.tar/a\.png cannot be used .*x\.tar is cut short\); restore it"
-    ):
-        read_item(item)
+    assert "x.tar/a.png" in Decoder(to_tensor)[item]
     Path(item.path).unlink()
-    assert "x.tar/a.png cannot be used (No such file or directory)" in str(Decoder(to_tensor)[item])
+    assert "x.tar/a.png" in Decoder(to_tensor)[item]
 
 
-def test_a_draft_is_decoded_smaller_and_looks_alike(tmp_path):
+def test_draft_is_decoded_smaller_and_similar(tmp_path):
     path = saved(picture(900, 600).resize((1800, 1200)), tmp_path / "x.jpg", quality=95)
     item = Item(str(path), str(path))
     sizes = []
 
-    def noting(image):
+    def transform(image):
         sizes.append(image.size)
         return EvalTransform(image_size=64)(image)
 
-    whole, draft = Decoder(noting)[item], Decoder(noting, draft=64)[item]
+    whole = Decoder(transform)[item]
+    draft = Decoder(transform, draft=64)[item]
     assert sizes == [(1800, 1200), (225, 150)]
     assert (whole.float() - draft.float()).abs().mean() < 4
 
 
-# --------------------------------------------------------------------------------- images to rows
+# Rows
 
 
-class MeanColours:
-    """An engine whose scores are the mean colours."""
+class MeanColors:
+    """An engine whose scores are the mean colors."""
 
     classes = Classes(("r", "g", "b"))
     thresholds = None
@@ -379,81 +333,70 @@ class MeanColours:
 
 
 def predictor(**options):
-    rule = Rule(classes=MeanColours.classes)
-    return Predictor(MeanColours(), rule, workers=0, **options)
+    rule = Rule(classes=MeanColors.classes)
+    return Predictor(MeanColors(), rule, workers=0, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 20])
-def test_each_image_has_its_scores_or_its_error(tmp_path, batch_size):
+def test_rows_have_scores_or_an_error(tmp_path, batch_size):
     items = items_of(tmp_path, 9)
-    made = predictor(batch_size=batch_size, features=True)
-    rows = list(made.rows(iter(items), StopRequest()))
+    rows = list(predictor(batch_size=batch_size, features=True).rows(iter(items), StopRequest()))
     assert [row.image for row in rows] == [item.name for item in items]
     for number, row in enumerate(rows):
         if number == 7:
-            assert str(row.error).startswith(f"{items[number].path}: not an image")
+            assert items[number].path in row.error
             assert (row.scores, row.features, row.predictions) == (None, None, ())
         else:
             with Image.open(items[number].path) as image:
-                expected = MeanColours.transform(image).float().mean((1, 2)) / 255
+                expected = MeanColors.transform(image).float().mean((1, 2)) / 255
             torch.testing.assert_close(row.scores, expected)
             torch.testing.assert_close(row.features, 2 * expected)
-            shown = [item.score for item in row.predictions]
-            assert shown == sorted(expected.tolist(), reverse=True)
+            scores = [item.score for item in row.predictions]
+            assert scores == sorted(expected.tolist(), reverse=True)
 
 
-def test_the_next_batch_is_scored_before_the_rows_of_this_one(tmp_path, monkeypatch):
-    scored, answer = [], MeanColours.answer
+def test_next_batch_is_scored_before_the_rows_of_this_batch(tmp_path, monkeypatch):
+    scored = []
+    answer = MeanColors.answer
 
-    def noting(self, images, **options):
+    def recording(self, images, **options):
         scored.append(len(images))
         return answer(self, images, **options)
 
-    monkeypatch.setattr(MeanColours, "answer", noting)
+    monkeypatch.setattr(MeanColors, "answer", recording)
     rows = predictor(batch_size=2).rows(iter(items_of(tmp_path, 5)), StopRequest())
     assert [sum(scored) for _ in rows] == [4, 4, 5, 5, 5]
 
 
-@pytest.mark.parametrize("place", ["decoder", "engine"])
-def test_all_rows_before_a_fault_come_and_then_the_fault(tmp_path, monkeypatch, place):
+def test_rows_before_an_error_are_yielded(tmp_path, monkeypatch):
     photos = items_of(tmp_path, 6)
-    batches = iter([None, None, DataError("a loader process died")])
-    decoded, answer = answers_module.decoded, MeanColours.answer
+    answer = MeanColors.answer
+    batches = iter([None, None, DataError("the third batch")])
 
-    def faulty(*arguments, **options):
-        if fault := next(batches):
-            raise fault
+    def failing(*arguments, **options):
+        if error := next(batches):
+            raise error
         return answer(*arguments, **options)
 
-    def cut_short(*arguments, **options):
-        for batch in decoded(*arguments, **options):
-            if fault := next(batches):
-                raise fault
-            yield batch
-
-    if place == "engine":
-        monkeypatch.setattr(MeanColours, "answer", faulty)
-    else:
-        monkeypatch.setattr(answers_module, "decoded", cut_short)
-    rows = predictor(batch_size=2).rows(iter(photos), StopRequest())
+    monkeypatch.setattr(MeanColors, "answer", failing)
     answered = []
-    with pytest.raises(DataError, match="a loader process died"):
-        answered.extend(rows)
+    with pytest.raises(DataError, match="the third batch"):
+        answered.extend(predictor(batch_size=2).rows(iter(photos), StopRequest()))
     assert [row.image for row in answered] == [item.name for item in photos[:4]]
 
 
-def test_a_request_to_stop_is_seen_between_batches(tmp_path, monkeypatch):
+def test_stop_request_ends_after_a_batch(tmp_path, monkeypatch):
     photos = items_of(tmp_path, 5)
     stop = StopRequest()
-    rows = predictor(batch_size=2).rows(iter(photos), stop, then="; and then?")
+    rows = predictor(batch_size=2).rows(iter(photos), stop, hint="; the hint")
     answered = [next(rows)]
     stop.signal = signal.SIGTERM
-    with pytest.raises(Stopped, match=r"^stopped by SIGTERM after 4 images; and then\?$") as error:
+    with pytest.raises(Stopped, match=r"SIGTERM after 4 images; the hint$") as error:
         answered.extend(rows)
     assert [row.image for row in answered] == [item.name for item in photos[:4]]
     assert error.value.status == 143
 
-    # A decoder that hangs does not keep the process, nor the rows before it.
+    # A decoder that hangs blocks neither the exit nor the rows before it.
     def hanging(*arguments, **options):
         yield next(decoded(*arguments, **options))
         stop.signal = signal.SIGINT
@@ -463,6 +406,6 @@ def test_a_request_to_stop_is_seen_between_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(answers_module, "decoded", hanging)
     rows = predictor(batch_size=2).rows(iter(photos), stop)
     assert [next(rows).image for _ in photos[:2]] == [item.name for item in photos[:2]]
-    with pytest.raises(Stopped, match=r"^stopped by SIGINT after 2 images$") as error:
+    with pytest.raises(Stopped, match="SIGINT after 2 images") as error:
         next(rows)
     assert error.value.status == 130

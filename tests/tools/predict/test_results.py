@@ -1,11 +1,10 @@
-"""Result files: rows, their formats, rows that survive a stop, parts, streams."""
+"""Rows, result formats, the journal and the record."""
 
 import csv
 import errno
 import io
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,36 +14,18 @@ import torch
 
 from mldec.data.images import UnsupportedFiles
 from mldec.data.types import Classes
-from mldec.errors import ConfigError, DataError, RunInUseError
-from mldec.files.atomic import named
-from mldec.files.run_folder import locked
-from mldec.tools.predict import results
+from mldec.errors import ConfigError, DataError
+from mldec.files.atomic import named, write_texts
+from mldec.tools.predict import formats, results
 from mldec.tools.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.tools.predict.decode import Item
+from mldec.tools.predict.formats import image_of, line_of, row_of, write
 from mldec.tools.predict.inputs import Inputs
-from mldec.tools.predict.results import (
-    Journal,
-    Outputs,
-    Record,
-    cells_of,
-    joined,
-    line_of,
-    lines_in,
-    part_of,
-    parts_in,
-    publish,
-    row_of,
-    stream,
-    summed,
-    write,
-    write_chunk,
-)
+from mldec.tools.predict.results import Journal, Outputs, Record, count_and_hash, joined
 
 ABCD = Classes(tuple("abcd"))
 ONE_LABEL = Classes(tuple("abcd"), exclusive=True)
 SCORES = torch.tensor([0.5, 0.75, 0.51, 0.25])
-
-# --------------------------------------------------------------------------------------------- rows
 
 
 @pytest.mark.parametrize(
@@ -60,7 +41,7 @@ SCORES = torch.tensor([0.5, 0.75, 0.51, 0.25])
         ({"content": "decisions", "classes": ONE_LABEL}, "b"),
     ],
 )
-def test_the_classes_in_an_answer(rule, names):
+def test_rule_selects_classes(rule, names):
     scores = rule.pop("scores", SCORES)
     predictions = Rule(**{"classes": ABCD, **rule}).chosen(scores)
     assert "".join(item.name for item in predictions) == names
@@ -71,40 +52,37 @@ def test_the_classes_in_an_answer(rule, names):
     assert [item.threshold for item in predictions] == expected
 
 
-def test_the_options_make_the_rule():
-    def rule_of(classes=ABCD, stored=None, content="top", **options):
-        engine = SimpleNamespace(classes=classes, thresholds=stored)
-        return chosen_rule(engine, content=content, **options)
-
+def test_threshold_option_replaces_stored_thresholds():
     stored = [0.5] * 4
-    rule = rule_of(stored=stored)
+    engine = SimpleNamespace(classes=ABCD, thresholds=stored)
+    rule = chosen_rule(engine, content="top")
     assert (rule.top, rule.threshold, rule.stored) == (10, 0.0, stored)
-    rule = rule_of(stored=stored, threshold=0.3, top=2)
+    rule = chosen_rule(engine, content="top", threshold=0.3, top=2)
     assert (rule.top, rule.threshold, rule.stored) == (2, 0.3, None)
-    assert rule_of(ONE_LABEL, content="decisions").stored is None
+    engine = SimpleNamespace(classes=ONE_LABEL, thresholds=None)
+    assert chosen_rule(engine, content="decisions").stored is None
 
 
-def test_rows_in_json():
+def test_json_of_a_row():
     predictions = [Prediction(1, "b", 0.75, 0.5), Prediction(2, "c", 0.5)]
     row = Row("x.png", predictions, SCORES, picture="x.jpg")
 
     def content(kind, row=row):
         return entries(Rule(classes=ABCD, content=kind), row)
 
-    shown = [{"name": "b", "score": 0.75, "threshold": 0.5}, {"name": "c", "score": 0.5}]
-    assert content("top") == {"image": "x.png", "predictions": shown, "picture": "x.jpg"}
+    top = [{"name": "b", "score": 0.75, "threshold": 0.5}, {"name": "c", "score": 0.5}]
+    assert content("top") == {"image": "x.png", "predictions": top, "picture": "x.jpg"}
     assert content("decisions") == {"image": "x.png", "classes": ["b", "c"], "picture": "x.jpg"}
     assert content("scores")["scores"] == dict(zip("abcd", SCORES.tolist(), strict=True))
     failed = Row("x.png", error="two\nlines\x1b")
     assert content("top", failed) == {"image": "x.png", "error": "two lines?"}
 
-    # A path that is not UTF-8 is named in hexadecimal too.
     assert named("a/\u65e5.png") == {"image": "a/\u65e5.png"}
     odd = os.fsdecode(b"a/\xff.png")
     assert named(odd) == {"image": "a/\\xff.png", "image_bytes": b"a/\xff.png".hex()}
 
 
-# ------------------------------------------------------------------------------------------ formats
+# Formats
 
 
 def rule_of(content="top", names=("a", "b, c", "d")):
@@ -121,8 +99,8 @@ def rows_of(rule):
     return rows
 
 
-def made(kind, rows, rule=None):
-    """Return the file of a format."""
+def written(kind, rows, rule=None):
+    """Return the content of a result file."""
     file = io.BytesIO()
     rule = rule or rule_of()
     lines = [line_of(rule, row) for row in rows]
@@ -131,22 +109,21 @@ def made(kind, rows, rule=None):
 
 
 @pytest.mark.parametrize("content", ["top", "scores", "decisions"])
-def test_every_format_has_the_same_rows(content):
+def test_formats_have_the_same_rows(content):
     parquet = pytest.importorskip("pyarrow.parquet")
     rule = rule_of(content)
     rows = rows_of(rule)
     expected = [entries(rule, row) for row in rows]
-    lines = made("jsonl", rows, rule).decode().splitlines()
+    lines = written("jsonl", rows, rule).decode().splitlines()
     assert [json.loads(line) for line in lines] == expected
-    text = made("json", rows, rule).decode()
-    assert text == json.dumps(expected, indent=1) + "\n"
+    assert written("json", rows, rule).decode() == json.dumps(expected, indent=1) + "\n"
 
-    text = made("csv", rows, rule).decode()
+    text = written("csv", rows, rule).decode()
     heading, *cells = csv.reader(io.StringIO(text, newline=""))
     columns = {"top": ["classes", "scores"], "scores": rule.classes.names, "decisions": ["classes"]}
     assert heading == ["image", "error", *columns[content]]
-    table = parquet.read_table(io.BytesIO(made("parquet", rows, rule)))
-    assert json.loads(table.schema.metadata[b"classes"]) == [*rule.classes.names]
+    table = parquet.read_table(io.BytesIO(written("parquet", rows, rule)))
+    assert json.loads(table.schema.metadata[b"classes"]) == list(rule.classes.names)
     for row, fields, values in zip(rows, cells, table.to_pylist(), strict=True):
         assert fields[:2] == [row.image, row.error or ""]
         assert (values["image"], values["error"]) == (row.image, row.error)
@@ -167,44 +144,68 @@ def test_every_format_has_the_same_rows(content):
             assert values["scores"] == scores
 
 
-def test_a_class_with_the_separator_makes_lists_of_json():
+def test_csv_quotes_class_names_with_the_separator_as_json():
     rule = rule_of(names=("x;y", "z"))
     rows = [Row("i", rule.chosen(torch.tensor([0.5, 0.35])))]
-    [row] = csv.DictReader(io.StringIO(made("csv", rows, rule).decode()))
+    [row] = csv.DictReader(io.StringIO(written("csv", rows, rule).decode()))
     assert json.loads(row["classes"]) == ["x;y", "z"]
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_features_are_an_array_with_nan_for_errors(first):
-    rows = rows_of(rule_of())[first:]
-    array = np.load(io.BytesIO(made("features", rows)))
+def test_features_of_errors_are_nan(first):
+    array = np.load(io.BytesIO(written("features", rows_of(rule_of())[first:])))
     assert (array.dtype, array.shape) == (np.float32, (5 - first, 4))
-    assert [row.tolist() for row in array if not np.isnan(row).any()] == [
-        [float(number)] * 4 for number in (0, 2, 3, 4) if number >= first
-    ]
-    assert np.isnan(array[1 - first]).all()
-    content = made("features", [Row("a", error="e")] * 3)
+    expected = np.repeat(np.float32([0, np.nan, 2, 3, 4])[first:, None], 4, 1)
+    np.testing.assert_array_equal(array, expected)
+    content = written("features", [Row("a", error="e")] * 3)
     assert np.load(io.BytesIO(content)).shape == (3, 0)
+
     whole = np.arange(8, dtype=np.float32).reshape(2, 4)
     file = io.BytesIO()
     np.save(file, whole)
-    assert made("features", [Row("a", features=torch.tensor(row)) for row in whole]) == (
-        file.getvalue()
-    )
+    rows = [Row("a", features=torch.tensor(row)) for row in whole]
+    assert written("features", rows) == file.getvalue()
 
 
-# ------------------------------------------------------------------------------------------ journal
+@pytest.mark.parametrize(
+    "line",
+    [b"{}\n", b'{"image": 5}\n', b'["image"]\n', b'{"image": "a"}\tA{"\n', b'{"image": "a"}'],
+)
+def test_damaged_line_has_no_image(line):
+    assert image_of(line) is None
+    assert image_of(b'{"image": "a"}\n') == "a"
+
+
+def test_each_row_is_streamed_immediately(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    rule = rule_of()
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def lines():
+        for row in rows_of(rule):
+            yield line_of(rule, row)
+            assert b".png" in os.read(pipe, 9999)
+
+    write_texts(str(tmp_path / "pipe"), formats.TEXTS["jsonl"](rule, lines()))
+    os.close(pipe)
+
+
+# Journal and record
 
 NO_INPUTS = SimpleNamespace(unsupported=UnsupportedFiles())
 MADE = {"the checkpoint": "abc", "--top": 10, "the images": ["a", "b"]}
 
 
-def items(count):
-    return [Item(f"{number}.png", f"{number}.png") for number in range(count)]
+def items(*numbers):
+    return [Item(f"{number}.png", f"{number}.png") for number in numbers]
 
 
 def lines(*numbers):
     return [f'{{"image": "{number}.png"}}'.encode() for number in numbers]
+
+
+def text(*numbers):
+    return b"".join(line + b"\n" for line in lines(*numbers))
 
 
 def full(*arguments, **options):
@@ -212,74 +213,73 @@ def full(*arguments, **options):
 
 
 def outputs(targets, folder):
-    return Outputs([*targets.values()], folder / "work")
+    return Outputs(targets, MADE, folder / "work", overwrite=False)
 
 
-def begun(folder, count=9, batch=1, **options):
-    """Return a journal, and the names of the images that are left."""
-    journal = Journal(folder, "out", {**MADE, **options})
-    left = journal.begin(iter(items(count)), batch, overwrite=False)
-    return journal, [item.name for item in left]
+def begun(folder, count=9, batch=1, **settings):
+    """Return a journal and the remaining images."""
+    journal = Journal(folder, "out", {**MADE, **settings})
+    return journal, list(journal.begin(iter(items(*range(count))), batch, overwrite=False))
 
 
-def test_a_journal_goes_on_after_its_last_whole_row(tmp_path):
-    journal, left = begun(tmp_path)
-    assert left == [f"{number}.png" for number in range(9)]
-    for line in lines(0, 1, 2):
+def journal_of(folder, *numbers):
+    """Return a journal with some rows."""
+    journal, remaining = begun(folder)
+    assert remaining == items(*range(9))
+    for line in lines(*numbers):
         journal.add(line)
-    assert list(lines_in(str(journal.rows))) == []
     journal.flush()
-    whole = journal.rows.read_bytes()
-    assert whole.splitlines() == lines(0, 1, 2)
+    return journal
 
-    # A row that was cut short, and blocks of a disk that lost its power.
-    for torn in (b'{"image": "3.p', b'{"image": "3.png"}', bytes(100), b"\0\n" + whole, b"7\n"):
-        journal.rows.write_bytes(whole + torn)
-        journal, left = begun(tmp_path)
-        assert (journal.images, left) == (3, [f"{number}.png" for number in range(3, 9)])
-        assert journal.rows.read_bytes() == whole
 
-    # A batch that is not whole is answered again, but at the end of the images.
-    journal, left = begun(tmp_path, batch=2)
-    assert (journal.images, left) == (2, [f"{number}.png" for number in range(2, 9)])
-    assert journal.rows.read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
+@pytest.mark.parametrize(
+    "torn",
+    [b"", b'{"image": "3.p', b'{"image": "3.png"}', bytes(100), b"\0\n" + text(0), b"7\n"],
+)
+def test_journal_continues_after_the_last_complete_row(tmp_path, torn):
+    rows = journal_of(tmp_path, 0, 1, 2).rows
+    assert rows.read_bytes() == text(0, 1, 2)
+    rows.write_bytes(text(0, 1, 2) + torn)
+    journal, remaining = begun(tmp_path)
+    assert (journal.images, remaining) == (3, items(*range(3, 9)))
+    assert rows.read_bytes() == text(0, 1, 2)
+
+
+def test_damaged_row_of_a_complete_journal_is_predicted_again(tmp_path):
+    journal = journal_of(tmp_path, *range(9))
+    journal.finish()
+    assert begun(tmp_path)[1] == []
+    journal.rows.write_bytes(text(0) + b"{}\n" + text(*range(2, 9)))
+    assert begun(tmp_path)[1] == items(*range(1, 9))
+
+
+def test_incomplete_batch_is_predicted_again_except_the_last(tmp_path):
+    journal_of(tmp_path, 0, 1, 2)
+    journal, remaining = begun(tmp_path, batch=2)
+    assert (journal.images, remaining) == (2, items(*range(2, 9)))
+    assert journal.rows.read_bytes() == text(0, 1)
     journal.add(*lines(2))
     journal.flush()
     journal.finish()
     assert begun(tmp_path, count=3, batch=2)[1] == []
 
-    with pytest.raises(ConfigError, match=r"^out was begun with --top 10, not 9: name"):
+
+def test_changed_settings_or_images_raise_an_error(tmp_path):
+    journal = journal_of(tmp_path, 0, 1, 2)
+    with pytest.raises(ConfigError, match=r"out .*--top 10, not 9"):
         begun(tmp_path, **{"--top": 9})
-    with pytest.raises(DataError, match=r"^out: the images are not .* \(number 3 is another one\)"):
+    with pytest.raises(DataError, match=r"out: .*image 3"):
         begun(tmp_path, count=2)
-    journal.rows.write_bytes(b"\n".join(lines(0, 5)) + b"\n")
-    with pytest.raises(DataError, match=r"\(number 2 is another one\); pass --overwrite"):
+    journal.rows.write_bytes(text(0, 5))
+    with pytest.raises(DataError, match=r"out: .*image 2"):
         begun(tmp_path)
-    damaged = ("made_with", '"x"'), ("images", '"x"'), ("files", "[]"), ("format", "2")
-    records = [f'{{"made_with": {{}}, "{key}": {value}}}' for key, value in damaged]
-    for content in ("", "[]", "[" * 10**5, *records):
+    for content in ("", "[]", '{"made_with": {}, "format": 2}'):
         (tmp_path / "record.json").write_text(content)
-        with pytest.raises(DataError, match=r"record\.json .*pass --overwrite to begin anew"):
+        with pytest.raises(DataError, match=r"record\.json"):
             begun(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [b"{}\n", b'{"image": 5}\n', b'["image"]\n', b'{"image": "1.png"}\tAA{"\n', b"\xff{\n"],
-)
-def test_a_damaged_row_is_answered_again(tmp_path, damage):
-    journal, _ = begun(tmp_path)
-    for line in lines(0, 1, 2):
-        journal.add(line)
-    journal.flush()
-    journal.finish()
-    first, _, last = journal.rows.read_bytes().splitlines(keepends=True)
-    journal.rows.write_bytes(first + damage + last)
-    journal, left = begun(tmp_path)
-    assert (journal.images, left) == (1, [f"{number}.png" for number in range(1, 9)])
-
-
-def test_rows_are_flushed_by_their_number_or_after_a_while(tmp_path, monkeypatch):
+def test_rows_are_flushed_by_number_or_time(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "FLUSHED_ROWS", 3)
     journal, _ = begun(tmp_path)
     sizes = []
@@ -292,164 +292,83 @@ def test_rows_are_flushed_by_their_number_or_after_a_while(tmp_path, monkeypatch
     assert len(journal.rows.read_bytes().splitlines()) == 7
 
 
-def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
-    journal, _ = begun(tmp_path / "r")
-    journal.add(*lines(0))
-    journal.flush()
+def test_full_disk_leaves_complete_files(tmp_path, monkeypatch):
+    journal = journal_of(tmp_path / "r", 0)
     journal.add(*lines(1))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(DataError, match=r"cannot write .*r: No space left on device; "):
+        with pytest.raises(DataError, match="No space left"):
             journal.flush()
-    journal, left = begun(tmp_path / "r")
-    assert journal.images + len(left) == 9
+    journal, remaining = begun(tmp_path / "r")
+    assert journal.images + len(remaining) == 9
 
-    # At the end too: no file is half-written, and no record says that it is complete.
     targets = {"jsonl": str(tmp_path / "out.jsonl"), "json": str(tmp_path / "out.json")}
     with monkeypatch.context() as patch:
         patch.setattr(results, "write", full)
-        with pytest.raises(DataError, match=r"cannot write .*out\.jsonl: No space left"):
-            publish(
-                outputs(targets, tmp_path),
-                targets,
-                rule_of(),
-                lambda: lines(0, 1),
-                MADE,
-                NO_INPUTS,
-            )
-    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+        with pytest.raises(DataError, match=r"out\.jsonl"):
+            outputs(targets, tmp_path).publish(rule_of(), lambda: lines(0, 1), NO_INPUTS)
+    assert not list(tmp_path.glob("out.json*[!n]"))
 
     (tmp_path / "out.jsonl").symlink_to("real")
-    given = outputs(targets, tmp_path)
-    record = publish(given, targets, rule_of(), lambda: lines(0, 1), MADE, NO_INPUTS)
+    record = outputs(targets, tmp_path).publish(rule_of(), lambda: lines(0, 1), NO_INPUTS)
     assert (tmp_path / "out.jsonl").is_symlink()
-    assert (tmp_path / "real").read_bytes() == b"\n".join(lines(0, 1)) + b"\n"
+    assert (tmp_path / "real").read_bytes() == text(0, 1)
     assert Record.read(targets["jsonl"] + ".run.json") == record
     assert (record.images, record.errors) == (2, 0)
-    digests = {summed(names)[1] for names in (["ab", "c"], ["a", "bc"], ["c", "ab"], ["abc"])}
-    assert len(digests) == 4
 
 
-def test_two_commands_share_no_journal(tmp_path):
-    with locked(tmp_path / "r"):
-        with (
-            pytest.raises(RunInUseError, match=r"r: another run .* name another file"),
-            locked(tmp_path / "r"),
-        ):
-            pass
-        assert (tmp_path / "r").exists()
-    assert not (tmp_path / "r").exists()
+def test_hash_of_names_depends_on_their_order_and_limits():
+    names = (["ab", "c"], ["a", "bc"], ["c", "ab"], ["abc"])
+    assert len({count_and_hash(own)[1] for own in names}) == 4
 
 
-def test_a_kill_before_a_file_has_its_name_is_no_foreign_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.run.json"])
+def test_result_is_written_again_after_a_kill(tmp_path, monkeypatch, name):
     targets = {"jsonl": str(tmp_path / "out.jsonl")}
 
-    def written(*numbers):
-        made = outputs(targets, tmp_path)
-        publish(made, targets, rule_of(), lambda: lines(*numbers), MADE, NO_INPUTS)
+    def publish(*numbers):
+        outputs(targets, tmp_path).publish(rule_of(), lambda: lines(*numbers), NO_INPUTS)
 
-    written(0, 1)
+    publish(0, 1)
     rename = Path.replace
-    for name in ("out.jsonl", "out.jsonl.run.json"):
+    renamed = []
 
-        def killed(source, target, name=name):
-            if target.name == name:
-                raise KeyboardInterrupt
-            rename(source, target)
+    def killed(source, target):
+        renamed.append(target.name)
+        if target.name == name and len(renamed) > 1:
+            raise KeyboardInterrupt
+        rename(source, target)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", killed)
-            with pytest.raises(KeyboardInterrupt):
-                written(0, 2)
-        written(0, 3)
-        assert (tmp_path / "out.jsonl").read_bytes() == b"\n".join(lines(0, 3)) + b"\n"
-
-
-@pytest.mark.parametrize("count", [0, 3, 6, 7])
-def test_a_part_is_files_of_as_many_rows_and_the_rest(tmp_path, monkeypatch, count):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(results, "CHUNK", 3)
-    rule = rule_of()
-    rows = (rows_of(rule) * 2)[:count]
-    given = [line_of(rule, row) for row in rows]
-    part = part_of(f"{tmp_path}/", "parquet", 1, 2)
-    assert part == f"{tmp_path}/part-00001-of-00002.parquet"
-    # The first one was written on the way.
-    made = outputs({"parquet": part}, tmp_path)
-    if count > 3:
-        write_chunk(made, part, rule, lambda: given, 0)
-    publish(made, {"parquet": part}, rule, lambda: given, MADE, NO_INPUTS)
-    files = sorted(tmp_path.glob("*.parquet"))
-    lengths = [parquet.read_metadata(file).num_rows for file in files]
-    assert lengths == {0: [0], 3: [3], 6: [3, 3], 7: [3, 3, 1]}[count]
-    assert Record.read(f"{tmp_path}/_mldec/part-00001-of-00002.parquet.run.json").images == count
-
-    expected = [{**cells_of(row_of(line))} for line in given]
-    read = [row_of(line) for line in lines_in(part)]
-    assert [row["image"] for row in read] == [row["image"] for row in expected]
-    again, whole = io.BytesIO(), io.BytesIO()
-    write("parquet", rule, lambda: lines_in(part), again)
-    write("parquet", rule, lambda: given, whole)
-    assert parquet.read_table(again) == parquet.read_table(whole)
-    assert parts_in(str(tmp_path)) == [part_of(str(tmp_path), "parquet", n, 2) for n in (0, 1)]
-    (tmp_path / "part-00000-of-00003.parquet").touch()
-    with pytest.raises(ConfigError, match="holds parts of several kinds"):
-        parts_in(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish(0, 2)
+    publish(0, 3)
+    assert (tmp_path / "out.jsonl").read_bytes() == text(0, 3)
 
 
 def test_parts_are_joined_in_the_order_of_the_images(tmp_path):
     for number in range(6):
         (tmp_path / f"{number}.png").touch()
     inputs = Inputs([str(tmp_path)])
-    parts = [str(tmp_path / f"{number}.jsonl") for number in range(2)]
-    for number, part in enumerate(parts):
+    parts = [[str(tmp_path / f"{number}.jsonl")] for number in range(2)]
+    for number, [part] in enumerate(parts):
         rows = [json.dumps({"image": item.name}) + "\n" for item in inputs.of(number, 2)]
         assert len(rows) > 1
         Path(part).write_text("".join(rows))
-    names = [row_of(line)["image"] for line in joined(parts, inputs)]
+    names = [row_of(line)["image"] for line in joined(parts, inputs, "out")]
     assert names == [str(tmp_path / f"{number}.png") for number in range(6)]
 
-    # Another name at the same place, whose hash belongs to the same shard.
+    # Rename an image so that its hash belongs to the same shard.
     owners = [owner for owner, _ in inputs.divided(2)]
     file = tmp_path / "3.png"
     for letter in "abcdefgh":
         file = file.rename(tmp_path / f"3{letter}.png")
         if [owner for owner, _ in inputs.divided(2)] == owners:
             break
-    with pytest.raises(DataError, match=r"\(number 4 is another one\)"):
-        list(joined(parts, inputs))
-
+    with pytest.raises(DataError, match="image 4"):
+        list(joined(parts, inputs, "out"))
     file.rename(tmp_path / "3.png")
     (tmp_path / "5.png").unlink()
-    with pytest.raises(DataError, match=r"\(they were more than 5\)"):
-        list(joined(parts, inputs))
-
-
-# ------------------------------------------------------------------------------------------ streams
-
-
-def test_rows_are_there_at_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    rule = rule_of()
-    given = [line_of(rule, replace(row, features=None)) for row in rows_of(rule)]
-    for kind in ("csv", "json"):
-        pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-        parts = []
-
-        def noted(pipe=pipe, parts=parts):
-            for line in given:
-                yield line
-                parts.append(os.read(pipe, 9999))
-                assert b".png" in parts[-1]
-            raise KeyboardInterrupt
-
-        # A list is completed before the error goes on.
-        with pytest.raises(KeyboardInterrupt):
-            stream(kind, str(tmp_path / "pipe"), rule, noted())
-        end = os.read(pipe, 99) if kind == "json" else b""
-        assert b"".join(parts) + end == made(kind, rows_of(rule))
-        os.close(pipe)
-
-    message = "cannot write /dev/full: No space left on device; free space"
-    with pytest.raises(DataError, match=message):
-        stream("jsonl", "/dev/full", rule, [b"x" * 100_000])
+    with pytest.raises(DataError, match="more than 5"):
+        list(joined(parts, inputs, "out"))

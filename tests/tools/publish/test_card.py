@@ -1,4 +1,4 @@
-"""The model card: its metadata, its tables, and names that try to break out of them."""
+"""The model card: metadata, tables, and escaping."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from mldec.checkpoint.state import Calibration
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
-from mldec.tools.publish import MOST_CLASSES, UNDEFINED, Known, Measured, Start, card
+from mldec.tools.publish import MAX_CLASSES, UNDEFINED, Known, Measured, card
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
 CALIBRATION = Calibration(
@@ -26,6 +26,7 @@ CALIBRATION = Calibration(
     date="2026-11-22T01:20:14+00:00",
 )
 GLOBAL = replace(CALIBRATION, scope="global", thresholds=(0.3,), slopes=(1.0, 2.0, 3.0))
+SHIFTED = replace(CALIBRATION, offsets=(-20.0,), error=1.5)
 
 
 def measured(*names, **changes):
@@ -46,7 +47,7 @@ THREE = measured("zero", "one", "two")
 
 @pytest.fixture
 def known(saved, loaded):
-    """What is known of a model of three classes, but for changes."""
+    """Make the content of the card of a model with three classes."""
 
     def make(classes=None, calibration=None, **changes):
         values = {
@@ -54,8 +55,10 @@ def known(saved, loaded):
             "checkpoint": replace(saved, fingerprint=None, git=None, calibration=calibration),
             "loaded": loaded if classes is None else replace(loaded, classes=classes),
             "measured": Measured(source="", images=None, metrics={}),
-            "start": Start("random weights", "none"),
-            "cost": [("Parameters", "12")],
+            "initial": "random weights",
+            "initial_license": "none",
+            "base_model": None,
+            "cost": {"Parameters": "12"},
             "command": None,
             "license": None,
             "plugins": [],
@@ -74,9 +77,8 @@ def rows(text):
     return [[cell.strip() for cell in line[1:-1].split(" | ")] for line in lines]
 
 
-def test_the_metadata_is_what_the_hub_reads(known):
-    start = Start("timm's weights of x", "apache-2.0", "timm/x")
-    data = ModelCard(card(known(license="mit", start=start, measured=THREE))).data
+def test_metadata_is_valid_for_the_hub(known):
+    data = ModelCard(card(known(license="mit", base_model="timm/x", measured=THREE))).data
     assert (data.license, data.library_name, data.model_name) == ("mit", "mldec", "mine")
     assert data.pipeline_tag == "image-classification"
     assert data.tags == ["mldec", "multi-label", "MLDecoder"]
@@ -85,13 +87,13 @@ def test_the_metadata_is_what_the_hub_reads(known):
     assert (result.metric_type, result.metric_value) == ("mAP", 81.2346)
     assert result.dataset_type == "digits"
 
-    # Without a licence the key is not there: the Hub takes null for a licence.
+    # Without a license the key is absent, because the hub reads null as a license.
     text = card(known())
     assert "license" not in yaml.safe_load(text.split("---")[1])
     assert ModelCard(text).data.eval_results is None
 
 
-def test_metrics_have_intervals_and_classes_a_table(known):
+def test_card_has_tables_of_metrics_classes_and_thresholds(known):
     text = card(known(measured=THREE))
     table_of_metrics = rows(section(text, "Metrics"))
     assert table_of_metrics[2][:3] == ["mAP", "81.23", "70 to 90.13"]
@@ -108,43 +110,35 @@ def test_metrics_have_intervals_and_classes_a_table(known):
     assert rows(thresholds)[2:] == [["zero", "0.250"], ["one", "0.500"], ["two", "0.125"]]
 
 
-MANY = Classes(tuple(f"class {number}" for number in range(MOST_CLASSES + 7)))
+MANY = Classes(tuple(f"class {number}" for number in range(MAX_CLASSES + 7)))
 ZERO_SHOT = Classes(("a", "b"), word_vectors=torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize(
-    ("changes", "heading", "sentence"),
+    ("changes", "heading", "part"),
     [
-        ({}, "Metrics", "Unknown: the checkpoint holds none."),
-        ({}, "Use", "which is not on PyPI: run `pip install -e .` in a checkout"),
-        ({"data_name": "Our birds"}, "Data", "Data set: Our birds"),
+        ({}, "Metrics", "Unknown"),
         ({}, "Recipe", "The command is unknown"),
-        ({}, "Thresholds", "its scores are no probabilities"),
+        ({}, "Thresholds", "not calibrated"),
+        ({"data_name": "Our birds"}, "Data", "Our birds"),
         ({"measured": THREE}, "Data", "Validation images: 40"),
         ({"measured": THREE}, "Limitations", "two (88), one (89), zero (90)"),
-        (
-            {"calibration": CALIBRATION},
-            "Thresholds",
-            "40 images on 2026-11-22T01:20:14+00:00, for f1. "
-            "Calibrated logit: the logit divided by the temperature 0.500.",
-        ),
-        ({"calibration": GLOBAL}, "Thresholds", "One threshold for all classes: 0.300."),
-        (
-            {"calibration": replace(CALIBRATION, offsets=(-20.0,), error=1.5)},
-            "Thresholds",
-            "2 times the logit, plus -20. Calibration error on images outside the fit: 1.50 %.",
-        ),
-        ({"calibration": CALIBRATION, "measured": THREE}, "Limitations", "F1 are optimistic"),
-        ({"classes": ZERO_SHOT}, "Limitations", "It scores any classes that have word vectors"),
+        ({"calibration": CALIBRATION}, "Thresholds", "2026-11-22T01:20:14+00:00, for f1"),
+        ({"calibration": CALIBRATION}, "Thresholds", "temperature 0.500."),
+        ({"calibration": GLOBAL}, "Thresholds", "for all classes: 0.300."),
+        ({"calibration": SHIFTED}, "Thresholds", "2 times the logit, plus -20."),
+        ({"calibration": SHIFTED}, "Thresholds", "1.50 %."),
+        ({"calibration": CALIBRATION, "measured": THREE}, "Limitations", "optimistic"),
+        ({"classes": ZERO_SHOT}, "Limitations", "word vectors"),
         ({"classes": MANY}, "Classes", "7 more classes"),
         ({"plugins": ["patches"]}, "Use", "mldec.load(\"hf:me/mine\", plugin=['patches'])"),
     ],
 )
-def test_what_is_known_and_what_is_not_is_said(known, changes, heading, sentence):
-    assert sentence in section(card(known(**changes)), heading)
+def test_card_contains_known_and_unknown_facts(known, changes, heading, part):
+    assert part in section(card(known(**changes)), heading)
 
 
-def test_nasty_names_stay_in_their_cells(known):
+def test_names_are_escaped_in_tables(known):
     names = (NASTY, "| x |", "# heading", "---", "&lt;b&gt;", "<!-- x", "\u202ehidden", "{{ 1 }}")
     text = card(known(Classes(names), measured=measured(*names), repository="me/_x_"))
     table_of_classes = rows(section(text, "Classes"))
@@ -156,7 +150,7 @@ def test_nasty_names_stay_in_their_cells(known):
         assert raw not in body.replace("\\<", "").replace("\\]", "").replace("\\&", ""), raw
 
 
-def test_settings_cannot_end_their_block(known, saved):
+def test_settings_do_not_end_their_code_block(known, saved):
     config = {**saved.config, "name": "x\n```\n# out\n````", "data": {"root": "a```b"}}
     text = card(known(checkpoint=replace(saved, config=config)))
     lines = section(text, "Recipe").splitlines()

@@ -1,4 +1,4 @@
-"""YAML and command lines become a config; the published recipes say what they should."""
+"""Composition of configs, and the settings of the published recipes."""
 
 from pathlib import Path
 
@@ -59,40 +59,52 @@ def test_every_option_of_every_part_composes(part, digits):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "names"),
     [
-        ("train.epoch=3", "train.epoch: train has no setting 'epoch'; did you mean 'epochs'?"),
-        ("+train.epoch=3", "train.epoch: train has no setting 'epoch'; did you mean 'epochs'?"),
-        ("sede=3", "sede: the config has no setting 'sede'; did you mean 'seed'?"),
-        ("experiment=digits", "write +experiment=digits, with a plus"),
-        ("epochs=3", "epochs: the config has no setting 'epochs'; did you mean 'train.epochs'?"),
-        ("train.lr=0.1", "train.lr: train has no setting 'lr'; did you mean 'optim.lr'?"),
-        ("epochs", "'epochs' is not understood: write key=value"),
-        ("--data", "--data: write data=VALUE, without dashes"),
-        ("--experiment=digits", "--experiment=digits: write +experiment=VALUE, without dashes"),
-        ("--epochs", "epochs: the config has no setting 'epochs'; did you mean 'train.epochs'?"),
-        ("head=mldecoder", "head=mldecoder: there is no such option; did you mean 'ml_decoder'?"),
-        ("backbone=0", "backbone=0: there is no such option"),
-        ("loss=null", "loss=null: there is no such option"),
-        (
-            "backbone=tf_efficientnet_lite0",
-            "backbone=tf_efficientnet_lite0 is a model of timm: write backbone=timm ",
-        ),
-        ("+experiment=digit", "experiment=digit: there is no such option; did you mean 'digits'?"),
+        ("train.epoch=3", ["train.epoch", "'train.epochs'"]),
+        ("+train.epoch=3", ["train.epoch", "'train.epochs'"]),
+        ("sede=3", ["sede", "'seed'"]),
+        ("epochs=3", ["epochs", "'train.epochs'"]),
+        ("train.lr=0.1", ["train.lr", "'optim.lr'"]),
+        ("--data", ["--data"]),
+        ("head=mldecoder", ["head=mldecoder", "'ml_decoder'"]),
+        ("backbone=0", ["backbone=0"]),
+        ("+experiment=digit", ["experiment=digit", "'digits'"]),
+        # Errors of Hydra and OmegaConf in one line.
+        ("epochs", ["epochs"]),
+        ("head.a=[", ["head.a=["]),
+        ("train.epochs=abc", ["train.epochs", "'abc'"]),
+        ("train.epochs=null", ["train.epochs"]),
+        ("train.precision=fp8", ["train.precision", "'fp8'"]),
+        ("train.freeze=backbone", ["train.freeze"]),
+        ("optim.options=3", ["optim.options"]),
+        ("backbone=timm", ["backbone.name"]),
+        ("init=[3]", ["init"]),
+        ("init.classes=by_name", ["init.path"]),
+        ("init.clases=by_name", ["init.clases"]),
     ],
 )
-def test_a_misspelt_word_is_refused_with_the_right_one(word, message):
+def test_wrong_word_is_named_in_one_line(word, names):
     with pytest.raises(ConfigError) as caught:
-        prepare([word])
-    assert str(caught.value).startswith(message)
+        compose(["+experiment=digits", word])
+    message = str(caught.value)
+    assert all(name in message for name in names)
+    assert "\n" not in message
 
 
-def test_flags_come_first():
+def test_missing_experiment_or_part_is_named():
+    with pytest.raises(ConfigError, match=r"\+experiment=digits"):
+        compose(["experiment=digits"])
+    with pytest.raises(ConfigError, match=r"^backbone: "):
+        compose(["data=digits", "head=ml_decoder", "loss=asl", "name=x", "backbone.name=resnet18"])
+
+
+def test_prepare_moves_flags_first():
     words = ["head.a=1", "--multirun", "train.epochs=2"]
     assert prepare(words) == ["--multirun", "++head.a=1", "train.epochs=2"]
 
 
-def test_the_home_folder_is_expanded(digits, monkeypatch):
+def test_home_folder_is_expanded(digits, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     words = ["data=csv", "data.root=~/my photos", "init=~/best.pt"]
     assert prepare(words)[1:] == ["++data.root=/home/me/my photos", "init=/home/me/best.pt"]
@@ -100,28 +112,15 @@ def test_the_home_folder_is_expanded(digits, monkeypatch):
     assert (changed.data["root"], changed.init) == ("/home/me/my photos", "/home/me/best.pt")
 
 
-@pytest.mark.parametrize("word", ["train={", "data.root=[", "data.x=!!python/object:os.system"])
-def test_what_is_not_yaml_is_refused_in_one_line(digits, word):
-    with pytest.raises(ConfigError) as caught:
-        override(digits, [word])
-    assert "\n" not in str(caught.value)
-    assert word.partition("=")[0] in str(caught.value)
-
-
-def test_a_part_that_is_not_chosen_is_named():
-    said = "backbone has arguments, but none is chosen: pass backbone=NAME first, one of "
-    with pytest.raises(ConfigError, match=said):
-        compose(["data=digits", "head=ml_decoder", "loss=asl", "name=x", "backbone.name=resnet18"])
-    with pytest.raises(ConfigError, match=r"nothing is chosen for backbone, data"):
-        parse({"name": "x"})
-
-
-def test_any_model_of_timm_is_a_backbone_and_parts_take_any_argument_of_theirs():
+def test_parts_accept_arguments_that_their_yaml_lacks():
     words = ["backbone=timm", "backbone.name=tf_efficientnet_lite0", "head.num_groups=5"]
     config = compose(["+experiment=digits", *words])
     assert (config.backbone["name"], config.head["num_groups"]) == ("tf_efficientnet_lite0", 5)
-    with pytest.raises(ConfigError, match=r"nothing is chosen for backbone\.name: pass backbone"):
-        compose(["+experiment=digits", "backbone=timm"])
+
+
+def test_auto_batch_size_keeps_batch_size_of_experiment():
+    train = compose(["+experiment=digits", "train.batch_size=auto"]).train
+    assert (train.batch_size, train.pieces) == (32, 1)
 
 
 @pytest.mark.parametrize(
@@ -132,23 +131,20 @@ def test_any_model_of_timm_is_a_backbone_and_parts_take_any_argument_of_theirs()
         ("+optim.options.momentum=0.9", {"momentum": 0.9}),
     ],
 )
-def test_arguments_of_the_optimizer_need_no_plus(word, options):
+def test_options_of_optimizer_need_no_plus(word, options):
     assert compose(["+experiment=digits", word]).optim.options == options
 
 
-def test_options_of_the_optimizer_are_a_mapping():
-    with pytest.raises(ConfigError, match=r"optim\.options"):
-        compose(["+experiment=digits", "optim.options=3"])
-
-
-def test_plain_form_round_trips(digits):
+def test_dict_and_yaml_round_trip(digits):
     plain = to_dict(digits)
     assert plain["train"]["precision"] == "auto"
     assert parse(plain) == digits
+    # A checkpoint of an earlier version has settings that no longer exist.
+    assert parse({**plain, "log": {**plain["log"], "images": 8}}) == digits
     assert yaml.safe_load(to_yaml(digits)) == plain
 
 
-def test_override_changes_what_it_names(digits):
+def test_override_changes_named_settings(digits):
     words = ["train.precision=bf16", "data.image_size=96", "train.clip_grad=null"]
     changed = override(digits, words)
     assert changed.train.precision is Precision.bf16
@@ -157,12 +153,14 @@ def test_override_changes_what_it_names(digits):
 
     other = override(digits, ["data=coco", "data.root=/x"])
     assert other.data["_target_"] == "mldec.data.readers.coco"
-    for word in ("foo", "--weights", "trai.epochs=3", "train.epochs=x", "data=cocoo"):
-        with pytest.raises(ConfigError):
+    wrong = ("foo", "--weights", "trai.epochs=3", "train.epochs=x", "data=cocoo", "train={")
+    for word in (*wrong, "data.root=[", "data.x=!!python/object:os.system"):
+        with pytest.raises(ConfigError) as caught:
             override(digits, [word])
+        assert "\n" not in str(caught.value)
 
 
-def test_diff_names_what_matters_and_forgives_what_does_not(digits):
+def test_diff_ignores_harmless_settings(digits):
     words = ["optim.lr=1", "head.num_heads=2", "train.workers=7", "train.epochs=99"]
     expected = ["head.num_heads: 4 -> 2", "optim.lr: 0.01 -> 1.0"]
     assert diff(digits, override(digits, words)) == expected
@@ -173,7 +171,7 @@ def test_diff_names_what_matters_and_forgives_what_does_not(digits):
 # Recipes
 
 
-def test_the_recipes_of_authors_who_trained_in_half_precision_name_it():
+def test_recipes_of_half_precision_papers_use_fp16():
     for name in ("coco_tresnet_l", "imagenet_resnet50_a2", "q2l_coco_resnet101_448"):
         config = compose([f"+experiment={name}"])
         assert config.train.precision is Precision.fp16
@@ -181,14 +179,14 @@ def test_the_recipes_of_authors_who_trained_in_half_precision_name_it():
 
 
 @pytest.mark.parametrize("name", ["dinov3_b", "dinov2_b", "dinov3_l_frozen", "clip_l_336"])
-def test_recipes_for_transformers_have_the_settings_of_paddleclas(name):
+def test_transformer_recipes_equal_paddleclas(name):
     config = compose([f"+experiment=coco_{name}"])
     train, optim, schedule = config.train, config.optim, config.schedule
     assert (train.epochs, train.batch_size, train.ema_decay) == (40, 16, 0.9997)
     assert (optim.name, optim.lr, optim.weight_decay) == ("adamw", 5e-5, 1e-4)
     assert (schedule.name, schedule.warmup_epochs) == (ScheduleName.cosine, 5)
 
-    # A frozen backbone does not train: half precision costs half, and changes little.
+    # Half precision halves the cost of a frozen backbone.
     frozen = "backbone" in train.freeze
     assert train.precision is (Precision.bf16 if frozen else Precision.fp32)
     assert (train.tf32, optim.backbone_lr) == ((False, None) if frozen else (True, 1e-5))
@@ -217,7 +215,7 @@ def test_the_recipe_of_figure_6_matches_the_official_command(network):
 @pytest.mark.parametrize(
     "name", [name for name in options("experiment") if "single_positive" in name]
 )
-def test_one_positive_at_a_constant_rate_without_augmentation_but_flips(name):
+def test_single_positive_recipes_equal_papers(name):
     config = compose([f"+experiment={name}"])
     config = build.recorded(config, build.check(config))
     wanted = {"single_positive": 0, "augment": "none", "cutout": 0.0, "flip": True}

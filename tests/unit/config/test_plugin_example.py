@@ -28,7 +28,7 @@ def example(here, monkeypatch):
     sys.modules.pop("myparts", None)
 
 
-def test_the_example_trains_and_predicts(cli, here, example):
+def test_example_trains_and_predicts(cli, here, example):
     words = ["+experiment=digits", "plugins=[myparts]", "--config-dir=configs", "backbone=conv"]
     trained = cli("train", *words, "name=digits_conv", *TINY)
     assert trained.status == 0, trained.err

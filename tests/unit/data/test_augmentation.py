@@ -1,4 +1,4 @@
-"""The official augmentation against Pillow and the official code, and its random numbers."""
+"""The official augmentation, compared with Pillow and the official code, and its random numbers."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -19,24 +19,22 @@ from mldec.data.official_augment import (
 from mldec.data.sampling import SampleRandom, sample_seed, seeded
 from mldec.data.transforms import TrainTransform, View
 
-# The cutout
-
 
 def official_cutout(image, fraction, rng):
-    """CutoutPIL of the official helper_functions.py, which gives both corners to Pillow."""
+    """CutoutPIL of the official helper_functions.py."""
     side = image.width
     patch = int(fraction * side + 0.5)
     x_c, y_c = rng.randrange(side), rng.randrange(side)
     x1, x2 = np.clip([x_c - patch // 2, x_c + patch // 2], 0, side)
     y1, y2 = np.clip([y_c - patch // 2, y_c + patch // 2], 0, side)
-    colour = tuple(rng.randint(0, 255) for _ in range(3))
+    color = tuple(rng.randint(0, 255) for _ in range(3))
     covered = image.copy()
-    ImageDraw.Draw(covered).rectangle([x1, y1, x2, y2], fill=colour)
+    ImageDraw.Draw(covered).rectangle([x1, y1, x2, y2], fill=color)
     return covered
 
 
 @pytest.mark.parametrize(("side", "widest"), [(448, 225), (31, 17), (33, 17), (5, 3)])
-def test_cutout_equals_the_official_one_to_the_bit(side, widest):
+def test_cutout_equals_official_code_bitwise(side, widest):
     image = picture(side, side)
     ours, officials = [], []
     for function, results in ((cutout, ours), (official_cutout, officials)):
@@ -47,10 +45,7 @@ def test_cutout_equals_the_official_one_to_the_bit(side, widest):
     assert max(int(covered.any(0).sum()) for covered in black) == widest
 
 
-# The pairs of operations
-
-
-def test_fifteen_operations_with_the_ranges_of_the_description():
+def test_operations_have_published_ranges():
     levels = {name: row for name, (_, row) in OPERATIONS.items()}
     ranges = {
         "shear_x": 0.3,
@@ -70,7 +65,7 @@ def test_fifteen_operations_with_the_ranges_of_the_description():
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_every_operation_at_every_magnitude(name):
+def test_operation_changes_image_at_highest_magnitude(name):
     operation, levels = OPERATIONS[name]
     image = picture(45, 33)
     before = np.array(image)
@@ -81,8 +76,7 @@ def test_every_operation_at_every_magnitude(name):
     assert not np.array_equal(np.asarray(result), before)
 
 
-def test_two_draws_come_before_the_two_probabilities_of_a_half():
-    """The order of the random numbers, which decides what a seed means."""
+def test_operations_are_drawn_before_probabilities():
     image, applied = picture(), 0
     for seed in range(200):
         rng = random.Random(seed)
@@ -105,29 +99,28 @@ def results_of(name, image, row=9, draws=40):
 
 
 def edge(width=100, height=100):
-    """White left half, black right half."""
+    """Return an image with a white left and a black right half."""
     values = np.zeros((height, width, 3), np.uint8)
     values[:, : width // 2] = 255
     return Image.fromarray(values)
 
 
-def test_translation_goes_both_ways_by_its_fraction_and_uncovers_grey():
+def test_translation_has_both_signs_and_uncovers_gray():
     results = results_of("translate_x", edge(height=60))
-    # 150 / 331 of 100 pixels is 45.3: a move to the left loses as much of the white, a move to the
-    # right none.
+    # 150 / 331 of 100 pixels is 45.3. A move to the right loses no white pixel.
     assert {int((result[30] == 255).all(1).sum()) for result in results} == {5, 50}
     assert {int((result[30] == GREY).all(1).sum()) for result in results} == {45}
-    turned = results_of("translate_y", edge(height=60).transpose(Image.Transpose.ROTATE_90))
-    assert {int((result[:, 30] == 255).all(1).sum()) for result in turned} == {5, 50}
+    rotated = results_of("translate_y", edge(height=60).transpose(Image.Transpose.ROTATE_90))
+    assert {int((result[:, 30] == 255).all(1).sum()) for result in rotated} == {5, 50}
 
 
-def test_shear_has_both_signs_and_rotation_turns_anticlockwise_only():
+def test_shear_has_both_signs_and_rotation_is_counterclockwise():
     sheared = results_of("shear_x", edge())
     corners = {tuple(result[99, 2]) + tuple(result[99, 97]) for result in sheared}
     assert corners == {(255, 255, 255, *GREY), (*GREY, 0, 0, 0)}
 
     for result in results_of("rotate", edge(), row=3, draws=10):  # 10 degrees
-        assert (result[2, 46] == 0).all()  # the top of the edge leans to the left
+        assert (result[2, 46] == 0).all()
         assert (result[97, 53] == 255).all()
         assert (result[0, 0] == GREY).all()
 
@@ -139,7 +132,7 @@ def test_posterize_solarize_and_the_small_cutout():
     for row, expected in ((1, [200, 27, 10]), (9, [55, 27, 245])):  # the first threshold is 227.6
         assert results_of("solarize", image, row, draws=1)[0].ravel().tolist() == expected
 
-    # In pixels. As in the package, 7 are three on each side of the centre.
+    # In pixels. As in the official package, 7 means three on each side of the center.
     for row, side in ((9, 20), (3, 6)):
         results = results_of("cutout", Image.new("RGB", (100, 100)), row, draws=200)
         areas = [(result == PATCH).all(2).sum() for result in results]
@@ -148,7 +141,7 @@ def test_posterize_solarize_and_the_small_cutout():
 
 @pytest.mark.parametrize("name", ["color", "contrast", "brightness", "sharpness"])
 @pytest.mark.parametrize("row", [1, 9])
-def test_an_enhancement_is_pillows_with_one_plus_or_minus_the_magnitude(name, row):
+def test_enhancement_equals_pillow_with_one_plus_or_minus_magnitude(name, row):
     image, enhance = picture(), getattr(ImageEnhance, name.capitalize())
     factors = (1 + row / 10, 1 - row / 10)
     expected = {np.asarray(enhance(image).enhance(f)).astype(int).tobytes() for f in factors}
@@ -156,19 +149,19 @@ def test_an_enhancement_is_pillows_with_one_plus_or_minus_the_magnitude(name, ro
 
 
 @pytest.mark.parametrize("name", ["equalize", "autocontrast", "invert"])
-def test_operations_without_a_magnitude_are_pillows(name):
+def test_operation_without_magnitude_equals_pillow(name):
     expected = np.asarray(getattr(ImageOps, name)(picture()))
     assert np.array_equal(results_of(name, picture(), draws=1)[0], expected)
 
 
-# Random numbers of samples: the same for the same seed, in any process and thread
+# Random numbers of samples
 
 
 def draws():
     return torch.rand(()).item(), random.random(), np.random.rand()
 
 
-def test_seeds_are_well_mixed_and_those_of_pythons_generator():
+def test_seeds_are_unique_and_seed_the_python_generator():
     numbers = [(s, epoch, i) for s in range(10) for epoch in range(10) for i in range(100)]
     seeds = {sample_seed(*three) for three in numbers}
     assert len(seeds) == 10_000
@@ -181,7 +174,7 @@ def test_seeds_are_well_mixed_and_those_of_pythons_generator():
     assert [rng.random(), rng.randrange(1000), rng.getrandbits(64)] == expected
 
 
-def test_all_global_generators_are_seeded_and_restored():
+def test_global_generators_are_seeded_and_restored():
     with seeded(3):
         before = draws()
         with seeded(7):
@@ -205,7 +198,7 @@ def test_all_global_generators_are_seeded_and_restored():
         {"crop": 0.3, "augment": "rand-m7-mstd0.5-inc1", "interpolation": "random"},
     ],
 )
-def test_threads_draw_what_one_thread_draws(settings):
+def test_threads_draw_the_same_numbers_as_one_thread(settings):
     transform = TrainTransform(View(image_size=40, **settings))
     image = picture(60, 50)
 

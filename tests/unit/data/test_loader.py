@@ -1,4 +1,4 @@
-"""Batches: which images, in which order, with which random numbers."""
+"""Batches: images, order and random numbers."""
 
 import random
 
@@ -27,7 +27,7 @@ def keys(number=0, start=0, count=8, **arguments):
     return list(batches)
 
 
-def test_an_epoch_is_a_function_of_seed_and_number():
+def test_epoch_is_a_function_of_seed_and_number():
     first = epoch(3, seed=1)
     assert sorted(first[:, 0].tolist()) == list(range(23))
     random.seed(5), torch.manual_seed(7), np.random.seed(8)
@@ -43,7 +43,7 @@ def test_an_epoch_is_a_function_of_seed_and_number():
     assert len({tuple(row.tolist()) for row in rows.values()}) == 23
 
 
-def test_an_epoch_goes_on_from_any_step():
+def test_epoch_resumes_from_any_step():
     whole = epoch(1, accumulate=2)
     for start in range(5):
         rest = epoch(1, accumulate=2, start=start, workers=2 * (start == 3))
@@ -55,7 +55,7 @@ def test_an_epoch_goes_on_from_any_step():
         assert keys(start=start, **drawn) == keys(**drawn)[start:]
 
 
-def test_loading_leaves_the_random_states_of_the_process_alone():
+def test_loading_keeps_global_random_states():
     states = []
     for load in (True, False):
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
@@ -65,7 +65,7 @@ def test_loading_leaves_the_random_states_of_the_process_alone():
     assert states[0] == states[1]
 
 
-def test_every_appearance_of_an_image_in_an_epoch_has_other_random_numbers():
+def test_appearances_of_an_image_have_different_random_numbers():
     for number in range(5):
         (batch,) = keys(number, batch_size=12, factors=FACTORS)
         assert len(set(batch)) == len(batch) == 12
@@ -78,7 +78,7 @@ def test_every_appearance_of_an_image_in_an_epoch_has_other_random_numbers():
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(2, 1), (1, 4), (2, 2), (4, 1)])
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_processes_and_accumulation_share_the_same_global_batches(world_size, accumulate, repeats):
+def test_ranks_and_accumulation_share_global_batches(world_size, accumulate, repeats):
     settings = {"count": 61, "batch_size": 12, "repeats": repeats, "seed": 4}
     shares = {"world_size": world_size, "accumulate": accumulate}
     ranks = [keys(rank=rank, **shares, **settings) for rank in range(world_size)]
@@ -89,10 +89,10 @@ def test_processes_and_accumulation_share_the_same_global_batches(world_size, ac
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_repeats_are_those_of_timm_on_every_process(world_size):
+def test_repeats_equal_timm_on_every_rank(world_size):
     from timm.data.distributed_sampler import RepeatAugSampler
 
-    # A multiple of 256 and of the batch: the one difference is at the end of an epoch.
+    # The number of images is a multiple of 256, so that the end of the epoch is equal too.
     images = range(1024)
     settings = {"batch_size": 64, "repeats": 3, "seed": 7, "world_size": world_size}
     for rank in range(world_size):
@@ -107,9 +107,7 @@ def test_repeats_are_those_of_timm_on_every_process(world_size):
     ("count", "accumulate", "steps", "last"),
     [(16, 1, 2, 8), (18, 1, 3, 2), (17, 1, 2, 8), (20, 2, 3, 4), (19, 2, 2, 8)],
 )
-def test_the_last_batch_is_kept_unless_batch_norm_could_not_train_on_it(
-    count, accumulate, steps, last
-):
+def test_last_batch_is_dropped_if_too_small_for_batch_norm(count, accumulate, steps, last):
     batches = TrainBatches(count, batch_size=8, accumulate=accumulate)
     assert batches.steps == steps
     assert len(batches) == steps * accumulate == len(list(batches))
@@ -117,11 +115,11 @@ def test_the_last_batch_is_kept_unless_batch_norm_could_not_train_on_it(
     assert all(len(batch) >= 2 for batch in batches)
 
 
-def test_too_few_images_for_a_batch_are_refused():
-    with pytest.raises(ConfigError, match="too large for 1 training images"):
-        TrainBatches(1, batch_size=10)
-    with pytest.raises(ConfigError, match=r"^train.repeats 3 needs as many images as a batch"):
-        TrainBatches(50, batch_size=64, repeats=3)
+def test_batch_needs_enough_images():
+    for arguments, key in (((1, 10, 1), "train.batch_size"), ((50, 64, 3), "train.repeats")):
+        count, batch_size, repeats = arguments
+        with pytest.raises(ConfigError, match=f"^{key}"):
+            TrainBatches(count, batch_size=batch_size, repeats=repeats)
     assert TrainBatches(50, batch_size=64).steps == 1
 
 
@@ -129,7 +127,7 @@ def test_too_few_images_for_a_batch_are_refused():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_evaluation_never_pads_or_drops_whatever_the_number_of_processes(world_size):
+def test_evaluation_never_pads_or_drops(world_size):
     for count in (1, 4, 11):
         found = []
         for rank in range(world_size):
@@ -146,12 +144,12 @@ def test_evaluation_never_pads_or_drops_whatever_the_number_of_processes(world_s
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_stops_or_is_named_and_nothing_takes_its_place(workers):
+def test_unreadable_image_raises_or_is_skipped(workers):
     data = as_data(Numbers(7, broken=6), "skip")
     batches = list(eval_loader(data, batch_size=3, workers=workers, pin=False))
     assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], []]
-    assert [list(batch.bad) for batch in batches] == [[], [], ["number 6 is broken; mend it"]]
+    assert [list(batch.bad) for batch in batches] == [[], [], ["number 6 is broken; restore it"]]
 
     data = as_data(Numbers(7, broken=6))
-    with pytest.raises(DataError, match=r"^number 6 is broken; mend it$"):
+    with pytest.raises(DataError, match=r"^number 6 is broken; restore it$"):
         list(eval_loader(data, batch_size=3, workers=0, pin=False))

@@ -1,4 +1,4 @@
-"""Mixing against timm's FastCollateMixup, and in the loader."""
+"""Mixup and cutmix, compared with timm, and in the loader."""
 
 import itertools
 from functools import partial
@@ -56,7 +56,7 @@ def of_timm(kind, mode):
 
 @every_mode
 @every_kind
-def test_images_with_one_label_are_mixed_as_by_timm(kind, mode):
+def test_single_label_images_are_mixed_as_in_timm(kind, mode):
     mix, arguments, changed = mixing(kind, ONE, mode=mode), of_timm(kind, mode), 0
     for seed in range(8):
         images, targets = batch(6, seed)
@@ -80,8 +80,8 @@ PAIRS = list(itertools.product([1, 0, -1], repeat=2))
 ALL_PAIRS = Classes(tuple(map(str, range(9))))
 
 
-def seen(labels, smoothing):
-    """Return the union of the labels of what is seen in an image."""
+def union_of(labels, smoothing):
+    """Return the union of the labels of the visible images."""
     if 1 in labels:
         return 1 - smoothing / 2
     return -1 if -1 in labels else smoothing / 2
@@ -90,8 +90,8 @@ def seen(labels, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @every_mode
 @pytest.mark.parametrize("kind", ["mixup", "cutmix"])
-def test_labels_are_those_of_what_the_pixels_show(kind, mode, smoothing):
-    """One image is black and the other white, so that the pixels tell the shares of both."""
+def test_labels_follow_visible_pixels(kind, mode, smoothing):
+    # One image is black and the other white, so that the pixels show the shares of both.
     images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
     images[1] = 255
     targets = torch.tensor(PAIRS, dtype=torch.int8).T
@@ -99,7 +99,7 @@ def test_labels_are_those_of_what_the_pixels_show(kind, mode, smoothing):
     # An alpha of 0.1 draws many shares near 0 and 1.
     settings = {kind: 0.1, "mode": mode, "smoothing": smoothing}
     mixings = [Mixing(ALL_PAIRS, **settings, labels=labels) for labels in KINDS_OF_LABELS]
-    shown = set()
+    visible_pairs = set()
     for seed in range(40):
         mixed = {}
         for labels, mix in zip(KINDS_OF_LABELS, mixings, strict=True):
@@ -108,31 +108,30 @@ def test_labels_are_those_of_what_the_pixels_show(kind, mode, smoothing):
         for i in range(2):
             image = mixed["union"][0][i]
             visible = [j for j in range(2) if (image != images[1 - j]).any()]
-            shown.add(tuple(visible))
+            visible_pairs.add(tuple(visible))
 
             share = (image.float() - images[1 - i].float()).abs().mean().item() / 255
             for k in range(9):
                 own, partner = targets[i, k].item(), targets[1 - i, k].item()
                 union = mixed["union"][1][i, k].item()
-                assert union == pytest.approx(seen(targets[visible, k].tolist(), smoothing))
+                assert union == pytest.approx(union_of(targets[visible, k].tolist(), smoothing))
 
                 weighted = mixed["weighted"][1][i, k].item()
                 if -1 in targets[visible, k]:
                     assert weighted == -1
                     continue
-                # What is not annotated and not visible has next to no weight.
                 mean = share * max(own, 0) + (1 - share) * max(partner, 0)
                 expected = mean * (1 - smoothing) + smoothing / 2
-                # Pixels are whole numbers, which hide half a step of 1 / 255.
+                # Pixels are rounded to 1 / 255.
                 tolerance = 1e-6 + 0.5 / 255 * (kind == "mixup")
                 assert weighted == pytest.approx(expected, abs=tolerance)
-    assert shown == {(0,), (1,), (0, 1)}
+    assert visible_pairs == {(0,), (1,), (0, 1)}
 
 
 @pytest.mark.parametrize("labels", KINDS_OF_LABELS)
 @every_mode
 @every_kind
-def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(kind, mode, labels):
+def test_middle_image_of_odd_batch_is_not_mixed(kind, mode, labels):
     for size in (1, 5):
         images, targets = batch(size)
         targets[:, 0] = -1
@@ -150,13 +149,13 @@ def test_of_an_odd_number_the_middle_stays_and_the_others_mix_in_pairs(kind, mod
         assert size == 1 or not torch.equal(mixed, images)
 
 
-def test_smoothing_alone_changes_the_labels_only():
+def test_smoothing_changes_only_labels():
     images, targets = batch(4)
     mixed, soft = Mixing(ONE, smoothing=0.1)(images, targets)
     assert torch.equal(mixed, images)
     torch.testing.assert_close(soft, targets * 0.9 + 0.1 / K)
 
-    # Several labels move towards a half, each by itself.
+    # Multi-label targets move towards 1/2.
     targets = torch.tensor([[1, 0, -1, 0, 1, 0]] * 4, dtype=torch.int8)
     for labels in KINDS_OF_LABELS:
         _, soft = Mixing(SEVERAL, smoothing=0.2, labels=labels)(images, targets)
@@ -166,8 +165,8 @@ def test_smoothing_alone_changes_the_labels_only():
 # In the loader
 
 
-class Coloured:
-    """Noise of its own for every draw; the label is the index."""
+class Colored:
+    """Random images. The label is the index."""
 
     def __init__(self, broken=None):
         self.broken = broken
@@ -187,7 +186,7 @@ class Coloured:
 
 
 def epoch(mix, classes=ONE, *, workers=0, start=0, number=1, broken=None, **more):
-    split = Split(Coloured(broken), classes)
+    split = Split(Colored(broken), classes)
     evaluator = MultiLabelEvaluator
     data = DataModule(lambda: split, lambda: split, evaluator, EvalTransform(image_size=8), "skip")
     batches = TrainBatches(22, batch_size=8, seed=5, **more)
@@ -208,7 +207,7 @@ BOTH, UNION = Mix(**PAIRED), Mix(**PAIRED, labels=MixLabels.union)
 
 
 @pytest.mark.parametrize(("mix", "classes"), [(BOTH, ONE), (BOTH, SEVERAL), (UNION, SEVERAL)])
-def test_a_mixed_epoch_goes_on_from_any_step_with_any_workers(mix, classes):
+def test_mixed_epoch_resumes_from_any_step_with_any_workers(mix, classes):
     load = partial(epoch, mix, classes, repeats=2)
     whole = load()
     assert equal(whole, load(start=0, workers=2))
@@ -216,12 +215,12 @@ def test_a_mixed_epoch_goes_on_from_any_step_with_any_workers(mix, classes):
         assert equal(whole[start:], load(start=start))
     assert not equal(whole, load(number=2))
 
-    # A batch with an image left out is mixed too.
+    # A batch with a skipped image is mixed too.
     (short,) = [one for one in epoch(mix, classes, broken=3) if one.bad]
     assert len(short.images) == len(short.targets) in (5, 7)
 
 
-def test_without_mixing_the_samples_and_their_types_stay():
+def test_disabled_mixing_changes_nothing():
     plain = epoch(Mix())
     assert plain[0].targets.dtype == torch.int8
     assert equal(plain, epoch(Mix(mixup=0.5, prob=0.0, labels=MixLabels.union), SEVERAL))
@@ -229,7 +228,7 @@ def test_without_mixing_the_samples_and_their_types_stay():
     assert all(torch.equal(a.images, b.images) for a, b in zip(plain, soft, strict=True))
 
 
-def test_batches_and_processes_mix_with_other_numbers():
+def test_batches_and_ranks_draw_different_shares():
     shares = set()
     for rank in range(2):
         for one in epoch(Mix(mixup=0.5), rank=rank, world_size=2):

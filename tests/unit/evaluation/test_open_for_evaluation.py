@@ -84,7 +84,7 @@ def test_the_image_settings_of_a_tower_take_the_place_of_those_of_the_data(tower
 
 
 def test_what_does_not_fit_the_checkpoint_is_refused(tower):
-    with pytest.raises(ConfigError, match=r"^data._target_ is missing: .*data=NAME"):
+    with pytest.raises(ConfigError, match=r"^data._target_ is missing; .*data=NAME"):
         open_for_evaluation(tower, options())
     data = replace(digits(tower), transform=EvalTransform(image_size=64))
     with pytest.raises(ConfigError, match=r"^data.image_size 64: clip:X takes images of 32 pixels"):

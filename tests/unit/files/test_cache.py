@@ -30,7 +30,7 @@ class Cache:
     def read(self, name="test"):
         """Read the table, which is always the right one; return whether it was parsed."""
         before = self.parsed
-        found = cached_table(name, [self.source], self._parse, str(self.folder), "")
+        found = cached_table(name, [self.source], self._parse, str(self.folder))
         expected = make_table()
         assert np.array_equal(found.labels.dense(), expected.labels.dense())
         assert found.files.tolist() == expected.files.tolist()

@@ -1,4 +1,4 @@
-"""Requests to stop, with real signals to this process."""
+"""Stop requests, with real signals to this process."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def handlers():
 @pytest.mark.parametrize(
     ("number", "status"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130)]
 )
-def test_a_signal_is_noted_and_nothing_else_happens(number, status):
+def test_signal_is_recorded(number, status):
     before = handlers()
     with listening() as stop:
         assert not stop
@@ -39,7 +39,7 @@ def test_a_signal_is_noted_and_nothing_else_happens(number, status):
     assert not stop.listening
 
 
-def test_the_first_signal_counts_and_a_second_ctrl_c_ends_the_program():
+def test_second_ctrl_c_raises():
     before = handlers()
     with listening() as stop:
         send(signal.SIGUSR1)
@@ -51,25 +51,25 @@ def test_the_first_signal_counts_and_a_second_ctrl_c_ends_the_program():
     assert handlers() == before
 
 
-def test_items_pass_as_they_are():
+def test_bounded_yields_items_and_errors():
     with listening() as stop:
         assert list(stop.bounded(range(5))) == [0, 1, 2, 3, 4]
         assert list(stop.bounded([])) == []
         with pytest.raises(ZeroDivisionError):
             list(stop.bounded(1 // number for number in (1, 0)))
-    assert list(StopRequest().bounded("ab")) == ["a", "b"], "without listening too"
+    assert list(StopRequest().bounded("ab")) == ["a", "b"]
 
 
 def stuck(*, requested):
-    """Yield one item; the next one takes longer than anybody waits, with or without a request."""
+    """Yield one item, and block before the second one."""
     yield 0
     if requested:
         send(signal.SIGTERM)
     time.sleep(60)
-    pytest.fail("the wait was not ended")
+    pytest.fail("the wait did not end")
 
 
-def test_a_wait_without_a_request_is_not_bounded():
+def test_wait_without_request_has_no_alarm():
     def alarm():
         yield signal.getitimer(signal.ITIMER_REAL)
 
@@ -77,7 +77,7 @@ def test_a_wait_without_a_request_is_not_bounded():
         assert list(stop.bounded(alarm())) == [(0, 0)]
 
 
-def test_a_request_during_a_wait_ends_it():
+def test_request_during_wait_ends_it():
     start = time.monotonic()
     with listening() as stop:
         items = stop.bounded(stuck(requested=True))
@@ -87,18 +87,17 @@ def test_a_request_during_a_wait_ends_it():
     assert time.monotonic() - start > 0.2
 
 
-def test_a_wait_that_begins_after_a_request_ends_too():
+def test_wait_after_request_ends():
     with listening() as stop:
         items = stop.bounded(stuck(requested=False))
         next(items)
         send(signal.SIGTERM)
         with pytest.raises(DataTimeout):
             next(items)
-    assert not issubclass(DataTimeout, Exception), "what reads images must not catch it"
+    assert not issubclass(DataTimeout, Exception), "image readers must not catch it"
 
 
-def test_an_item_in_time_switches_the_alarm_off(monkeypatch):
-    """An alarm that goes on would end the work on the item, such as a save."""
+def test_item_cancels_alarm(monkeypatch):
     monkeypatch.setattr(signals, "PATIENCE", 60)
 
     def in_time():

@@ -1,4 +1,4 @@
-"""What a CPU can prove of a step on CUDA: its devices and shapes, and where the host would wait."""
+"""Properties of a step on CUDA that a CPU can test: devices, shapes, and host syncs."""
 
 from collections import Counter
 from functools import partial
@@ -30,15 +30,14 @@ BACKBONES = {
     "swin": {"name": "swin_tiny_patch4_window7_224", "image_size": 224},
 }
 
-# The operations of a step on CUDA for which the host waits, by loss; the others have none. A wait
-# keeps the host from handing the GPU its next work.
+# Operations of a step on CUDA that cause a host sync, by loss. All other losses have none.
 WAITS = {"two_way": {"aten::index.Tensor by a mask": 2, "aten::index_put by a mask": 2}}
 HANDED = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero")
 HANDED += ("aten::masked_select", "aten::equal", "aten::unique2", "aten::_unique2")
 
 
 class Waits(TorchDispatchMode):
-    """Count the operations that hand a value of a tensor to the host, or need one for a shape."""
+    """Count operations that copy a value to the host, or need one for a shape."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +54,7 @@ class Waits(TorchDispatchMode):
 
 
 class Lists(TorchFunctionMode):
-    """Count the tensors that become lists, which on a CPU is no operation of its own."""
+    """Count calls of `tolist`, which is no operation on a CPU."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +66,7 @@ class Lists(TorchFunctionMode):
 
 
 def seen(job):
-    """Return how often a job hands values to the host, by the names of the operations."""
+    """Return the number of host syncs of a job by the name of the operation."""
     with Waits() as waits, Lists() as lists:
         job()
     return dict(+(waits.seen + Counter(tolist=lists.count)))
@@ -75,7 +74,7 @@ def seen(job):
 
 @pytest.fixture
 def on_cuda():
-    """Make tensors fakes that claim to be on a GPU, with autocast to bfloat16 there."""
+    """Create fake tensors on a GPU, with autocast to bfloat16."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda:0"):
         torch.set_autocast_enabled("cuda", True)
         torch.set_autocast_dtype("cuda", torch.bfloat16)
@@ -92,15 +91,15 @@ def queries(head):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("head", networks.HEADS)
-def test_every_head_stays_on_the_gpu(on_cuda, head, training):
+def test_heads_stay_on_gpu(on_cuda, head, training):
     model = networks.HEADS[head](32).train(training)
     logits = model(torch.randn(2, 16, 32), queries(head))
     assert (logits.shape, logits.device, logits.dtype) == ((2, CLASSES), on_cuda, torch.float32)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_every_kind_of_backbone_stays_on_the_gpu(on_cuda, name):
-    # timm reads values when it builds a network: fakes have none, and those of "meta" are not read.
+def test_backbones_stay_on_gpu(on_cuda, name):
+    # timm reads values when it builds a network, which fake tensors do not have.
     with unset_fake_temporarily(), torch.device("meta"):
         backbone = TimmBackbone(pretrained=False, **BACKBONES[name])
         model = Classifier(backbone, networks.HEADS["groups"](backbone.num_features))
@@ -113,11 +112,11 @@ def test_every_kind_of_backbone_stays_on_the_gpu(on_cuda, name):
 
 
 @pytest.mark.parametrize("path", LOSSES, ids=lambda path: path.stem)
-def test_every_loss_stays_on_the_gpu(on_cuda, path):
+def test_losses_stay_on_gpu(on_cuda, path):
     if path.stem == "two_way":
         pytest.skip("the shapes of this loss depend on the labels; see WAITS")
 
-    # timm reads the counts of the labels when it builds a loss, on a CPU.
+    # timm reads the label counts when it builds a loss.
     with unset_fake_temporarily(), torch.device("cpu"):
         loss = loss_of_option(path, CLASSES)
     loss.to_empty(device=on_cuda)
@@ -128,13 +127,13 @@ def test_every_loss_stays_on_the_gpu(on_cuda, path):
 
 @pytest.fixture
 def targets_as_on_cuda(monkeypatch):
-    """Leave out the one look at the targets that losses take on a CPU only."""
+    """Disable the check of the targets, which losses do on a CPU only."""
     for module in (common, cross_entropy):
         monkeypatch.setattr(module, "require", lambda good, logits, fault: logits)
 
 
 def waits_of_a_step(head, loss, *settings):
-    """Return what hands values to the host in the third of three steps, by name."""
+    """Return the host syncs of the third step by name."""
     torch.manual_seed(0)
     settings = ("+experiment=digits", "optim.name=adamw", "train.clip_grad=1", *settings)
     backbone = TimmBackbone(pretrained=False, **BACKBONES["resnet"])
@@ -159,7 +158,7 @@ def waits_of_a_step(head, loss, *settings):
 
 @pytest.mark.usefixtures("targets_as_on_cuda")
 @pytest.mark.parametrize("head", networks.HEADS)
-def test_a_step_waits_for_no_head(head):
+def test_heads_need_no_host_sync(head):
     loss = loss_of_option(LOSSES[0].with_stem("asl"))
     for nonfinite in ("stop", "skip"):
         assert waits_of_a_step(head, loss, f"train.nonfinite={nonfinite}") == {}
@@ -167,6 +166,6 @@ def test_a_step_waits_for_no_head(head):
 
 @pytest.mark.usefixtures("targets_as_on_cuda")
 @pytest.mark.parametrize("path", LOSSES, ids=lambda path: path.stem)
-def test_a_step_waits_for_these_losses_only(path):
+def test_losses_need_no_other_host_sync(path):
     waits = waits_of_a_step("groups", loss_of_option(path, CLASSES))
     assert waits == WAITS.get(path.stem, {})

@@ -1,4 +1,4 @@
-"""One optimiser step, against plain loops; whole runs are in test_trainer.py."""
+"""Single optimizer steps compared with plain loops. test_trainer.py tests whole runs."""
 
 import copy
 import math
@@ -18,6 +18,7 @@ from mldec.errors import CheckpointError, ConfigError
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.words import WordGAP, WordGroupDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.model import Classifier
 from mldec.training.optim import fast_forward
 from mldec.training.step import Learner, augment
@@ -32,7 +33,7 @@ WORDS, OF_WORDS = torch.randn(4, 6), {"word_dim": 6, "num_groups": None}
 
 @pytest.fixture(scope="module")
 def config():
-    # An optimiser of torch: those of timm read the number of their step, on the CPU.
+    # Optimizers of timm keep their step number on the CPU; those of torch do not.
     return compose(["+experiment=digits", "optim.name=adamw"])
 
 
@@ -52,14 +53,14 @@ def batch(images=6, bad=0):
 
 
 def divided(sizes):
-    """Return the batch in micro-batches."""
+    """Return the batch in micro-batches of these sizes."""
     whole = batch(sum(sizes))
     parts = zip(*(tensor.split(sizes) for tensor in whole[:3]), strict=True)
     return [Batch(*part) for part in parts]
 
 
 def numbers(ours, batches, images=6):
-    """Do a step and read its numbers."""
+    """Do a step and return its stats."""
     ours.learn(batches, images)
     [values] = ours.read()
     return values
@@ -70,15 +71,15 @@ def weights(learner):
 
 
 @pytest.mark.parametrize("clip", ["null", "0.01"])
-def test_a_step_is_that_of_plain_gradient_descent(config, clip):
+def test_step_equals_plain_gradient_descent(config, clip):
     ours = learner(config, *PLAIN, f"train.clip_grad={clip}")
     other = learner(config, *PLAIN)
     rates = []
     for step in range(3):
         rates.append(ours.lr)
-        told = ours.learn([batch()], 6)
-        assert (told.stop_requested, told.bad_images) == (False, 0)
-        [outcome] = ours.read()
+        status = ours.learn([batch()], 6)
+        assert (status.stop_requested, status.bad_images) == (False, 0)
+        [stats] = ours.read()
 
         loss = AsymmetricLoss()(other.model(batch().images), batch().targets)
         parameters = [p for p in other.model.parameters() if p.requires_grad]
@@ -91,31 +92,81 @@ def test_a_step_is_that_of_plain_gradient_descent(config, clip):
                 if gradient is not None:
                     parameter -= rates[-1] * factor * gradient
 
-        assert outcome.loss == pytest.approx(loss.item(), rel=1e-5)
-        assert outcome[2:] == (None, [0, 1, 2, 3, 4, 5])
+        assert stats.loss == pytest.approx(loss.item(), rel=1e-5)
+        assert stats[2:] == (None, [0, 1, 2, 3, 4, 5])
         assert ours.step == step + 1
     torch.testing.assert_close(weights(ours), weights(other), rtol=1e-4, atol=1e-6)
-    assert len(set(rates)) == 3, "the schedule goes on with each step"
+    assert len(set(rates)) == 3, "the schedule is not updated"
 
 
 @pytest.mark.parametrize("loss", [AsymmetricLoss, MeanSquare])
 @pytest.mark.parametrize("sizes", [[3, 3], [1, 2, 3]])
-def test_micro_batches_of_any_size_make_the_same_step(config, loss, sizes):
+def test_step_does_not_depend_on_micro_batches(config, loss, sizes):
     one, other = (learner(config, *PLAIN, loss=loss()) for _ in range(2))
     expected = numbers(one, [batch()]).loss
     assert numbers(other, divided(sizes)).loss == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-4, atol=1e-6)
 
 
-def test_an_image_that_was_left_out_counts_with_a_loss_of_0(config):
+class SmallMemory(nn.Module):
+    """A backbone with batch norm that runs out of memory with more than `limit` images."""
+
+    num_features = 48
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+        self.patches = Patches()
+        self.norm = nn.BatchNorm1d(48)
+
+    def forward(self, images):
+        tokens = self.norm(self.patches(images).transpose(1, 2)).transpose(1, 2)
+        if len(images) > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tokens
+
+
+def in_pieces(config, pieces, limit):
+    """Return a learner with dropout, batch norm and a loss with a state, after two steps."""
+    torch.manual_seed(0)
+    model = Classifier(SmallMemory(limit), MLDecoder(48, 4, dropout=0.5, **NARROW))
+    loss = PartialAsymmetricLoss(mode="selective", likelihood_top_k=2, class_prior="estimate")
+    changed = override(config, [f"train.pieces={pieces}"])
+    ours = Learner(changed, model, loss, device=CPU, steps=12)
+    ours.train()
+    for _ in range(2):
+        ours.learn(divided([6, 5]), 11)
+    return ours
+
+
+def test_out_of_memory_halves_micro_batches_and_repeats_step(config, caplog):
+    ours = in_pieces(config, 1, limit=2)
+    assert ours.pieces == 4
+    assert caplog.text.count("train.batch_size=auto") == 2
+
+    smaller = in_pieces(config, 4, limit=2)
+    assert_equal(ours.state(), smaller.state())
+    assert ours.read() == smaller.read()
+
+    undivided = in_pieces(config, 1, limit=6)
+    assert undivided.pieces == 1
+    assert_equal(undivided.state(), in_pieces(config, "null", limit=6).state())
+
+
+def test_out_of_memory_with_single_images_is_raised(config):
+    with pytest.raises(torch.OutOfMemoryError):
+        in_pieces(config, 1, limit=0)
+
+
+def test_unreadable_image_counts_with_loss_0(config):
     ours = learner(config, *PLAIN, loss=MeanSquare())
     expected = MeanSquare()(ours.model(batch(3).images), batch(3).targets)
     assert ours.learn([batch(3, bad=2)], 5).bad_images == 2
-    [outcome] = ours.read()
-    assert outcome.loss == pytest.approx(3 / 5 * expected.item(), rel=1e-5)
+    [stats] = ours.read()
+    assert stats.loss == pytest.approx(3 / 5 * expected.item(), rel=1e-5)
 
 
-def test_random_numbers_are_a_function_of_seed_and_step(config):
+def test_random_numbers_depend_on_seed_and_step(config):
     ours, other = (learner(config, *PLAIN, dropout=0.5) for _ in range(2))
     first = numbers(ours, [batch()]).loss
     torch.manual_seed(sample_seed(0, 0, 0))
@@ -128,17 +179,17 @@ def test_random_numbers_are_a_function_of_seed_and_step(config):
     assert numbers(learner(config, *PLAIN, "seed=1", dropout=0.5), [batch()]).loss != first
 
 
-def test_a_stop_counts_though_it_came_during_the_step(config):
+def test_stop_request_during_step_is_reported(config):
     requests = []
     ours = learner(config, *PLAIN)
     ours.model.head.register_forward_hook(lambda *_: requests.append(15))
     assert ours.learn([batch()], 6, stop=requests).stop_requested
-    assert ours.step == 1, "the step is done nevertheless"
+    assert ours.step == 1
 
 
 @pytest.mark.parametrize("call", [1, 3])
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "momentum", "lamb", "lion"])
-def test_a_run_goes_on_as_if_a_step_that_is_left_out_had_not_been(config, name, call):
+def test_skipped_step_has_no_effect(config, name, call):
     words = [f"optim.name={name}", "train.nonfinite=skip", "schedule.name=cosine"]
     ours, without = learner(config, *words, loss=Spoilt(call)), learner(config, *words)
     for step in range(1, 5):
@@ -153,7 +204,7 @@ def test_a_run_goes_on_as_if_a_step_that_is_left_out_had_not_been(config, name, 
     assert_equal(weights(ours), weights(without))
 
 
-def test_after_a_fault_that_ends_the_run_no_step_changes_weights(config):
+def test_no_step_changes_weights_after_fatal_fault(config):
     ours = learner(config, loss=Spoilt(2))
     numbers(ours, [batch()])
     before = [parameter.detach().clone() for parameter in ours.model.parameters()]
@@ -164,7 +215,7 @@ def test_after_a_fault_that_ends_the_run_no_step_changes_weights(config):
 
 
 class Steep(nn.Module):
-    """A loss whose gradients do not fit fp16 while the scale is that of the start."""
+    """A loss whose gradients overflow in fp16 at the initial scale."""
 
     reduction = "sum"
 
@@ -173,22 +224,22 @@ class Steep(nn.Module):
 
 
 @pytest.mark.usefixtures("fp16_on_a_cpu")
-def test_overflow_in_fp16_is_the_scalers_affair(config):
+def test_overflow_in_fp16_lowers_scale_only(config):
     ours = learner(config, *PLAIN, "train.precision=fp16", loss=Steep())
     before, scale = weights(ours), ours.scaler.get_scale()
-    assert numbers(ours, [batch()]).fault is None, "or the run would stop"
+    assert numbers(ours, [batch()]).fault is None
     assert (ours.skipped, ours.scaler.get_scale()) == (1, scale / 2)
     assert_equal(weights(ours), before)
 
 
-def test_synchronised_batch_norm_of_several_processes_needs_cuda(config, monkeypatch):
+def test_sync_batchnorm_needs_cuda(config, monkeypatch):
     learner(config, "train.sync_batchnorm=true")
     monkeypatch.setattr("mldec.runtime.distributed.world_size", lambda: 2)
-    with pytest.raises(ConfigError, match=r"train.sync_batchnorm needs CUDA, not cpu"):
+    with pytest.raises(ConfigError, match=r"train\.sync_batchnorm"):
         learner(config, "train.sync_batchnorm=true")
 
 
-def test_the_moving_average_follows_its_formula(config):
+def test_moving_average_follows_formula(config):
     ours = learner(config, "train.ema_decay=0.9")
     average = ours.ema.module.head.pool_bias
     ours.model.register_buffer("counter", torch.tensor(5))
@@ -197,11 +248,11 @@ def test_the_moving_average_follows_its_formula(config):
         before = average.clone()
         ours.learn([batch()], 6)
         torch.testing.assert_close(average, 0.9 * before + 0.1 * ours.model.head.pool_bias)
-    assert ours.ema.module.counter == 5, "a counter is copied, not averaged"
+    assert ours.ema.module.counter == 5, "counters are copied"
 
 
 @pytest.mark.parametrize(("epochs", "cooldown", "flat"), [(8, 1, 1), (2, 10, 1), (1, 10, 0)])
-def test_a_cooldown_is_at_most_half_of_the_run(config, epochs, cooldown, flat):
+def test_cooldown_is_at_most_half_of_run(config, epochs, cooldown, flat):
     words = [f"train.epochs={epochs}", f"schedule.cooldown_epochs={cooldown}"]
     words += ["schedule.name=cosine_epochs", "schedule.min_lr=1e-6"]
     ours = learner(config, *words, steps=4 * epochs)
@@ -216,13 +267,13 @@ def test_a_cooldown_is_at_most_half_of_the_run(config, epochs, cooldown, flat):
 
 
 def restored(ours, state):
-    """Restore a state, as the part of a checkpoint that a learner reads."""
+    """Restore the state of a learner."""
     ours.load_state(SimpleNamespace(**state), Path("x.pt"))
     return ours
 
 
 @pytest.mark.parametrize("words", [[], ["train.precision=fp16"], ["train.ema_decay=null"]])
-def test_a_state_that_is_restored_goes_on_the_same(config, words):
+def test_restored_state_continues_exactly(config, words):
     whole, first = (learner(config, *words, dropout=0.3) for _ in range(2))
     for _ in range(4):
         whole.learn([batch()], 6)
@@ -235,10 +286,11 @@ def test_a_state_that_is_restored_goes_on_the_same(config, words):
         second.learn([batch()], 6)
     assert_equal(second.state(), whole.state())
     assert second.lr == whole.lr
+    assert second.loss.progress == whole.loss.progress == 3 / 12
 
 
 @pytest.mark.usefixtures("fp16_on_a_cpu")
-def test_fp16_goes_on_from_steps_without_a_scale(config):
+def test_fp16_resumes_from_fp32(config):
     first = learner(config, "train.precision=fp32")
     first.learn([batch()], 6)
     assert first.state()["scaler"] == {}
@@ -247,24 +299,23 @@ def test_fp16_goes_on_from_steps_without_a_scale(config):
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "fault"),
+    ("part", "value"),
     [
-        ("model", {}, "does not fit the model"),
-        ("ema", None, "does not fit the model"),
-        ("loss", {"a": torch.zeros(1)}, "cannot be used"),
-        ("optimizer", {"state": {}, "param_groups": []}, "cannot be used"),
-        ("exp_avg", torch.zeros(1), "cannot be used .*another shape"),
+        ("model", {}),
+        ("ema", None),
+        ("loss", {"a": torch.zeros(1)}),
+        ("optimizer", {"state": {}, "param_groups": []}),
+        ("exp_avg", torch.zeros(1)),
     ],
 )
-def test_a_state_that_does_not_fit_is_one_line(config, part, value, fault):
+def test_state_of_another_model_raises(config, part, value):
     ours = learner(config)
     ours.learn([batch()], 6)
     state = copy.deepcopy(ours.state())
     holder = state if part in state else state["optimizer"]["state"][0]
     holder[part] = value
-    with pytest.raises(CheckpointError, match=rf"^x\.pt .*{fault}") as caught:
+    with pytest.raises(CheckpointError, match=r"^x\.pt"):
         restored(ours, state)
-    assert "\n" not in str(caught.value)
 
 
 # Word queries
@@ -277,7 +328,7 @@ HEADS = {
 
 
 class Recording(nn.Module):
-    """A loss that keeps what it was given."""
+    """A loss that records its arguments."""
 
     reduction = "sum"
 
@@ -290,7 +341,7 @@ class Recording(nn.Module):
         return (logits.sigmoid() - targets).square().sum()
 
 
-def test_noise_and_random_queries_have_the_spread_of_the_words():
+def test_augment_uses_spread_of_word_vectors():
     words, labels = 4 * torch.randn(400, 300) + 1, -torch.ones(2, 400, dtype=torch.int8)
     state = torch.get_rng_state()
     assert augment(words, labels, noise=0.0, extra=0) == (words, labels)
@@ -311,7 +362,7 @@ def test_noise_and_random_queries_have_the_spread_of_the_words():
 
 
 @pytest.mark.parametrize("head", list(HEADS))
-def test_training_with_plain_queries_is_a_step_written_out(config, head):
+def test_step_with_word_vectors_equals_plain_loop(config, head):
     ours, other = (learner(config, head=HEADS[head](), word_vectors=WORDS) for _ in range(2))
     other.model.load_state_dict(ours.model.state_dict())
     for step in range(3):
@@ -324,7 +375,7 @@ def test_training_with_plain_queries_is_a_step_written_out(config, head):
         assert numbers(ours, [batch()]).loss == loss.item()
 
 
-def test_the_loss_sees_random_queries_which_each_step_draws_anew(config):
+def test_each_step_draws_new_random_queries(config):
     def calls(*, skip):
         loss = Recording()
         words = ["train.query_noise=1.0", "train.random_queries=2", "optim.lr=1e-12"]
@@ -334,7 +385,7 @@ def test_the_loss_sees_random_queries_which_each_step_draws_anew(config):
         job.step = skip
         for _ in range(2 - skip):
             job.learn([batch()], 6)
-        assert job.word_vectors.equal(WORDS), "what is kept stays clean"
+        assert job.word_vectors.equal(WORDS)
         return loss.calls
 
     head = HEADS["full"]().eval()

@@ -13,7 +13,7 @@ from clip_models import clip_folder
 from mldec.data.settings import VectorSettings
 from mldec.data.types import Classes
 from mldec.errors import DataError
-from mldec.tools.check_data.examine import neighbours
+from mldec.tools.check_data.examine import nearest_classes
 from mldec.words.encoder import open_encoder, read_templates
 from mldec.words.types import VectorOrigin, WordVectors
 from mldec.words.vectors import described, load_word_vectors
@@ -192,7 +192,7 @@ def test_the_two_orders_of_the_coco_vectors_are_joined_by_name(sample_data):
     assert alphabetical != by_id
     glove = read_vectors(folder / "coco80_glove_80x300.npy", by_id, order=alphabetical)
     seen = Classes(tuple(name for name in by_id if name != "cat"))
-    assert neighbours(seen, Classes(tuple(by_id), word_vectors=glove))["cat"][0][0] == "dog"
+    assert nearest_classes(seen, Classes(tuple(by_id), word_vectors=glove))["cat"][0][0] == "dog"
 
 
 # Settings
@@ -286,5 +286,5 @@ def test_descriptions_of_another_content_are_one_line(tmp_path, content, fault):
 
 
 def test_descriptions_are_for_a_text_encoder():
-    with pytest.raises(ValueError, match=r"^descriptions a.json: .* data\.vectors is glove\.txt"):
+    with pytest.raises(ValueError, match=r"^descriptions .*data\.vectors is glove\.txt"):
         VectorSettings(vectors="glove.txt", descriptions="a.json")

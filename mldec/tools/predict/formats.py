@@ -1,0 +1,165 @@
+"""Formats of result files.
+
+They are written from lines. A line is the row of an image as bytes: its JSON object, and a tab and
+its features in base64 if they are requested.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mldec.files.atomic import csv_lines, to_json
+from mldec.tools.predict.answers import Row, Rule, entries
+
+Lines = Iterable[bytes]
+
+SEPARATOR = ";"  # between the classes of an image in a CSV file
+FEATURES = b"\t"  # before the features; JSON has no tab
+
+
+def line_of(rule: Rule, row: Row) -> bytes:
+    """Return the line of a row, without a line break."""
+    line = to_json(entries(rule, row)).encode()
+    if row.features is not None:
+        line += FEATURES + base64.b64encode(row.features.numpy().tobytes())
+    return line
+
+
+def row_of(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of a line."""
+    return dict(json.loads(line.partition(FEATURES)[0]))
+
+
+def image_of(line: bytes) -> str | None:
+    """Return the image of a line with its line break, or None if the line is damaged."""
+    text, _, features = line.removesuffix(b"\n").partition(FEATURES)
+    try:
+        base64.b64decode(features, validate=True)
+        image = json.loads(text)["image"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    is_valid = isinstance(image, str) and line.endswith(b"\n")
+    return image if is_valid else None
+
+
+def cells_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the cells of a row in a table. Empty cells are omitted."""
+    cells: dict[str, Any] = {key: row[key] for key in ("image", "error", "classes") if key in row}
+    if "predictions" in row:
+        cells["classes"] = [prediction["name"] for prediction in row["predictions"]]
+        cells["scores"] = [prediction["score"] for prediction in row["predictions"]]
+    elif "scores" in row:
+        cells["scores"] = row["scores"]
+        # Rows of a Parquet file have a list already.
+        if isinstance(row["scores"], dict):
+            cells["scores"] = list(row["scores"].values())
+    return cells
+
+
+def json_lines(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of JSON Lines, with one JSON object per line."""
+    for line in lines:
+        yield line.partition(FEATURES)[0].decode() + "\n"
+
+
+def json_list(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of a JSON list, row by row."""
+    yield "[\n"
+    separator = ""
+    for line in lines:
+        # The list of one row indents the row like the whole list.
+        text = to_json([row_of(line)], indent=1).removeprefix("[\n").removesuffix("\n]")
+        yield separator + text
+        separator = ",\n"
+    yield "\n]\n"
+
+
+def csv_table(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of a CSV file, row by row.
+
+    The columns after image and error are a score per class, or the classes and their scores with
+    `SEPARATOR` in between. Classes are a JSON list if the name of a class contains the separator.
+    """
+    return csv_lines(_csv_rows(rule, lines), "\n")
+
+
+def _csv_rows(rule: Rule, lines: Lines) -> Iterator[list[str]]:
+    columns = list(rule.classes.names)
+    if rule.content == "top":
+        columns = ["classes", "scores"]
+    elif rule.content == "decisions":
+        columns = ["classes"]
+    has_separator = any(SEPARATOR in name for name in rule.classes.names)
+
+    yield ["image", "error"] + columns
+    for line in lines:
+        cells = cells_of(row_of(line))
+        scores = [repr(score) for score in cells.get("scores", [])]
+        if rule.content == "scores":
+            fields = scores or [""] * len(columns)
+        else:
+            names = SEPARATOR.join(cells.get("classes", []))
+            if has_separator and "error" not in cells:
+                names = json.dumps(cells["classes"])
+            fields = [names, SEPARATOR.join(scores)][: len(columns)]
+        yield [cells["image"], cells.get("error", "")] + fields
+
+
+# Formats that are written row by row, by the names of their options.
+TEXTS = {"jsonl": json_lines, "json": json_list, "csv": csv_table}
+
+
+def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
+    """Write a Parquet file.
+
+    Its columns are image, error, and lists of classes and scores. The names of all classes are in
+    the metadata of the file, as a JSON list.
+    """
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    columns = [("image", pyarrow.string()), ("error", pyarrow.string())]
+    if rule.content != "scores":
+        columns.append(("classes", pyarrow.list_(pyarrow.string())))
+    if rule.content != "decisions":
+        columns.append(("scores", pyarrow.list_(pyarrow.float32())))
+    names = list(rule.classes.names)
+    schema = pyarrow.schema(columns, metadata={"classes": json.dumps(names)})
+
+    # The rows of a group are in memory at the same time.
+    group = min(10_000, 1 + 10**6 // len(names))
+    remaining = iter(lines)
+    with ParquetWriter(file, schema) as writer:
+        while rows := [cells_of(row_of(line)) for line in islice(remaining, group)]:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+
+
+def features(lines: Callable[[], Lines], file: BinaryIO) -> None:
+    """Write pooled features as a NumPy array, float32 [N, C]; C is 0 if no image was read.
+
+    Rows of images with an error are NaN.
+    """
+    arrays = (base64.b64decode(line.partition(FEATURES)[2]) for line in lines())
+    width = next((len(array) // 4 for array in arrays if array), 0)
+    kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
+    shape = (sum(1 for _ in lines()), width)
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+
+    missing = np.full(width, np.nan, np.float32).tobytes()
+    for line in lines():
+        file.write(base64.b64decode(line.partition(FEATURES)[2]) or missing)
+
+
+def write(kind: str, rule: Rule, lines: Callable[[], Lines], file: BinaryIO) -> None:
+    """Write a result file. The kind is the name of its option."""
+    if kind == "parquet":
+        parquet(rule, lines(), file)
+    elif kind == "features":
+        features(lines, file)
+    else:
+        file.writelines(text.encode() for text in TEXTS[kind](rule, lines()))

@@ -1,0 +1,249 @@
+"""The content of a report: open the checkpoints, score the images and compute the statistics."""
+
+import argparse
+import logging
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mldec
+from mldec.checkpoint import load_model
+from mldec.checkpoint.classes import can_make
+from mldec.cli import chosen_model, precision_setting
+from mldec.config.compose import to_yaml
+from mldec.data.types import Split
+from mldec.errors import DataError
+from mldec.evaluation import open as opening
+from mldec.evaluation.open import EvaluationSetup
+from mldec.evaluation.options import EvalOptions
+from mldec.evaluation.output import Results, report, same_scores
+from mldec.evaluation.run import Scores
+from mldec.files.run_folder import folder_of_run
+from mldec.tools.report import statistics
+from mldec.tools.report.comparison import Change, Comparison, compare
+from mldec.tools.report.examples import (
+    Example,
+    Thumbnail,
+    add_heat_maps,
+    make_thumbnail,
+    select_examples,
+)
+from mldec.tools.report.statistics import Predictions, ResampledMetrics
+from mldec.tools.report.training import Curve, read_training
+
+log = logging.getLogger("mldec")
+
+
+@dataclass(frozen=True)
+class ReportContent:
+    """The content of a report."""
+
+    title: str
+    facts: dict[str, str]  # checkpoint, data, training cost and so on
+    settings: str  # the config as YAML
+    images: int  # number of scored images
+    curves: dict[str, Curve]  # learning curves; empty if unknown
+    metrics: dict[str, statistics.Interval]  # percentages, and numbers of classes
+    table: statistics.ClassTable
+    histograms: statistics.Histograms
+    exclusive: bool  # single-label images, without thresholds
+    pairs: statistics.ClassPairs
+    examples: list[Example]
+    thumbnails: dict[int, Thumbnail]  # by the row of the image
+    unreadable: list[str]  # one message per image
+    root: Path | None  # folder of the data, not shown in the names of images
+    comparison: Comparison | None
+    resamples: int  # number of bootstrap resamples
+    notes: list[str]
+
+
+def open_checkpoint(args: argparse.Namespace) -> EvaluationSetup:
+    """Open the checkpoint of a command line and its data."""
+    args.settings += precision_setting(args)
+    loaded = load_model(**chosen_model(args))
+    setup = opening.open_for_evaluation(loaded, EvalOptions.of(vars(args)))
+
+    # The report lists unreadable images.
+    return replace(setup, data=replace(setup.data, bad_images="skip"))
+
+
+def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSetup:
+    """Open the checkpoint of --compare with the images of the first checkpoint."""
+    path = args.compare
+    args = argparse.Namespace(**{**vars(args), "checkpoint": path})
+    loaded = load_model(**chosen_model(args))
+    split = setup.data.val.viewed(loaded.transform)
+    if can_make(loaded.classes):
+        # Its own text encoder computes the word vectors.
+        split = replace(split, classes=replace(split.classes, word_vectors=None, origin=None))
+    data = replace(setup.data, load_val=lambda: split)
+    loaded, data = opening.with_same_classes(loaded, data, path)
+    network = opening.scorer(loaded, data, path)
+    thresholds = opening.chosen_thresholds(data, loaded, EvalOptions.of(vars(args)))
+    return replace(
+        setup, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
+    )
+
+
+def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> ReportContent:
+    """Score the images and compute the content of the report."""
+    classes = setup.data.val.classes
+    scores = setup.scores()
+    # Constant scores are hidden by a calibration, which stores the names of their classes.
+    calibration = setup.loaded.calibration
+    if calibration is None or not calibration.images:
+        constant = setup.constant_classes(scores)
+    else:
+        constant = calibration.constant
+    images = len(scores.labels)
+    weights = statistics.bootstrap_weights(images, len(classes))
+    predictions, resampled = analyze(setup, scores, weights)
+
+    thresholds = predictions.thresholds()
+    edges = statistics.bin_edges(len(classes), thresholds)
+    histograms = statistics.score_histograms(predictions, edges)
+    [counts] = statistics.weighted_counts(predictions, np.ones((1, images, 1), np.float32))
+    table = statistics.class_table(classes.names, counts, thresholds, histograms, resampled)
+
+    comparison = None
+    if other is not None:
+        other_results = analyze_other(other, scores.indices, weights)
+        comparison = compare(other.path, predictions, resampled, *other_results)
+
+    examples = select_examples(predictions, resampled.class_ap)
+    log.info(f"{setup.path}: {len(examples):,} heat maps")
+    examples, heat_note = add_heat_maps(examples, setup, scores.indices)
+
+    title = setup.loaded.config.name if setup.loaded.of_run else Path(setup.path).name
+    if other is not None:
+        title += f" compared with {other.path}"
+    cost, curves, training_notes = read_training(folder_of_run(setup.loaded.path))
+    root = setup.config.data.get("root")
+    return ReportContent(
+        title=f"{title}: {len(classes):,} classes, {images:,} images",
+        facts=facts(setup, other, scores) | cost,
+        settings=to_yaml(setup.config),
+        images=images,
+        curves=curves,
+        metrics=resampled.with_intervals(),
+        table=table,
+        histograms=histograms,
+        exclusive=classes.exclusive,
+        pairs=statistics.class_pairs(predictions, counts),
+        examples=examples,
+        thumbnails=make_thumbnails(setup.data.val, scores, examples, comparison),
+        unreadable=scores.bad,
+        root=None if root is None else Path(root).expanduser().absolute(),
+        comparison=comparison,
+        resamples=len(resampled.resampled_ap),
+        notes=same_scores(constant) + score_notes(setup) + [heat_note] + training_notes,
+    )
+
+
+def analyze(
+    setup: EvaluationSetup, scores: Scores, weights: np.ndarray
+) -> tuple[Predictions, ResampledMetrics]:
+    """Compute the metrics of a model and their resamples with these weights."""
+    evaluator = setup.evaluator()
+    metrics = statistics.compute_metrics(evaluator, scores.logits, scores.labels)
+
+    exclusive = setup.data.val.classes.exclusive
+    if exclusive:
+        statistics.log_softmax_in_place(scores.logits)
+    threshold = evaluator.logit_threshold
+    predictions = Predictions(scores.logits, scores.labels, exclusive, threshold)
+    resampled = statistics.bootstrap_metrics(metrics, predictions, weights)
+    log.info(f"{setup.path}: {len(resampled.resampled_ap):,} resamples of the images")
+    return predictions, resampled
+
+
+def analyze_other(
+    other: EvaluationSetup, indices: np.ndarray, weights: np.ndarray
+) -> tuple[Predictions, ResampledMetrics]:
+    """Score and analyze the images of the first model, given by their indices [N]."""
+    scores = other.scores()
+    if not np.array_equal(scores.indices, indices):
+        raise DataError(
+            f"--compare {other.path}: it can read {len(scores.indices):,} of the images, the first "
+            f"checkpoint {len(indices):,}; remove the unreadable images from the data"
+        )
+    return analyze(other, scores, weights)
+
+
+def make_thumbnails(
+    split: Split, scores: Scores, examples: list[Example], comparison: Comparison | None
+) -> dict[int, Thumbnail]:
+    """Return the thumbnails of examples and changed decisions by row."""
+    items: list[Example | Change] = list(examples)
+    if comparison is not None:
+        items += comparison.changed
+    thumbnails: dict[int, Thumbnail] = {}
+    for item in items:
+        row = item.row
+        if row not in thumbnails:
+            labels = [split.classes.names[k] for k in np.flatnonzero(scores.labels[row] == 1)]
+            thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
+    return thumbnails
+
+
+def report_json(content: ReportContent, setup: EvaluationSetup) -> dict[str, Any]:
+    """Return the JSON of `mldec evaluate`, extended by 95 % intervals."""
+    table = content.table
+    low, high = table.intervals
+    per_class = table.columns | {"AP_low": low, "AP_high": high}
+
+    metrics = {}
+    intervals = {}
+    for name, interval in content.metrics.items():
+        metrics[name] = interval.value
+        if np.isfinite(interval.low):
+            intervals[name] = [interval.low, interval.high]
+    results = Results(metrics, per_class, content.images, content.unreadable, confusions=None)
+    result = report(results, setup.loaded.weights, setup.path, table.names)
+    result["intervals"] = intervals
+    if setup.loaded.model.views:
+        result["views"] = setup.loaded.model.views
+    return result
+
+
+def facts(setup: EvaluationSetup, other: EvaluationSetup | None, scores: Scores) -> dict[str, str]:
+    """Return facts about the checkpoints and the images."""
+    loaded = setup.loaded
+    result = {"Checkpoint": f"{setup.path} ({loaded.weights} weights)"}
+    if other is not None:
+        result["Compared with"] = f"{other.path} ({other.loaded.weights} weights)"
+
+    node = setup.config.data
+    result["Data"] = str(node.get("_target_", "")).removeprefix("mldec.data.")
+    if "root" in node:
+        result["Data"] += f" in {node['root']}"
+    result["Validation images"] = f"{len(scores.labels):,} ({len(scores.bad):,} unreadable)"
+    result["Image size"] = f"{setup.data.transform.image_size} pixels"
+    if loaded.model.views:
+        result["Image size"] += f", two views (--views {loaded.model.views})"
+    now = datetime.now(UTC)
+    result["Written"] = f"{now:%Y-%m-%d %H:%M} UTC by mldec {mldec.__version__}"
+    return result
+
+
+def score_notes(setup: EvaluationSetup) -> list[str]:
+    """Describe the calibration of the scores and the thresholds."""
+    calibration = setup.loaded.calibration
+    note = "The scores are not calibrated."
+    if calibration is not None and calibration.images:
+        note = f"The scores were calibrated on {calibration.images:,} images on {calibration.date}."
+        if calibration.error is not None:
+            note += f" Their calibration error on held-out images is {calibration.error:.1f} %."
+
+    names = (setup.loaded.classes.names, setup.data.val.classes.names)
+    if setup.data.val.classes.exclusive:
+        return [note, "The class with the highest score is predicted."]
+    if setup.thresholds is None:
+        return [note, "The threshold is data.threshold. mldec calibrate fits one per class."]
+    if calibration is None or setup.thresholds != calibration.thresholds_of(*names):
+        return [note, f"The threshold is {setup.thresholds[0]:g}, from --threshold."]
+    origin = opening.thresholds_origin(calibration, setup.data)
+    return [note, f"Precision, recall and F1 are at the thresholds of the checkpoint {origin}."]

@@ -1,0 +1,218 @@
+"""The command `mldec report`: its page, its JSON file and its errors."""
+
+import base64
+import importlib.util
+import io
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import QUICK, one_line
+
+from mldec.tools.report import content as module
+from mldec.tools.report.page import heat_image, render_page
+from mldec.tools.report.training import learning_curves, read_training
+from mldec.words.digits import NAMES
+
+PLUGIN = ["--plugin", "patches"]
+
+
+@pytest.fixture
+def contents(few_resamples, here, monkeypatch):
+    """The contents of all reports of a test."""
+    collected = []
+    build_content = module.build_content
+
+    def collect(*setups):
+        collected.append(build_content(*setups))
+        return collected[-1]
+
+    monkeypatch.setattr(module, "build_content", collect)
+    return collected
+
+
+def evaluate(cli, path, *words):
+    """Return the JSON of evaluate."""
+    cli.out("evaluate", path, *PLUGIN, *words, "--json", "evaluated.json")
+    return json.loads(Path("evaluated.json").read_text())
+
+
+def test_report_equals_evaluate_and_compares_two_checkpoints(cli, best, digits_run, contents):
+    small = ["data.val_images=90"]
+    other_path = digits_run / "checkpoints" / "last.pt"
+    cli.out("calibrate", best, *PLUGIN, *small, "--out", "calibrated.pt")
+    files = ["--compare", other_path, "--out", "r.html", "--json", "r.json"]
+    cli.out("report", "calibrated.pt", *PLUGIN, *small, *files)
+
+    # The JSON is that of evaluate with intervals.
+    [content] = contents
+    own = json.loads(Path("r.json").read_text())
+    expected = evaluate(cli, "calibrated.pt", *small)
+    intervals = own.pop("intervals")
+    per_class = own.pop("per_class")
+    expected_per_class = expected.pop("per_class")
+    assert own == expected
+    assert intervals.keys() == {"mAP", "mAP_skip_empty", "CF1", "OF1"}
+    for name, (low, high) in intervals.items():
+        assert low <= own["metrics"][name] <= high or math.isclose(low, high), name
+    for name, values in expected_per_class.items():
+        for key, value in values.items():
+            assert per_class[name][key] == pytest.approx(value), (name, key)
+        assert per_class[name]["AP_low"] <= per_class[name]["AP"] <= per_class[name]["AP_high"]
+
+    # The other checkpoint has its own thresholds.
+    other_metrics = evaluate(cli, other_path, *small)["metrics"]
+    for name, (_, other, gap) in content.comparison.metrics.items():
+        assert other.value == pytest.approx(other_metrics[name])
+        assert gap.value == pytest.approx(content.metrics[name].value - other.value)
+        assert np.isnan(gap.low) or gap.low <= gap.high
+
+    for example in content.examples:
+        name = content.table.names[example.class_index]
+        has_label = name in content.thumbnails[example.row].labels
+        assert has_label == (example.kind != "wrong")
+    assert any("the metrics are optimistic" in note for note in content.notes)
+    positives = content.histograms.positives.sum(1).tolist()
+    assert positives == content.table.columns["positives"]
+
+    text = Path("r.html").read_text(encoding="utf-8")
+    assert f'<p class="verdict">mAP {own["metrics"]["mAP"]:.2f} % (95 % interval: ' in text
+    is_significant = re.search(r"[AB] has the better mAP", text) is not None
+    assert is_significant == (content.comparison.p_value < 0.05)
+    check_offline(text)
+    assert 'class="heat" src="data:image/png;base64,' in text
+
+
+def test_views_apply_to_the_report(cli, best, contents):
+    words = ["data.val_images=20", "--views", "scales"]
+    cli.out("report", best, *PLUGIN, *words, "--out", "r.html", "--json", "r.json")
+    own = json.loads(Path("r.json").read_text())
+    expected = evaluate(cli, best, *words)
+    assert own["views"] == expected["views"] == "scales"
+    assert own["metrics"] == expected["metrics"] != evaluate(cli, best, *words[:1])["metrics"]
+
+
+class Tags(HTMLParser):
+    """Collects tags with their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def check_offline(text):
+    """Check that a page makes no request and runs no script in an attribute."""
+    for tag, attributes in Tags(text).tags:
+        assert tag not in ("link", "iframe", "base", "object")
+        assert str(attributes.get("src", "data:")).startswith("data:")
+        assert str(attributes.get("href", "#")).startswith("#")
+        assert not [name for name in attributes if name.startswith("on") or name == "srcset"]
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            assert str(attributes["content"]).startswith("default-src 'none'; ")
+            assert "http" not in str(attributes["content"])
+    assert not re.search(r"@import|url\(", text[text.index("<style>") : text.index("</style>")])
+
+
+def test_heat_image_has_the_heat_as_opacity():
+    address = heat_image(np.array([[0, 51, 255]], np.uint8))
+    content = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+    with Image.open(io.BytesIO(content)) as image:
+        assert np.asarray(image.getchannel("A")).tolist() == [[0, 40, 204]]
+
+
+def test_report_lists_unreadable_images_and_escapes_names(cli, digits_run, here, contents):
+    rows = ["path,labels,split"]
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(f"{number}.png")
+        rows.append(f"{number}.png,{';'.join(NAMES[number % 3 :])},{'val' if number else 'train'}")
+    Path("data.csv").write_text("\n".join(rows) + "\n")
+    Path("7.png").write_bytes(b"damaged")
+    settings = ["data=csv", f"data.root={here}", f"data.cache_dir={here}", "--threshold", "0.3"]
+    cli.out("report", digits_run, *PLUGIN, *settings, "--out", "r.html")
+
+    [content] = contents
+    [message] = content.unreadable
+    assert "7.png" in message
+    assert content.images == 10
+    assert content.table.columns["threshold"] == pytest.approx([0.3] * 10)
+
+    # Names of images are relative to data.root.
+    text = Path("r.html").read_text()
+    assert re.search(r'alt="Image \d+\.png; ', text)
+    assert "<li>7.png: " in text
+
+    hostile = '</script><img src=x onerror="x()">{{ 7 * 7 }}'
+    table = replace(content.table, names=(hostile, *content.table.names[1:]))
+    text = render_page(replace(content, table=table, unreadable=[hostile], title=hostile))
+    assert not [tag for tag, attributes in Tags(text).tags if attributes.get("src") == "x"]
+    assert "</script><img" not in text
+
+
+@pytest.mark.parametrize("experiment", ["digits_single", "digits_zsl"])
+def test_report_supports_single_label_and_zero_shot_data(cli, contents, experiment):
+    cli.out("train", f"+experiment={experiment}", *QUICK[1:], "train.epochs=1")
+    run = Path("outputs", experiment)
+    cli.out("report", run, *PLUGIN, "--compare", run, "--out", "r.html")
+
+    [content] = contents
+    metrics = evaluate(cli, run)["metrics"]
+    assert {name: interval.value for name, interval in content.metrics.items()} == metrics
+    assert content.exclusive == (experiment == "digits_single")
+    assert (content.comparison.fixed, content.comparison.broken) == (0, 0)
+    if content.exclusive:
+        assert np.isfinite(content.metrics["top1"].low)
+        assert content.comparison.p_value == 1
+    else:
+        assert "zsl_mAP" in metrics
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [(["--out", "-"], "--out"), (["--out", "r.html", "--compare", "no.pt"], "no.pt")],
+)
+def test_errors_come_before_the_first_image(cli, digits_run, here, monkeypatch, words, part):
+    monkeypatch.setattr(module, "build_content", None)
+    one_line(cli.fault("report", digits_run, *PLUGIN, *words), part)
+
+
+def test_report_needs_plotly(cli, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    one_line(cli.fault("report", "no.pt", "--out", "r.html"), "plotly")
+
+
+def test_training_cost_and_curves_are_read_from_the_run(digits_run, tmp_path):
+    copy = shutil.copytree(digits_run, tmp_path / "run")
+    cost, curves, notes = read_training(copy)
+    facts = json.loads((copy / "run.json").read_text())
+    assert cost["Trainable parameters"] == f"{facts['parameters']:,}"
+    assert facts["command"] in cost["Trained by"]
+    assert cost["Training time"].startswith("0:00:")
+    assert list(curves) == ["train/loss", "val/mAP", "val_raw/mAP"]
+    assert notes == []
+
+    # A damaged file is a note.
+    (copy / "run.json").write_text("[")
+    [note] = read_training(copy)[2]
+    assert "run.json" in note
+    _, curves, [note] = read_training(None)
+    assert curves == {}
+
+    # Missing values are skipped.
+    lines = [{"step": step, "train/loss": 1.0 * step, "train/lr": 1} for step in range(3)]
+    lines.append({"step": 3, "val/top1": None, "val/top5": 3.0, "val_raw/top1": 5})
+    curves = learning_curves(lines)
+    assert curves["train/loss"][-1] == (2, 2.0)
+    assert curves["val_raw/top1"] == [(3, 5.0)]
+    assert curves.keys() == {"train/loss", "val_raw/top1"}

@@ -1,0 +1,38 @@
+"""Runs with the real wandb package, offline."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support import QUICK
+
+from mldec.training.log import WANDB_ID
+
+SECRET = "8d1f0000feed0000feed0000feed0000feed1c2b"
+
+
+def test_resumed_run_continues_its_record(tmp_path):
+    pytest.importorskip("wandb")
+    environment = {"HOME": str(tmp_path), "WANDB_MODE": "offline", "WANDB_API_KEY": SECRET}
+    for words in (["train.stop_epoch=1"], ["resume=auto"]):
+        command = [sys.executable, "-m", "mldec.train", *QUICK, "log.wandb=true", *words]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+
+    run = tmp_path / "outputs" / "digits"
+    run_id = (run / WANDB_ID).read_text().strip()
+    records = list(run.glob("wandb/offline-run-*"))
+    assert [path.name.endswith(f"-{run_id}") for path in records] == [True, True]
+    for path in records:
+        [file] = path.glob("*.wandb")
+        assert b"train/loss" in file.read_bytes()
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
