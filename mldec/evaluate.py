@@ -3,6 +3,7 @@
 import argparse
 import logging
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from mldec.cli import (
@@ -42,9 +43,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--class-list",
         metavar="FILE",
-        help="evaluate these classes of the data, one per line, its name in the data first, then "
-        "synonyms with semicolons between; a class has the score of its best name, which a "
-        "checkpoint without word vectors must know (see docs/zero_shot.md)",
+        help="evaluate these classes of the data: one line per class with its name in the data and "
+        "synonyms, separated by semicolons (see docs/zero_shot.md)",
     )
     arguments.add_argument(
         "--vectors",
@@ -54,14 +54,14 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--seen",
         metavar="FILE",
-        help="with --class-list: the classes of the training; default: as the checkpoint says",
+        help="with --class-list: the training classes; default: from the checkpoint",
     )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
     arguments.add_argument(
         "--write-classes",
         metavar="FILE",
-        help="write the names of the checkpoint's classes, one per line, and evaluate nothing",
+        help="write the class names of the checkpoint, one per line, without an evaluation",
     )
     return arguments
 
@@ -115,12 +115,12 @@ def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
     names = loaded.classes.names
     if not names:
         raise CheckpointError(
-            f"--write-classes: {args.checkpoint} names no classes, it scores those of word vectors"
+            f"--write-classes: {args.checkpoint} has no class names; leave it out"
         )
 
     write_result(args.write_classes, "".join(f"{name}\n" for name in names))
     if args.write_classes != STANDARD_OUTPUT:
-        say(f"{args.write_classes}: the names of the {len(names):,} classes of {args.checkpoint}")
+        say(f"wrote {len(names):,} class names of {args.checkpoint} to {args.write_classes}")
 
 
 def print_results(
@@ -149,28 +149,22 @@ def print_results(
 
 def table(metrics: dict[str, float]) -> list[str]:
     """Format the metrics as lines, grouped by heading."""
-    width = max(len(name) for name in metrics)
+    width = max(map(len, metrics))
     groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
         heading = ""
-        digits = 3
+        number = f"{value:7.3f}"
         text = meaning(name)
         if "@" in name:
             heading = f"of the {name.partition('@')[2]} highest scores of an image:"
             text = ""
         if is_count(name):
             heading = "number of classes:"
-            digits = 0
+            number = f"{value:7.0f}"
             text = ""
-        line = f"  {name:<{width}}  {value:7.{digits}f}  {text}"
-        groups.setdefault(heading, []).append(line.rstrip())
-
-    output = []
-    for heading, lines in groups.items():
-        if heading:
-            output.append(heading)
-        output += lines
-    return output
+        line = f"  {name:<{width}}  {number}  {text}".rstrip()
+        groups.setdefault(heading, [heading]).append(line)
+    return [line for line in chain.from_iterable(groups.values()) if line]
 
 
 def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> list[str]:
@@ -178,13 +172,12 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
     from mldec.evaluation.output import as_text
 
     # The first cell of each column is its title.
-    width = max(len(name) for name in ("class", *names))
-    lines = []
-    for name in ("class", *names):
-        lines.append(f"  {name:<{width}}")
+    labels = ("class",) + names
+    width = max(map(len, labels))
+    lines = [f"  {name:<{width}}" for name in labels]
     for title, values in per_class.items():
         form = ".3f" if title == "threshold" else ".1f"
-        cells = [title, *as_text(values, form)]
+        cells = [title] + as_text(values, form)
         width = max(map(len, cells))
         for row, cell in enumerate(cells):
             lines[row] += f"  {cell:>{width}}"

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -22,15 +21,14 @@ log = logging.getLogger("mldec")
 # Threshold of the mean cosine similarity between the vectors of the same names. It is near 0 for
 # different sources, and well above 0.5 for different prompts of one text encoder.
 _SAME_KIND = 0.5
-COMPARED = 16  # number of compared classes if their vectors must be computed or read
+COMPARED = 16  # number of compared classes if their vectors must be read
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
     """Read a file with a class name per line, in the checkpoint's order.
 
-    Only the line ends are stripped, as in the output of `--write-classes`. Duplicates, such as
-    translations of different classes, are numbered.
+    Only the line ends are stripped, as in the output of `--write-classes`. Duplicates are numbered.
 
     Raises:
         DataError: If the file cannot be read, or a name is invalid.
@@ -38,8 +36,8 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     lines = tuple(read_text(path).removesuffix("\n").split("\n"))
     names = disambiguate(lines)
     if names != lines:
-        changed = [name for name, line in zip(names, lines, strict=True) if name != line]
-        log.warning(f"--class-names {path}: {len(changed)} share a name: {format_list(changed)}")
+        changed = [name for name in names if name not in lines]
+        log.warning(f"--class-names {path}: duplicate names are numbered: {format_list(changed)}")
     fault = names_fault(names)
     if fault:
         raise DataError(f"--class-names {path}: {fault}; {_ONE_PER_LINE}")
@@ -50,7 +48,7 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
     """Raise ConfigError unless the number of names is the number of classes."""
     if len(names) != num_classes:
         raise ConfigError(
-            f"--class-names: it has {num_classes} classes, the file names {len(names)}; "
+            f"--class-names: it has {num_classes} classes, the file {len(names)} names; "
             f"{_ONE_PER_LINE}"
         )
 
@@ -58,7 +56,7 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
 def same_names(
     names: Sequence[str], known: Sequence[str], synonyms: Sequence[Sequence[str]] = ()
 ) -> list[int | None]:
-    """Find each name among the known class names.
+    """Return the index of each name among the known class names, or None.
 
     Equal names have precedence, then names that differ in case, spaces, hyphens or underscores,
     then synonyms.
@@ -67,13 +65,11 @@ def same_names(
         names: Names to find.
         known: Known class names.
         synonyms: Groups of names of the same class.
-
-    Returns:
-        The index of each name in `known`, or None.
     """
     exact = {name: index for index, name in enumerate(known)}
-    # Reversed, so that the first of several equal names is kept.
-    folded = {_fold(name): index for name, index in reversed(exact.items())}
+    folded: dict[str, int] = {}
+    for index, name in enumerate(known):
+        folded.setdefault(_fold(name), index)
     groups = [[_fold(name) for name in group] for group in synonyms]
 
     indices = []
@@ -82,8 +78,8 @@ def same_names(
         for group in groups:
             if alternatives[0] in group:
                 alternatives += group
-        found = (folded[other] for other in alternatives if other in folded)
-        indices.append(exact.get(name, next(found, None)))
+        found = [folded[other] for other in alternatives if other in folded]
+        indices.append(exact.get(name, found[0] if found else None))
     return indices
 
 
@@ -97,12 +93,12 @@ class ScoredClassifier(nn.Module):
     All steps are optional, and applied in the order of the arguments.
 
     Args:
-        model: Maps images [B, 3, H, W] and queries to logits [B, C].
+        model: Maps images [B, 3, H, W] and word vectors to logits [B, C].
         calibration: Scales the logits of all C classes in float32.
         columns: Indices of the N logits to keep, in their new order.
         class_of_name: Class of each of the N logits, from 0 to K - 1. The logit of a class is the
             maximum over its names.
-        word_vectors: [C, D_w], passed to the model instead of the queries.
+        word_vectors: [C, D_w], passed to the model instead of the argument of `forward`.
     """
 
     columns: Tensor | None
@@ -121,14 +117,11 @@ class ScoredClassifier(nn.Module):
         super().__init__()
         self.model = model
         self.calibration = calibration
-        self.num_classes = None if class_of_name is None else max(class_of_name) + 1
-        buffers = {
-            "columns": None if columns is None else torch.tensor(columns),
-            "class_of_name": None if class_of_name is None else torch.tensor(class_of_name),
-            "word_vectors": word_vectors,
-        }
-        for name, buffer in buffers.items():
+        for name, indices in (("columns", columns), ("class_of_name", class_of_name)):
+            buffer = None if indices is None else torch.tensor(indices)
             self.register_buffer(name, buffer, persistent=False)
+        self.register_buffer("word_vectors", word_vectors, persistent=False)
+        self.num_classes = None if class_of_name is None else max(class_of_name) + 1
 
     def forward(self, images: Tensor, word_vectors: Tensor | None = None) -> Tensor:
         """Map images [B, 3, H, W] to logits [B, K]."""
@@ -154,12 +147,12 @@ def scoring(
     path: str | Path,
     calibration: Calibration | None = None,
 ) -> nn.Module:
-    """Return the model of a checkpoint with its logits in the order of the data's classes.
+    """Return a model with calibrated logits in the order of the data's classes.
 
     The logits of a zero-shot model have the order of its word vectors, and are not reordered.
 
     Args:
-        model: Maps images [B, 3, H, W] and queries to logits [B, K].
+        model: Maps images [B, 3, H, W] and word vectors to logits [B, K].
         trained: Classes of the checkpoint.
         current: Classes of the data.
         path: Path of the checkpoint, for messages.
@@ -171,7 +164,7 @@ def scoring(
     check_queries(trained, current, path)
     columns = None
     if trained.word_vectors is None and trained.names != current.names:
-        log.info(f"{path} has the classes of the data in another order: its logits are reordered")
+        log.info(f"{path}: the logits are reordered to the class order of the data")
         column_of = {name: column for column, name in enumerate(trained.names)}
         columns = [column_of[name] for name in current.names]
 
@@ -184,76 +177,50 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     """Raise CheckpointError unless a checkpoint can score the classes of the data.
 
     A zero-shot model requires word vectors from the source of its training. Other models require
-    their own classes, in any order.
-
-    Args:
-        trained: Classes of the checkpoint.
-        current: Classes of the data.
-        path: Path of the checkpoint, for messages.
+    their own classes, in any order. `path` is for messages.
     """
     if trained.word_vectors is None:
         if set(trained.names) != set(current.names):
             raise _other_classes(trained, current, path)
         return
 
+    origin = trained.origin
+    remedy = "use the word vectors of its training"
+    if origin is not None:
+        remedy += f", {origin.described()}"
     width = trained.word_vectors.shape[1]
-    vectors = "none"
-    if current.word_vectors is not None:
-        vectors = f"vectors of {current.word_vectors.shape[1]} numbers"
-    if vectors != f"vectors of {width} numbers":
+    vectors = current.word_vectors
+    if vectors is None or vectors.shape[1] != width:
+        found = "none" if vectors is None else f"{vectors.shape[1]}-dim word vectors"
         raise CheckpointError(
-            f"{path} asks by word vectors of {width} numbers, the data has {vectors}: "
-            f"choose the vectors of its training"
+            f"{path} expects {width}-dim word vectors, the data provides {found}; {remedy}"
         )
-    _check_same_kind(trained, current, path)
 
+    # open_clip models have no class names to compare, but a known text encoder.
+    if origin is not None and not trained.names:
+        if current.origin is None or current.origin.sha256 != origin.sha256:
+            raise CheckpointError(f"{path} was trained with other word vectors; {remedy}")
+        return
 
-def _check_same_kind(trained: Classes, current: Classes, path: str | Path) -> None:
-    """Compare the word vectors of common classes. Different prompts are allowed."""
-    trained = _with_known(trained, current, path)
-    assert trained.word_vectors is not None
-    assert current.word_vectors is not None
+    # Compare the word vectors of common classes. Other prompts of a text encoder are allowed.
     row_of = {name: row for row, name in enumerate(current.names)}
     shared = [row for row, name in enumerate(trained.names) if name in row_of]
     if not shared:
         return
-
     before = trained.word_vectors[shared].float()
-    now = current.word_vectors[[row_of[trained.names[row]] for row in shared]].float()
+    now = vectors[[row_of[trained.names[row]] for row in shared]].float()
     cosine = cosine_similarity(before, now).mean().item()
     if cosine < _SAME_KIND:
-        origin = "" if trained.origin is None else f", {trained.origin.described()}"
         raise CheckpointError(
-            f"{path} was trained with other word vectors: those of {len(shared)} classes that both "
-            f"know, such as {trained.names[shared[0]]!r}, have a mean cosine of {cosine:.2f}; "
-            f"choose the vectors of its training{origin}"
+            f"{path} was trained with other word vectors (mean cosine similarity {cosine:.2f} "
+            f"over {len(shared)} common classes, such as {trained.names[shared[0]]!r}); {remedy}"
         )
-
-
-def _with_known(trained: Classes, current: Classes, path: str | Path) -> Classes:
-    """Return the classes of a checkpoint, or some encoded class names for an open_clip model."""
-    origin = trained.origin
-    if trained.names or origin is None or not origin.is_encoder:
-        return trained
-    if current.origin is not None and current.origin.sha256 == origin.sha256:
-        return trained
-
-    from mldec.words.vectors import made_alike
-
-    remedy = "put its weights there again"
-    names = current.names[:COMPARED]
-    # The vectors are only compared, so class names are not written to the cache.
-    made = made_alike(names, origin, where=str(path), remedy=remedy, keep=False)
-    return replace(trained, names=made.names, word_vectors=made.word_vectors)
 
 
 def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
     """Raise CheckpointError unless checkpoint and data have the same classes.
 
-    Args:
-        trained: Classes of the checkpoint.
-        current: Classes of the data. Names, order and word vectors must be the same.
-        path: Path of the checkpoint, for messages.
+    Names, order and word vectors must be equal. `path` is for messages.
     """
     if trained.names != current.names:
         raise _other_classes(trained, current, path)
@@ -265,17 +232,17 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
     # Word vectors of a text encoder differ between machines by rounding errors.
     if before.shape != now.shape or not torch.allclose(before, now, rtol=1e-3, atol=1e-5):
         raise CheckpointError(
-            f"{path} is of other word vectors than the data: put the same data.vectors back"
+            f"{path} was trained with other word vectors; restore data.vectors of its training"
         )
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
     """Return the error with the first difference between the class names."""
     pairs = enumerate(zip_longest(trained.names, current.names))
-    index, (there, here) = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
+    index, (there, here) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
     return CheckpointError(
-        f"{path} has other classes than the data, {len(trained)} and {len(current)}: number "
-        f"{index} is {there!r} there and {here!r} here; choose its classes, or pass --class-names"
+        f"{path} has other classes than the data, {len(trained)} and {len(current)}: class {index} "
+        f"is {there!r} there and {here!r} here; use the data of its training, or pass --class-names"
     )
 
 

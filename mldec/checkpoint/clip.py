@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from mldec.checkpoint.state import Checkpoint
-from mldec.config.compose import option
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError
@@ -22,7 +21,7 @@ CROPS = {"squash": None, "shortest": 1.0}
 
 
 def convert(source: str) -> tuple[Path, Checkpoint]:
-    """Convert a model of open_clip.
+    """Convert a model of open_clip. The config has no data set and no loss.
 
     Args:
         source: "clip:MODEL[:WEIGHTS]" or "clip:FOLDER".
@@ -39,12 +38,10 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
     has_bias = model.logit_bias is not None
 
     tensors = {f"backbone.network.{name}": t for name, t in model.visual.state_dict().items()}
-    scalars = ["logit_scale"]
+    # The shape of the scalars is [1] in a few models.
+    tensors["head.logit_scale"] = model.logit_scale.detach().reshape(())
     if has_bias:
-        scalars.append("logit_bias")
-    for name in scalars:
-        # The shape is [1] in a few models.
-        tensors[f"head.{name}"] = getattr(model, name).detach().reshape(())
+        tensors["head.logit_bias"] = model.logit_bias.detach().reshape(())
 
     # The last component of the model name.
     name = Path(opened.source.model.partition(":")[2] or opened.source.model).name
@@ -55,8 +52,8 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
         "vision": opened.config["vision_cfg"],
         "image_size": transform.image_size,
         "quick_gelu": opened.config["quick_gelu"],
-        "mean": _of_channels(opened.preprocessing["mean"]),
-        "std": _of_channels(opened.preprocessing["std"]),
+        "mean": _per_channel(opened.preprocessing["mean"]),
+        "std": _per_channel(opened.preprocessing["std"]),
     }
     data = {
         "image_size": transform.image_size,
@@ -72,7 +69,6 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
             "data": data,
             "backbone": backbone,
             "head": {"_target_": "mldec.heads.Cosine", "bias": has_bias},
-            "loss": option("loss", "bce"),
         },
         # Logits without a bias are only comparable between classes.
         classes=Classes(
@@ -87,7 +83,7 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
     return opened.weights, checkpoint
 
 
-def _of_channels(values: Any) -> list[float]:
+def _per_channel(values: Any) -> list[float]:
     """Return one value per channel, from three values or one for all channels."""
     channels = values if isinstance(values, list | tuple) else [values] * 3
     return [float(value) for value in channels]
@@ -101,8 +97,9 @@ def _transform(opened: ClipModel) -> EvalTransform:
     height, width = (size, size) if isinstance(size, int) else size
     if height != width or mode not in CROPS:
         raise CheckpointError(
-            f"{opened.source.text}: it resizes images to {height} x {width} pixels in the mode "
-            f"{mode!r}, and only squares in the modes {' and '.join(CROPS)} are supported"
+            f"{opened.source.text}: its preprocessing to {height} x {width} pixels with "
+            f"resize_mode={mode!r} is not supported; choose a square model with resize_mode "
+            f"{' or '.join(CROPS)}"
         )
 
     # open_clip uses bicubic for every other value.

@@ -18,7 +18,7 @@ from mldec.config.schema import PARTS, Config, Init
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors
+from mldec.errors import CheckpointError, ConfigError, naming_errors
 from mldec.files.run_folder import CALIBRATED, CHECKPOINTS
 from mldec.files.torch_files import SUFFIX, read_torch, recorded_hash, versions
 from mldec.model import Classifier, Viewed
@@ -33,6 +33,7 @@ MOST_VERSIONS = 100  # maximum number of versions of a checkpoint to search
 # Suffixes of buffers that third-party checkpoints may omit. They are recomputed, and timm provides
 # the input normalization of each network.
 COMPUTED = ("num_batches_tracked", "backbone.mean", "backbone.std")
+HEAD = "head."  # prefix of the tensors of the head
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Loaded:
     """A model in evaluation mode, and the metadata of its checkpoint."""
 
     model: Classifier  # images uint8 or float [B, 3, H, W] -> logits [B, K]
-    config: Config
+    config: Config  # without a loss for third-party files; without a data set if it is unknown
     # Zero-shot files of the official code and open_clip models have no classes. Their word vectors
     # have the shape [0, D_w].
     classes: Classes
@@ -100,36 +101,32 @@ def load_model(
         file, checkpoint, of_run = _read_any(str(path), image_size, names, calibrated=calibrated)
         with naming_errors(file):
             if names is not None:
-                check_count(names, len(checkpoint.classes))
-                checkpoint = _renamed(checkpoint, names)
+                checkpoint = _with_names(checkpoint, names)
             tensors, chosen = checkpoint.weights(weights)
 
             # Validate the backbone and the head only. Renamed arguments of the data in older
             # checkpoints do not affect inference.
             config, parts = _parts_of(checkpoint, plugins, build.MODEL_PARTS)
-            optional = () if of_run else COMPUTED
-
-            # Check the tensors on the meta device before memory is allocated. Third-party parts may
-            # not support the meta device.
-            if not plugins:
-                with torch.device("meta"):
-                    outline = build.model(parts, checkpoint.classes, pretrained=False)
-                check_fit(outline, tensors, optional)
             model = build.model(parts, checkpoint.classes, pretrained=False)
-            load_strict(model, tensors, file, optional)
+            load_strict(model, tensors, file, () if of_run else COMPUTED)
 
-    calibration = _calibration(checkpoint, chosen, file)
+    calibration = checkpoint.calibration
+    if calibration is not None and calibration.weights != chosen:
+        log.warning(
+            f"{file} was calibrated with its {calibration.weights} weights; its thresholds are "
+            f"not used with the {chosen} weights"
+        )
+        calibration = None
     if thresholds is not None:
         from mldec.checkpoint.thresholds import with_thresholds
 
         calibration = with_thresholds(Path(thresholds), checkpoint.classes, chosen, calibration)
 
-    model, transform = _as_seen(model, checkpoint.transform, config, path, image_size, views)
-    return Loaded(
-        model=model.to(device).eval(),
+    loaded = Loaded(
+        model=model,
         config=config,
         classes=checkpoint.classes,
-        transform=transform,
+        transform=checkpoint.transform,
         metrics=checkpoint.metrics,
         weights=chosen,
         path=file,
@@ -138,43 +135,32 @@ def load_model(
         of_run=of_run,
         unseen=checkpoint.unseen,
     )
+    loaded = _with_inputs(loaded, path, image_size, views)
+    loaded.model.to(device).eval()
+    return loaded
 
 
-def _as_seen(
-    model: Classifier,
-    transform: EvalTransform,
-    config: Config,
-    path: str | Path,
-    image_size: int | None,
-    views: str | None,
-) -> tuple[Classifier, EvalTransform]:
-    """Apply `image_size` and `views` to a model and its transform; update the config in place."""
+def _with_inputs(
+    loaded: Loaded, path: str | Path, image_size: int | None, views: str | None
+) -> Loaded:
+    """Return a model with another image size and averaged views."""
     option = f"--image-size {image_size}"
+    trained = loaded.transform.image_size
     if views:
-        side = image_size or transform.image_size
-        model = Viewed(model, views, side)
+        side = image_size or trained
+        loaded = replace(loaded, model=Viewed(loaded.model, views, side))
         if views == "scales":
             image_size = Viewed.larger(side)
             option = "--views scales"
-    if image_size in (None, transform.image_size):
-        return model, transform
+    if image_size in (None, trained):
+        return loaded
 
     # The input size of some networks, such as ViT, is fixed.
-    if config.backbone.get("image_size") is not None:
-        raise CheckpointError(f"{option}: {path} was trained for one size only; leave it out")
-    config.data["image_size"] = image_size
-    return model, replace(transform, image_size=image_size)
-
-
-def _calibration(checkpoint: Checkpoint, chosen: str, file: Path) -> Calibration | None:
-    calibration = checkpoint.calibration
-    if calibration is None or calibration.weights == chosen:
-        return calibration
-    log.warning(
-        f"{file} was calibrated with its {calibration.weights} weights: its thresholds are "
-        f"not used with the {chosen} ones"
-    )
-    return None
+    if loaded.config.backbone.get("image_size") is not None:
+        raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; leave it out")
+    assert image_size is not None
+    loaded.config.data["image_size"] = image_size
+    return replace(loaded, transform=replace(loaded.transform, image_size=image_size))
 
 
 def _read_any(
@@ -205,10 +191,7 @@ def _read_any(
 
 
 def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[str, Any]]:
-    """Read the checkpoint of a run's folder; return its path and its content.
-
-    With `calibrated`, calibrated.pt is preferred if it was created from the current best.pt.
-    """
+    """Read best.pt, or with `calibrated` the calibrated.pt that was created from it."""
     path = best.with_name(CALIBRATED)
     if calibrated and path.is_file():
         with naming_errors(path):
@@ -218,7 +201,7 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
             log.info(f"{folder}: using {path}")
             return path, state
         log.warning(
-            f"{path} is ignored: it was not made from the current {best.name}; "
+            f"{path} is ignored, because {best.name} has changed since; "
             f"mldec calibrate {folder} replaces it"
         )
 
@@ -232,13 +215,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
-    """Read the newest valid version of a checkpoint. Log a warning for each damaged version.
-
-    Args:
-        path: Path of the newest version, such as last.pt.
-
-    Returns:
-        The path and the content of the version.
+    """Read the newest valid version of a checkpoint, such as last.pt. Returns its path and content.
 
     Raises:
         CheckpointError: If no version is valid.
@@ -260,7 +237,7 @@ def to_store(loaded: Loaded) -> Checkpoint:
     """
     if not loaded.classes.names:
         raise CheckpointError(
-            f"{loaded.path} names no classes and holds no word vectors: it cannot be stored"
+            f"{loaded.path} has no class names and no word vectors: it cannot be stored"
         )
     if loaded.of_run:
         stored = load(loaded.path)
@@ -280,24 +257,21 @@ def to_store(loaded: Loaded) -> Checkpoint:
 
 
 def check_start(config: Config) -> Config:
-    """Validate `init` before any file is read. Returns the config without init=timm.
-
-    init=timm replaces unavailable files of the authors in the recipes. The backbone starts from
-    the weights of timm, as it does without `init`.
+    """Return the config without init=timm, which selects the pretrained weights of timm.
 
     Raises:
-        ConfigError: If init=timm is used without pretrained weights.
+        ConfigError: If init=timm is used without backbone.pretrained=true.
     """
     if config.start.path != "timm":
         return config
 
     if config.backbone.get("pretrained") is not True:
         raise ConfigError(
-            "init=timm takes the weights that timm has: pass backbone.pretrained=true with its name"
+            "init=timm: it requires backbone.pretrained=true; pass it with a backbone.name of timm"
         )
     log.warning(
-        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}; files of the "
-        f"authors were trained further, on Open Images, so expect less than their figures"
+        f"init=timm: the backbone starts from timm's {config.backbone.get('name')}. The authors' "
+        f"weights were also trained on Open Images, so expect lower results than theirs."
     )
     return replace(config, init=None)
 
@@ -311,7 +285,7 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
         names: Class names of the model, for `init.classes`.
 
     Returns:
-        A one-line report, see `copy_fitting`.
+        A one-line report of the loaded and the other tensors.
 
     Raises:
         UserError: If the checkpoint does not fit the model.
@@ -329,23 +303,23 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
             from mldec.checkpoint import released
 
             tensors = released.tensors(state)
-        return copy_fitting(model, tensors, path)
+        return _copy_fitting(model, tensors, path)
 
 
 def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     """Initialize a model from weights, and its classes from the classes with the same names."""
+    own = getattr(model.head, "class_tensors", ())
+    if not own:
+        raise ConfigError(
+            f"init.classes=by_name: {type(model.head).__name__} has no weights per class; leave it "
+            f"out"
+        )
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:
         from mldec.words.vectors import read_class_list
 
-        synonyms = read_class_list(Path(start.synonyms)).classes
-
-    own = getattr(model.head, "class_tensors", ())
-    if not own:
-        raise ConfigError(
-            f"init.classes=by_name: {type(model.head).__name__} has nothing per class: leave it out"
-        )
+        synonyms = read_class_list(Path(start.synonyms))
     known = checkpoint.classes.names
     sources = same_names(names, known, synonyms)
     if not any(source is not None for source in sources):
@@ -356,47 +330,36 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
 
     with naming_errors(path):
         tensors, _ = checkpoint.weights(None)
-        prefix = "head."
         of_head = {}
         for name, tensor in tensors.items():
-            if name.startswith(prefix):
-                of_head[name.removeprefix(prefix)] = tensor
+            if name.startswith(HEAD):
+                of_head[name.removeprefix(HEAD)] = tensor
 
         # The rows of a class require all other layers of the head.
-        match = match_tensors(model.head, of_head)
-        others = set(match.missing) | set(match.unexpected)
-        others |= set(match.other_shape).difference(own)
-        if others:
+        match = _match_tensors(model.head, of_head)
+        unfit = set(match.missing) | set(match.unexpected)
+        unfit |= set(match.other_shape).difference(own)
+        if unfit:
             raise CheckpointError(
-                f"init.classes=by_name: {path} has another head: {len(others)} of its tensors are "
-                f"absent or of another shape ({', '.join(sorted(others)[:3])}); choose its head"
+                f"init.classes=by_name: the head of {path} differs in {len(unfit)} tensors "
+                f"({format_list(sorted(unfit), 3)}); use the same head"
             )
         taken = set(model.head.take_classes(of_head, sources, len(known)))
 
     # `take_classes` has set the tensors with rows per class, so they are copied to themselves.
     state = model.head.state_dict()
-    tensors = dict(tensors)
-    for name in own:
-        tensors[prefix + name] = state[name]
-    report = copy_fitting(model, tensors, path)
+    tensors = tensors | {HEAD + name: state[name] for name in own}
+    report = _copy_fitting(model, tensors, path)
     carried = [name for number, name in enumerate(names) if number in taken]
-    anew = [name for number, name in enumerate(names) if number not in taken]
-    report += f"; {len(carried)} classes carried by name ({format_list(carried, 100)})"
-    if anew:
-        report += f"; {len(anew)} start anew ({format_list(anew, 100)})"
-    crowded = sum(source is not None for source in sources) - len(taken)
-    if crowded:
-        report += f", {crowded} of them known, in a group that has the query of others"
+    new = [name for number, name in enumerate(names) if number not in taken]
+    report += f"; {len(carried)} classes initialized by name ({format_list(carried, 100)})"
+    if new:
+        report += f"; {len(new)} new classes ({format_list(new, 100)})"
     return report
 
 
 def saved_config(checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = ()) -> Config:
-    """Return the config of a checkpoint with all arguments of its parts.
-
-    Args:
-        checkpoint: Checkpoint of a run.
-        path: Path of the checkpoint, for messages.
-        plugins: Third-party packages that may define parts.
+    """Return the config of a run's checkpoint with all arguments of its parts.
 
     Raises:
         CheckpointError: If the config is invalid.
@@ -409,7 +372,11 @@ def _parts_of(
     checkpoint: Checkpoint, plugins: Sequence[str], kinds: Sequence[str]
 ) -> tuple[Config, build.Parts]:
     """Return the config of a checkpoint and its parts. Plugins in the file are ignored."""
-    config = parse({**checkpoint.config, "plugins": list(plugins), "resume": None, "init": None})
+    head = dict(checkpoint.config["head"])
+    if "queries" in head:
+        head["init_queries"] = head.pop("queries")  # renamed after 1.0.0rc1
+    changes = {"head": head, "plugins": list(plugins), "resume": None, "init": None}
+    config = parse({**checkpoint.config, **changes})
     parts = build.check(config, kinds)
     return build.recorded(config, parts), parts
 
@@ -424,7 +391,9 @@ def _read(path: Path) -> dict[str, Any]:
     return read_torch(path)
 
 
-def _renamed(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
+def _with_names(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
+    """Return a checkpoint with other class names."""
+    check_count(names, len(checkpoint.classes))
     unseen = checkpoint.unseen
     if unseen is not None:
         new_name = dict(zip(checkpoint.classes.names, names, strict=True))
@@ -442,7 +411,7 @@ class Match(NamedTuple):
     unexpected: list[str]  # only in the file
 
 
-def match_tensors(
+def _match_tensors(
     model: nn.Module, tensors: Mapping[str, Tensor], ignored: tuple[str, ...] = ()
 ) -> Match:
     """Compare tensors with a model by name and shape. Suffixes in `ignored` are skipped."""
@@ -459,28 +428,6 @@ def match_tensors(
     )
 
 
-def check_fit(
-    model: nn.Module, tensors: Mapping[str, Tensor], optional: tuple[str, ...] = ()
-) -> None:
-    """Raise DataError unless all tensors fit the model.
-
-    Args:
-        model: Model, which may be on the meta device.
-        tensors: Tensors by name.
-        optional: Suffixes of tensors that may be missing.
-    """
-    match = match_tensors(model, tensors)
-    missing = [name for name in match.missing if not name.endswith(optional)]
-    kinds = {"missing": missing, "unexpected": match.unexpected}
-
-    for what, names in {**kinds, "of another shape": match.other_shape}.items():
-        if names:
-            # The names are untrusted, so long names are truncated.
-            examples = ", ".join(name[:100] for name in names[:10])
-            plural = "tensor is" if len(names) == 1 else "tensors are"
-            raise DataError(f"it does not fit the model: {len(names)} {plural} {what} ({examples})")
-
-
 def load_strict(
     model: nn.Module, tensors: Mapping[str, Tensor], path: Path, optional: tuple[str, ...] = ()
 ) -> None:
@@ -488,54 +435,50 @@ def load_strict(
 
     Args:
         model: Model to load in place.
-        tensors: Tensors by name. All of them must fit.
+        tensors: Tensors by name.
         path: Path of their file, for messages.
         optional: Suffixes of tensors that may be missing.
 
     Raises:
-        CheckpointError: If a tensor does not fit; see `check_fit`.
+        CheckpointError: If a tensor does not fit. The model is then unchanged.
     """
     with naming_errors(path):
-        check_fit(model, tensors, optional)
+        match = _match_tensors(model, tensors)
+        missing = [name for name in match.missing if not name.endswith(optional)]
+        unfit = {"missing": missing, "unexpected": match.unexpected}
+        unfit["of another shape"] = match.other_shape
+        for fault, names in unfit.items():
+            if names:
+                raise CheckpointError(
+                    f"{path} does not fit the model: {len(names)} tensors are {fault}: "
+                    f"{format_list(names)}"
+                )
         model.load_state_dict(dict(tensors), strict=not optional)
 
 
-def copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:
-    """Copy all tensors that fit by name and shape. The backbone must fit completely.
-
-    Args:
-        model: Model to initialize in place. Its head may differ, such as for new classes.
-        tensors: Tensors by name.
-        path: Path of their file, for messages.
-
-    Returns:
-        A one-line report of the loaded and the other tensors.
-
-    Raises:
-        CheckpointError: If the backbone does not fit.
-    """
+def _copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:
+    """Copy all tensors that fit. The head may differ, but not the backbone. Returns a report."""
     # Computed buffers are neither required nor copied.
-    match = match_tensors(model, tensors, COMPUTED)
+    match = _match_tensors(model, tensors, COMPUTED)
 
     # A partial match is a different backbone, with layers that would stay random.
-    unfit = match.missing + match.other_shape
-    unfilled = [name for name in unfit if name.startswith("backbone.")]
+    others = match.missing + match.other_shape
+    unfilled = [name for name in others if name.startswith("backbone.")]
     if unfilled or not match.fitting:
         raise CheckpointError(
-            f"init={path} is of another backbone: {len(unfilled)} tensors are absent or of another "
-            f"shape ({', '.join(sorted(unfilled)[:3])}); choose its backbone=NAME"
+            f"init={path}: the backbone differs in {len(unfilled)} tensors "
+            f"({format_list(sorted(unfilled), 3)}); pass its backbone=NAME"
         )
 
     model.load_state_dict({name: tensors[name] for name in match.fitting}, strict=False)
 
-    wanted = len(match.fitting) + len(match.missing) + len(match.other_shape)
-    report = f"init from {path}: {len(match.fitting)} of {wanted} tensors loaded"
+    total = len(match.fitting) + len(others)
+    report = f"init from {path}: {len(match.fitting)} of {total} tensors loaded"
     for what, names in (
         ("of another shape", match.other_shape),
         ("not in the file", match.missing),
         ("not in the model", match.unexpected),
     ):
         if names:
-            more = ", ..." if len(names) > 5 else ""
-            report += f"; {len(names)} {what} ({', '.join(names[:5])}{more})"
+            report += f"; {len(names)} {what} ({format_list(names, 5)})"
     return report

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch import Tensor
 
-from mldec.checkpoint.state import Best, Checkpoint, LogPosition, no_optimizer
+from mldec.checkpoint.state import Best, Checkpoint, LogPosition
 from mldec.errors import CheckpointError, naming_errors
 from mldec.files.atomic import to_json, write_file
 from mldec.files.torch_files import SUFFIX, sha256_of, write_safetensors
@@ -33,7 +34,7 @@ _TRAINING = ("model", "ema", "optimizer", "scaler", "loss", "log", "val_fingerpr
 def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint:
     """Return a checkpoint with one set of weights and no training state.
 
-    The best result and the calibration are dropped if they are of the other set of weights.
+    The best result and the calibration of the other set of weights are dropped.
 
     Args:
         checkpoint: Checkpoint to reduce. It is not changed.
@@ -56,13 +57,19 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
         checkpoint,
         best=best,
         calibration=calibration,
-        model=tensors if weights == "raw" else {},
-        ema=tensors if weights == "ema" else None,
-        optimizer=no_optimizer(),
+        optimizer={"state": {}, "param_groups": []},
         scaler={},
         loss={},
         log=LogPosition(),
+        **_one_set(weights, tensors),
     )
+
+
+def _one_set(weights: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the fields of `Checkpoint` for "raw" or "ema" weights only."""
+    if weights == "raw":
+        return {"model": tensors, "ema": None}
+    return {"model": {}, "ema": tensors}
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> None:
@@ -95,24 +102,16 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a safetensors file and the config.json in the same folder.
-
-    Args:
-        path: Path of model.safetensors.
-
-    Returns:
-        Content for `Checkpoint.from_state`.
+    """Read model.safetensors, and config.json in the same folder, for `Checkpoint.from_state`.
 
     Raises:
         CheckpointError: If a file is missing or damaged.
     """
     if not path.is_file():
-        raise CheckpointError(f"no file at {path}: check the path")
+        raise CheckpointError(f"{path}: file not found; check the path")
     config = path.with_name(CONFIG)
     if not config.is_file():
-        raise CheckpointError(
-            f"{path} lacks the {CONFIG} that mldec publish writes beside it; put it there"
-        )
+        raise CheckpointError(f"{path}: {CONFIG} of mldec publish is missing in its folder; add it")
     content = read_config(config)
 
     with naming_errors(config):
@@ -126,16 +125,14 @@ def read(path: Path) -> dict[str, Any]:
         for name, value in saved["metrics"].items():
             metrics[name] = math.nan if value is None else value
 
-    with naming_errors(path):
-        actual = sha256_of(path)
-        # safetensors validates that the tensors fill the file without gaps and overlaps.
-        tensors = load_file(path) if actual == expected else {}
-    if actual != expected:
+    if sha256_of(path) != expected:
         # The file is a symbolic link in the Hub cache. Its target must be deleted.
         raise CheckpointError(
-            f"{path} is damaged: its sha256 is {actual}, not the {expected} of {CONFIG}; delete "
-            f"{path.resolve()}, and fetch it anew"
+            f"{path} is damaged: its sha256 is not the one in {CONFIG}; delete {path.resolve()}, "
+            f"and download it again"
         )
+    with naming_errors(path):
+        tensors = load_file(path)
     # The clone is aligned in memory. The last bit of a product depends on the alignment.
     word_vectors = tensors.pop(QUERIES, None)
     if word_vectors is not None:
@@ -146,8 +143,7 @@ def read(path: Path) -> dict[str, Any]:
         "classes": {**classes, "queries": word_vectors},
         "metrics": metrics,
         "best": best,
-        "model": tensors if weights == "raw" else {},
-        "ema": tensors if weights == "ema" else None,
+        **_one_set(weights, tensors),
     }
 
 
@@ -163,9 +159,9 @@ def read_config(path: Path) -> dict[str, Any]:
         layout = content.get("layout")
 
     if library != LIBRARY:
-        raise CheckpointError(f"{path} is not one that mldec publish wrote; use another checkpoint")
+        raise CheckpointError(f"{path}: mldec publish did not write it; use another checkpoint")
     if layout != LAYOUT:
         raise CheckpointError(
-            f"{path} has layout {str(layout)[:40]}, this mldec reads {LAYOUT}: use a newer mldec"
+            f"{path} has layout {layout}, this version reads {LAYOUT}; use a newer mldec"
         )
     return dict(content)

@@ -31,7 +31,7 @@ from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.ram import OFFICIAL_NAMES as RAM
 from mldec.heads.ram import REWEIGHT_SCALE
-from mldec.names import COCO_NAMES, VOC, disambiguate, without_quotes
+from mldec.names import COCO_NAMES, VOC, disambiguate, format_list, without_quotes
 
 log = logging.getLogger("mldec")
 
@@ -77,6 +77,7 @@ CVTS: dict[tuple[int, tuple[int, ...]], tuple[str, list[int]]] = {
 }
 CVT_HEAD_DIM = 64
 
+SWIN_POSITIONS = f"{BACKBONE}layers.0.blocks.0.attn.relative_position_bias_table"
 SWIN_BUFFERS = ("attn_mask", "relative_position_index")  # recomputed by timm
 # Official names in a stage of CvT -> names in transformers, replaced in this order.
 CVT_STAGE = [
@@ -137,14 +138,12 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
             official[str(key).removeprefix("module.")] = value
     rename = _renamer(official)
     if rename is None:
-        examples = ", ".join(sorted(official)[:3]) or "none"
-        raise DataError(
-            f"it is of no known network: its first tensors are {examples}; see MODEL_ZOO.md"
-        )
+        names = format_list(sorted(official), 3) or "none"
+        raise DataError(f"unknown network (first tensors: {names}); see MODEL_ZOO.md")
 
     weights = {}
     # The layers of the stem are only numbered in files with in-place ABN.
-    raw_abn = any(re.search(r"body\.conv1\.0\.", key) for key in official)
+    raw_abn = any("body.conv1.0." in key for key in official)
     for key, value in official.items():
         name = rename(key)
         if name is None or name.endswith("num_batches_tracked"):
@@ -154,15 +153,11 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
             value = value.abs() + 1e-5
         weights[name] = value
 
+    # Files of RAM++ without both scalars are recognized by the number of rows.
     if rename is _ram:
-        # Files of RAM++ without both scalars are recognized by the number of rows.
         rows = _shape(weights, LABELS)[0]
         if "logit_scale" in official or rows % DESCRIPTIONS == 0:
             weights.setdefault(RAM_SCALE, torch.tensor(REWEIGHT_SCALE))
-        left_out = Counter(key.split(".")[0] for key in official if key.startswith(NOT_FOR_TAGS))
-        if left_out:
-            parts = ", ".join(f"{part} ({count})" for part, count in left_out.items())
-            log.info(f"left out, because tags do not need these tensors: {parts}")
     return weights
 
 
@@ -170,6 +165,8 @@ def convert(
     state: Mapping[str, Any], path: Path, *, image_size: int | None, names: Sequence[str] | None
 ) -> Checkpoint:
     """Convert the content of a file. The architecture is inferred from names and shapes.
+
+    The config has no loss. It has a data set if the class names are those of COCO.
 
     Args:
         state: Content of a file of the authors.
@@ -181,7 +178,14 @@ def convert(
         DataError: If the network or the image size is unknown, or a tensor is missing.
     """
     weights = tensors(state)
-    file = path.name
+    # Query2Label: the layers per class have a leading dimension of 1, and the projection is a 1 x 1
+    # convolution.
+    for name in ("head.fc_weight", "head.fc_bias"):
+        if name in weights:
+            weights[name] = weights[name].squeeze(0)
+    if "head.input_proj.weight" in weights:
+        weights["head.input_proj.weight"] = weights["head.input_proj.weight"].flatten(1)
+
     is_ram = LABELS in weights
     if is_ram:
         head, num_classes = _ram_head(weights, names)
@@ -190,15 +194,11 @@ def convert(
         head, num_classes = _head(weights)
         # The tensors of these networks do not depend on the image size.
         known = {released.file: released.image_size for released in RELEASED.values()}
-        trained = image_size or known.get(file)
-        if trained is None:
-            fault = "it does not tell its input size: pass --image-size, as --image-size 448"
-            raise DataError(fault)
-        size = trained
+        size = image_size or known.get(path.name, 0)
+        if not size:
+            raise DataError("unknown image size; pass --image-size, such as --image-size 448")
     if size % STRIDE:
-        raise DataError(
-            f"--image-size {size} is not a multiple of {STRIDE}, the stride of its network"
-        )
+        raise DataError(f"--image-size {size}: it must be a multiple of {STRIDE} for this network")
     if names is not None:
         check_count(names, num_classes)
 
@@ -206,26 +206,25 @@ def convert(
     if is_ram:
         classes, calibration = _tags(path, num_classes, names)
     elif "word_dim" in head:
-        # The official code saves no names and word vectors with a zero-shot head. Only the width of
-        # the word vectors is known.
+        # The official code saves no names and word vectors with a zero-shot head.
         classes = Classes((), word_vectors=torch.empty(0, head["word_dim"]))
     else:
-        if names is None:
-            names = _names(state, num_classes, file)
+        names = names or _names(state, num_classes, path.name)
         classes = Classes(tuple(names), exclusive=num_classes in ONE_LABEL)
 
-    data = option("data", "coco") if num_classes == 80 and not is_ram else {}
+    data = {}
+    if not is_ram and set(classes.names) == set(COCO_NAMES):
+        data = option("data", "coco")
     return Checkpoint(
         config={
             "name": path.stem,
             "data": {**data, "image_size": size},
             "backbone": _backbone(weights, size),
             "head": head,
-            "loss": option("loss", "asl"),
         },
         classes=classes,
         transform=EvalTransform(image_size=size),
-        model=_shaped(weights),
+        model=weights,
         calibration=calibration,
     )
 
@@ -327,8 +326,8 @@ def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         node["num_groups"], node["embed_dim"], _ = shape("pool_weight")
         return {**option("head", "ml_decoder"), **node}, shape("pool_bias")[0]
 
-    # Query2Label: one linear layer per class, stacked to [1, K, D].
-    _, num_classes, embed_dim = shape("fc_weight")
+    # Query2Label: one linear layer per class, stacked to [K, D].
+    num_classes, embed_dim = shape("fc_weight")
     node = {
         "embed_dim": embed_dim,
         "mlp_dim": shape("decoder.0.mlp.0.weight")[0],
@@ -352,8 +351,8 @@ def _ram_head(
         descriptions = rows // len(names)
     if not descriptions or rows % descriptions:
         raise DataError(
-            f"it has {rows} rows of descriptions, which are not {DESCRIPTIONS} per tag: pass the "
-            f"names of all tags with --class-names FILE"
+            f"label_embed has {rows} rows, which is not a multiple of {DESCRIPTIONS} descriptions; "
+            f"pass the names of all tags with --class-names FILE"
         )
 
     node = {
@@ -369,10 +368,10 @@ def _ram_head(
 
 def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
     """Infer the image size of a Swin in pixels. Its last stage is a single window."""
-    positions = _shape(weights, f"{BACKBONE}layers.0.blocks.0.attn.relative_position_bias_table")[0]
+    positions = _shape(weights, SWIN_POSITIONS)[0]
     size = STRIDE * (math.isqrt(positions) + 1) // 2
     if image_size not in (None, size):
-        raise DataError(f"--image-size {image_size}: its Swin is for {size} pixels; leave it out")
+        raise DataError(f"--image-size {image_size}: its Swin requires {size}; leave it out")
     return size
 
 
@@ -382,10 +381,7 @@ def _tags(
     """Return the tags of RAM and their thresholds from two lists in the folder of its file."""
     if names is None:
         tag_list = _sibling_list(path, TAG_LIST, num_classes)
-        if tag_list is None:
-            names = _numbered(num_classes, path.name)
-        else:
-            names = read_class_names(tag_list)
+        names = read_class_names(tag_list) if tag_list else _numbered(num_classes, path.name)
     classes = Classes(tuple(names))
 
     thresholds = _sibling_list(path, TAG_THRESHOLDS, num_classes)
@@ -407,8 +403,7 @@ def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
     if BACKBONE + "patch_embed.proj.weight" in weights:
         blocks = _blocks(weights, r"layers\.(\d+)\.blocks\.(\d+)\.")
         width = _shape(weights, BACKBONE + "patch_embed.proj.weight")[0]
-        table = BACKBONE + "layers.0.blocks.0.attn.relative_position_bias_table"
-        sizes = (width, blocks, _shape(weights, table)[0])
+        sizes = (width, blocks, _shape(weights, SWIN_POSITIONS)[0])
         name = _known(SWINS, sizes, f"a Swin of blocks {blocks} and width {width}")
         return {"_target_": TIMM, "name": name, "image_size": image_size}
 
@@ -444,7 +439,7 @@ def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
 
 def _known(table: Mapping[Any, Any], sizes: object, description: str) -> Any:
     if sizes not in table:
-        raise DataError(f"it holds {description}, which no network here is; see MODEL_ZOO.md")
+        raise DataError(f"unknown network, {description}; see MODEL_ZOO.md")
     return table[sizes]
 
 
@@ -454,19 +449,6 @@ def _blocks(weights: Mapping[str, Tensor], pattern: str) -> tuple[int, ...]:
     blocks = {match.groups() for match in matches if match}
     per_stage = Counter(stage for stage, _ in blocks)
     return tuple(per_stage[stage] for stage in sorted(per_stage))
-
-
-def _shaped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Reshape the weights of Query2Label to the shapes of mldec."""
-    shaped = dict(weights)
-
-    # The layers per class have a leading dimension of 1. The projection is a 1 x 1 convolution.
-    for key in ("head.fc_weight", "head.fc_bias"):
-        if key in shaped:
-            shaped[key] = shaped[key].squeeze(0)
-    if "head.input_proj.weight" in shaped and shaped["head.input_proj.weight"].ndim == 4:
-        shaped["head.input_proj.weight"] = shaped["head.input_proj.weight"].flatten(1)
-    return shaped
 
 
 def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, ...]:
@@ -484,27 +466,21 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
 
 
 def _numbered(num_classes: int, file: str) -> tuple[str, ...]:
-    log.warning(f"{file} names no classes: they are numbered from 0 to {num_classes - 1}")
+    log.warning(f"{file} has no class names; they are numbered from 0 to {num_classes - 1}")
     return tuple(f"class {index}" for index in range(num_classes))
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
     """Return the shape of a required tensor."""
     if name not in weights:
-        raise DataError(f"it misses {name}: it is incomplete, or a start for training with init=")
-
+        raise DataError(f"{name} is missing; use a complete file, or start a training with init=")
     return tuple(weights[name].shape)
 
 
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
     """Count numbered layers: one more than the highest number in the pattern's group, or 0."""
-    count = 0
-    for key in weights:
-        match = re.match(pattern, key)
-        # Ignore longer numbers in malicious files, because the model would take hours to build.
-        if match and len(match[1]) < 4:
-            count = max(count, int(match[1]) + 1)
-    return count
+    matches = [re.match(pattern, key) for key in weights]
+    return max((int(match[1]) + 1 for match in matches if match), default=0)
 
 
 def _swin(key: str) -> str | None:

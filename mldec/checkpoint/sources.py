@@ -8,7 +8,7 @@ It supports HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. Onl
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,6 @@ from mldec.errors import (
     CheckpointError,
     ConfigError,
     UserError,
-    brief,
     naming_errors,
     printable,
     suggest,
@@ -42,7 +41,6 @@ log = logging.getLogger("mldec")
 ZOO = "zoo:"
 HUB = "hf:"
 CARD = "README.md"
-_UPLOADED = (CARD, published.CONFIG, published.WEIGHTS)
 _TIMEOUT = 10  # seconds
 
 _ML_DECODER = "https://miil-public-eu.oss-eu-central-1.aliyuncs.com/model-zoo/ML_Decoder/"
@@ -51,8 +49,10 @@ _RAM_LISTS = (
     "https://raw.githubusercontent.com/xinyu1205/recognize-anything/"
     "7cb804a8609e9f4b1a50b7f31436d2df40bb9481/ram/data/"
 )
-# Issue about the 403 errors of the authors' links.
-_REPORT = "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87"
+_REPORT = (
+    "the authors' links return 403 since 2026-05-14, see "
+    "https://github.com/Alibaba-MIIL/ML_Decoder/issues/87"
+)
 
 
 class ReleasedFile(NamedTuple):
@@ -122,21 +122,19 @@ def local(path: str | Path) -> Path:
     """
     text = str(path)
     if text.startswith(PREFIX):
-        raise CheckpointError(f"{text}: this needs a checkpoint, not a model of open_clip")
+        raise CheckpointError(f"{text}: open_clip models are not supported here; use a checkpoint")
     if text.startswith(ZOO):
-        return released_file(text.removeprefix(ZOO))
+        return _released_file(text.removeprefix(ZOO))
     if text.startswith(HUB):
-        return published_file(text.removeprefix(HUB))
+        return _published_file(text.removeprefix(HUB))
 
     run = Path("outputs", path)
     if not Path(path).exists() and (run / "checkpoints").is_dir():
-        raise CheckpointError(f"no file at {path}; did you mean {run}?")
+        raise CheckpointError(f"{path}: file not found; did you mean {run}?")
     if not Path(path).is_dir():
         return Path(path)
     weights = Path(path) / published.WEIGHTS
-    if weights.is_file():
-        return weights
-    return find_checkpoint(Path(path))
+    return weights if weights.is_file() else find_checkpoint(Path(path))
 
 
 def is_exported(path: str | Path) -> bool:
@@ -144,107 +142,62 @@ def is_exported(path: str | Path) -> bool:
     return Path(path).suffix == ".onnx" and not str(path).startswith((HUB, PREFIX))
 
 
-def released_file(name: str) -> Path:
-    """Return the local path of a released file. It is downloaded if it is not in the cache.
-
-    Args:
-        name: Key of `RELEASED`.
-
-    Raises:
-        CheckpointError: If the name is unknown or the download fails.
-    """
+def _released_file(name: str) -> Path:
+    """Return the local path of a released file, and download it if necessary."""
     if name not in RELEASED:
-        raise CheckpointError(f"no released file {name!r}{suggest(name, list(RELEASED))}")
+        raise CheckpointError(f"zoo:{name}: unknown released file{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
     path = cache_folder(None) / "zoo" / released.file
-    advice = f"pass a copy that you have, as /path/to/{path.name}, in place of the zoo: name, "
-    if released.repository is None:
-        since = "since 2026-05-14 the authors' links are reported to answer 403"
-        return _fetched(released.url, path, advice=f"{since} ({_REPORT}): {advice}")
-
     # The classes and thresholds of RAM are not in its file. The user can pass other files.
-    for name, sha256 in TAG_LISTS.items():
-        try:
-            _fetched(_RAM_LISTS + name, path.with_name(name), sha256=sha256)
-        except CheckpointError as error:
-            log.warning(f"{error}; or pass --class-names FILE and --thresholds FILE")
-    return _fetched(released.url, path, sha256=released.sha256, advice=advice)
+    if released.repository is not None:
+        for list_name, sha256 in TAG_LISTS.items():
+            try:
+                _download(_RAM_LISTS + list_name, path.with_name(list_name), sha256)
+            except CheckpointError as error:
+                log.warning(f"{error}; or pass --class-names FILE and --thresholds FILE")
+    _download(released.url, path, released.sha256)
+    return path
 
 
-def _fetched(url: str, path: Path, *, sha256: str | None = None, advice: str = "") -> Path:
-    """Download a file unless it exists, and return its path."""
+def _download(url: str, path: Path, sha256: str | None) -> None:
+    """Download a file and store its hash. Interrupted downloads of a known hash are resumed."""
     if path.is_file():
-        return path
-
-    # The user's mirror has precedence.
-    urls = [url]
-    mirror = os.environ.get("MLDEC_ZOO_URL")
+        return
+    mirror = os.environ.get("MLDEC_ZOO_URL")  # replaces the URL
     if mirror:
-        urls.insert(0, f"{mirror.rstrip('/')}/{path.name}")
+        url = f"{mirror.rstrip('/')}/{path.name}"
+    remedy = f"pass a copy of the file in place of the zoo: name, or put it at {path}"
+    if sha256 is None:
+        remedy += f" ({_REPORT})"
 
+    part = path.with_name(path.name + ".part")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock")):
             # Another process may have downloaded it while this one waited.
-            if not path.is_file():
-                _download(urls, path, sha256, advice)
-    return path
+            if path.is_file():
+                return
+            with naming_errors(url, remedy=remedy):
+                if not part.is_file() or sha256_of(part) != sha256:
+                    with part.open("ab" if sha256 else "wb") as file:
+                        http_get(url, file, resume_size=file.tell(), displayed_filename=path.name)
+                with part.open("rb") as file:
+                    is_page = file.read(1) in (b"", b"<")
+                actual = sha256_of(part)
+                if is_page or sha256 not in (None, actual):
+                    part.unlink()
+                    raise ValueError("it is not the published file")
+                # Write the hash first. A file without a hash is treated as copied by the user.
+                write_hashes(path, [actual])
+                part.replace(path)
 
 
-def _download(urls: Sequence[str], path: Path, sha256: str | None, advice: str) -> None:
-    """Download a file from the first available URL, and store its hash.
-
-    Interrupted downloads are resumed if the hash is known.
-    """
-    part = path.with_name(path.name + ".part")
-    faults = []
-    for url in urls:
-        try:
-            if not part.is_file() or sha256_of(part) != sha256:
-                with part.open("ab" if sha256 else "wb") as file:
-                    http_get(url, file, resume_size=file.tell(), displayed_filename=path.name)
-
-            actual = sha256_of(part)
-            if sha256 not in (None, actual):
-                raise CheckpointError(f"its sha256 is {actual}, not the published one")
-            with part.open("rb") as start:
-                is_file = start.read(1) not in (b"", b"<")
-            if not is_file:
-                raise CheckpointError("the answer is empty or an HTML page, not a file")
-            # Write the hash first. A file without a hash is treated as copied by the user.
-            write_hashes(path, [actual])
-            part.replace(path)
-            return
-        except CheckpointError as error:
-            part.unlink()
-            faults.append(f"{url} ({error})")
-        except Exception as error:
-            # The client raises its own errors, errors of its HTTP library, and OSError.
-            if sha256 is None:
-                part.unlink(missing_ok=True)
-            faults.append(f"{url} ({brief(error)})")
-    raise CheckpointError(
-        f"cannot download {' or '.join(faults)}; {advice}put it at {path}, or name a mirror by "
-        f"MLDEC_ZOO_URL"
-    )
-
-
-def published_file(address: str) -> Path:
-    """Download a published checkpoint from the Hub. Cached files are used without a network.
-
-    Args:
-        address: "owner/name[@revision]".
-
-    Returns:
-        The local path of the weights. config.json is in the same folder.
-
-    Raises:
-        CheckpointError: If the address is invalid or the download fails.
-    """
+def _published_file(address: str) -> Path:
+    """Return the downloaded weights of "owner/name[@revision]". config.json is next to them."""
     repository, _, revision = address.partition("@")
     check_repository(repository)
 
-    with _asking(address):
+    with _naming_hub_errors(address):
         api = HfApi()
         config = Path(api.hf_hub_download(repository, published.CONFIG, revision=revision or None))
         published.read_config(config)
@@ -259,38 +212,36 @@ def published_file(address: str) -> Path:
 def check_repository(repository: str) -> None:
     """Raise CheckpointError unless a repository has the form "owner/name"."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
-        raise CheckpointError(f"{repository}: {repository!r} is no repository; write owner/name")
+        raise CheckpointError(f"{HUB}{repository}: invalid repository; write owner/name")
 
 
 def require_token() -> None:
     """Raise ConfigError if there is no token for uploads."""
     if huggingface_hub.get_token() is None:
         raise ConfigError(
-            "there is no token for the hub: run hf auth login, set HF_TOKEN, or pass --dry-run"
+            "HF_TOKEN: no token for the Hugging Face Hub; run hf auth login, set HF_TOKEN, or pass "
+            "--dry-run"
         )
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
-    """Upload the model card and the files of a checkpoint in one commit.
+    """Upload the model card and the files of a checkpoint in one commit. Returns its hash.
 
     Args:
         folder: Folder with the files.
         repository: "owner/name". It is created if it does not exist.
         private: Whether to create a private repository. An existing one must be private.
 
-    Returns:
-        The hash of the commit.
-
     Raises:
         CheckpointError: If the upload fails, or an existing repository is public.
     """
     api = HfApi()
-    with _asking(repository):
+    with _naming_hub_errors(repository):
         api.create_repo(repository, private=private or None, exist_ok=True)
         # Uploads to a public repository cannot be undone.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:
             raise CheckpointError(
-                f"--private: {repository} exists and is public; choose another name"
+                f"--private: the repository {repository} is public; choose another name"
             )
 
         # Progress bars of uploads would fill a log file.
@@ -299,14 +250,14 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         commit = api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=list(_UPLOADED),
+            allow_patterns=[CARD, published.CONFIG, published.WEIGHTS],
             commit_message="Publish a checkpoint with mldec",
         )
     return str(commit.oid)
 
 
 @contextmanager
-def _asking(address: str) -> Iterator[None]:
+def _naming_hub_errors(address: str) -> Iterator[None]:
     """Convert errors of the Hub client to CheckpointError with the address."""
     with naming_errors(f"{HUB}{address}", remedy="check the network and the disk"):
         try:

@@ -75,10 +75,7 @@ _tensor_once = lru_cache(maxsize=16)(_tensor)
 def in_order(
     values: Sequence[float], names: Sequence[str], wanted: Sequence[str]
 ) -> tuple[float, ...]:
-    """Reorder one value per class from the order of `names` to the order of `wanted`.
-
-    A single value for all classes, or no value, is returned unchanged.
-    """
+    """Reorder values from the order of `names` to `wanted`. A single value is for all classes."""
     if len(values) < 2:
         return tuple(values)
     value_of = dict(zip(names, values, strict=True))
@@ -111,16 +108,11 @@ class LogPosition:
     bad_images: int = 0  # skipped unreadable images of the whole run
 
 
-def no_optimizer() -> dict[str, Any]:
-    """Return an empty state of an optimizer."""
-    return {"state": {}, "param_groups": []}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a run at a step. Third-party files have a model and no training state."""
+    """The state of a run at a step. For third-party files only the model is set."""
 
-    config: dict[str, Any]  # result of `config.compose.to_dict`; see `saved_config`
+    config: dict[str, Any]  # of `config.compose.to_dict`; without a loss for third-party files
     classes: Classes
     transform: EvalTransform
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
@@ -130,7 +122,7 @@ class Checkpoint:
     steps_per_epoch: int = 1
     model: dict[str, Tensor]  # empty if only the moving average was published
     ema: dict[str, Tensor] | None = None
-    optimizer: dict[str, Any] = field(default_factory=no_optimizer)
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"state": {}, "param_groups": []})
     scaler: dict[str, Any] = field(default_factory=dict)
     loss: dict[str, Any] = field(default_factory=dict)
     log: LogPosition = LogPosition()
@@ -167,22 +159,24 @@ class Checkpoint:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
-        """Parse the content of a file.
-
-        Args:
-            state: Content of the file, from an untrusted source.
-            path: Path of the file, for messages.
+        """Parse the untrusted content of a file. `path` is for messages.
 
         Raises:
             CheckpointError: If the content is not a valid checkpoint of mldec.
         """
         with naming_errors(path):
-            _check_format(state)
-            values = {name: value for name, value in state.items() if name != "format"}
-            classes = _classes_of(state["classes"])
-            values["classes"] = classes
-            values["calibration"] = _calibration_of(state.get("calibration"), classes)
+            values = dict(state)
+            if values.pop("format", None) != FORMAT:
+                raise DataError(
+                    f"its format is {state.get('format')}, not {FORMAT}; use a checkpoint of this "
+                    f"version, or start a training from it with init="
+                )
+            # OmegaConf would resolve interpolations, which can read environment variables.
+            if "${" in repr(state["config"]):
+                raise DataError("the config has an interpolation; use another copy")
 
+            values["classes"] = _classes_of(state["classes"])
+            values["calibration"] = _calibration_of(state.get("calibration"), values["classes"])
             kinds: dict[str, Any] = {
                 "transform": EvalTransform,
                 "best": Best,
@@ -209,22 +203,9 @@ class Checkpoint:
         chosen = self.best.weights if name is None else name
         tensors = {"raw": self.model, "ema": self.ema}[chosen]
         if not tensors:
-            if chosen == "raw":
-                raise DataError("it holds the moving average only: pass --weights ema")
-            raise DataError("it holds no moving average: pass --weights raw")
+            other = {"raw": "ema", "ema": "raw"}[chosen]
+            raise DataError(f"it has no {chosen} weights; pass --weights {other}")
         return tensors, chosen
-
-
-def _check_format(state: dict[str, Any]) -> None:
-    if "format" not in state:
-        raise DataError("it holds weights but no training state; pass it as init=")
-    if state["format"] != FORMAT:
-        raise DataError(
-            f"it has format {state['format']}, this mldec reads {FORMAT}; use another version of it"
-        )
-    # OmegaConf would resolve interpolations, which can read environment variables.
-    if "${" in repr(state["config"]):
-        raise DataError("its config holds an interpolation, and a saved one never does")
 
 
 def _classes_of(saved: dict[str, Any]) -> Classes:
@@ -232,7 +213,7 @@ def _classes_of(saved: dict[str, Any]) -> Classes:
     word_vectors = saved["queries"]
     origin = saved.get("origin")
     if word_vectors is not None and len(word_vectors) != len(names):
-        raise DataError(f"it has {len(word_vectors)} word vectors for {len(names)} classes")
+        raise DataError(f"{len(word_vectors)} word vectors for {len(names)} classes")
     if origin is not None:
         origin = VectorOrigin(**{**origin, "templates": tuple(origin["templates"])})
 
@@ -252,5 +233,5 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
     fingerprint = saved["fingerprint"] and Fingerprint(**saved["fingerprint"])
     # One value for all classes, one per class, or none.
     if not {len(values) for values in numbers.values()} <= {0, 1, len(classes)}:
-        raise DataError("its 'calibration' is of another number of classes; use another copy")
+        raise DataError("the calibration has another number of classes; use another copy")
     return Calibration(**{**saved, **numbers, "fingerprint": fingerprint, "constant": constant})

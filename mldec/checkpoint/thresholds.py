@@ -13,7 +13,7 @@ from mldec.checkpoint.state import Calibration
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
 from mldec.files.text import read_lines, read_text
-from mldec.names import unknown_class
+from mldec.names import format_list, unknown_class
 
 _SEE = "see docs/running.md, section Thresholds of a file"
 COLUMNS = ("class", "threshold")  # columns of a CSV file, as in mldec calibrate --csv
@@ -24,8 +24,7 @@ def with_thresholds(
 ) -> Calibration:
     """Replace the thresholds of a calibration with the thresholds of a file.
 
-    A class is present if its score is above its threshold, as in the code of RAM. A threshold of 1
-    is never reached.
+    A class is present if its score is above its threshold, as in the code of RAM.
 
     Args:
         path: Text file with one threshold in [0, 1] per line, in the order of the classes, or .csv
@@ -38,8 +37,10 @@ def with_thresholds(
         UserError: If the file does not fit the classes, or a threshold is not in [0, 1].
     """
     if classes.exclusive or classes.word_vectors is not None:
-        kind = "an image has one label" if classes.exclusive else "it scores any classes by vectors"
-        raise ConfigError(f"--thresholds {path} has no effect: {kind} here; leave it out")
+        raise ConfigError(
+            f"--thresholds {path}: it has no effect on single-label or zero-shot models; leave it "
+            f"out"
+        )
 
     known: list[float] = []
     if calibration:
@@ -50,8 +51,8 @@ def with_thresholds(
     missing = [name for name in classes.names if name not in given]
     if missing and not known:
         raise DataError(
-            f"--thresholds {path}: {len(missing):,} of {len(classes):,} classes have no threshold, "
-            f"the first is {missing[0]!r}; {_SEE}"
+            f"--thresholds {path}: {len(missing):,} of {len(classes):,} classes have no threshold: "
+            f"{format_list(missing)}; {_SEE}"
         )
 
     # Scores are float32 and compared with >=, so the next larger float32 is used for >.
@@ -78,10 +79,9 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
     lines = read_lines(path)
     if len(lines) != len(classes):
         raise ConfigError(
-            f"--thresholds {path}: it has {len(lines):,} lines for {len(classes):,} classes; {_SEE}"
+            f"--thresholds {path}: {len(lines):,} lines for {len(classes):,} classes; {_SEE}"
         )
-    numbered = enumerate(zip(classes.names, lines, strict=True), 1)
-    return {name: _number(text, path, row) for row, (name, text) in numbered}
+    return {name: _number(text, path) for name, text in zip(classes.names, lines, strict=True)}
 
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
@@ -90,28 +90,24 @@ def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):
         raise DataError(
-            f"--thresholds {path}: its first row is {','.join(header)[:80]!r}, without the "
-            f"columns class and threshold; {_SEE}"
+            f"--thresholds {path}: the columns class and threshold are missing in the header "
+            f"{','.join(header)[:80]!r}; {_SEE}"
         )
 
     given: dict[str, float] = {}
-    known = set(classes.names)
     for cells in rows:
-        row = rows.line_num
         name = cells["class"]
-        if name not in known:
-            raise unknown_class(name, classes.names, f"--thresholds {path}, row {row}")
-        given[name] = _number(cells["threshold"], path, row)
+        if name not in classes.names:
+            raise unknown_class(name, classes.names, f"--thresholds {path}")
+        given[name] = _number(cells["threshold"], path)
     return given
 
 
-def _number(text: str, path: Path, row: int) -> float:
+def _number(text: str, path: Path) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:
-        raise DataError(
-            f"--thresholds {path}, row {row}: {text[:40]!r} is no number from 0 to 1; {_SEE}"
-        )
+        raise DataError(f"--thresholds {path}: {text[:40]!r} is not a number from 0 to 1; {_SEE}")
     return value

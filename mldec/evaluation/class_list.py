@@ -24,9 +24,9 @@ from mldec.evaluation.options import EvalOptions
 from mldec.evaluators import Evaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
 from mldec.files.text import read_lines
-from mldec.names import check_names, format_list
-from mldec.words.types import PREFIX, PROMPT, VectorOrigin, WordVectors
-from mldec.words.vectors import ClassList, load_word_vectors, made_alike, read_class_list
+from mldec.names import check_names, format_list, unknown_class
+from mldec.words.types import PREFIX, PROMPT
+from mldec.words.vectors import encode_like_training, load_word_vectors, read_class_list
 
 log = logging.getLogger("mldec")
 
@@ -45,7 +45,8 @@ def queries_for(
 
     Args:
         names: Unique class names.
-        vectors: File or text encoder, see `word_vectors`. None: the text encoder of the training.
+        vectors: File or text encoder, see `load_word_vectors`. None: the text encoder of the
+            training.
         trained: Classes of the training, or None if they are unknown.
         option: Command-line option of the names, for messages.
         keep: Whether to cache the word vectors on the disk.
@@ -54,43 +55,34 @@ def queries_for(
         UserError: If the word vectors cannot be read, computed or used by the model.
     """
     origin = None if trained is None else trained.origin
-    if vectors is None:
-        made = _encode_as_in_training(names, origin, option, keep=keep)
-    else:
+    if vectors is not None:
         # Include a few training classes, to compare their vectors with the known ones.
         known = () if trained is None else trained.names
         others = [name for name in known if name not in names][:COMPARED]
         templates: tuple[str, ...] = (PROMPT,)
         if origin is not None and origin.is_encoder:
             templates = origin.templates
-        made = load_word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
+        loaded = load_word_vectors(vectors, names, optional=others, templates=templates, keep=keep)
+    elif origin is not None and origin.makes_others:
+        remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
+        loaded = encode_like_training(names, origin, where=option, remedy=remedy, keep=keep)
+        log.info(f"word vectors of {len(names)} classes by {origin.source}")
+    else:
+        source = "unknown word vectors" if origin is None else origin.described()
+        raise CheckpointError(
+            f"{option}: the checkpoint was trained with {source}; pass vectors of these classes "
+            f"with --vectors FILE"
+        )
 
     if trained is not None:
-        current = Classes(made.names, word_vectors=made.word_vectors, origin=made.origin)
+        current = Classes(loaded.names, word_vectors=loaded.word_vectors, origin=loaded.origin)
         check_queries(trained, current, "the checkpoint")
     return Classes(
         tuple(names),
         exclusive=trained is not None and trained.exclusive,
-        word_vectors=made.word_vectors[: len(names)],
-        origin=made.origin,
+        word_vectors=loaded.word_vectors[: len(names)],
+        origin=loaded.origin,
     )
-
-
-def _encode_as_in_training(
-    names: Sequence[str], origin: VectorOrigin | None, option: str, *, keep: bool
-) -> WordVectors:
-    """Compute word vectors with the text encoder of the training."""
-    if origin is None or not origin.makes_others:
-        source = "the checkpoint does not say how its word vectors were made"
-        if origin is not None:
-            source = f"the checkpoint was trained with the word vectors of {origin.described()}"
-        raise CheckpointError(f"{option}: {source}; pass vectors of that kind with --vectors FILE")
-
-    remedy = f"pass its weights with --vectors {PREFIX}MODEL:FILE"
-    made = made_alike(names, origin, where=option, remedy=remedy, keep=keep)
-
-    log.info("word vectors of %d classes by %s", len(names), origin.source)
-    return made
 
 
 def check_class_options(classes: str | None, class_names_file: str | None) -> None:
@@ -99,10 +91,7 @@ def check_class_options(classes: str | None, class_names_file: str | None) -> No
         return
     class_names(classes)
     if class_names_file is not None:
-        raise ConfigError(
-            "--classes and --class-names exclude each other: other classes, or other names for "
-            "those of the checkpoint"
-        )
+        raise ConfigError("--classes: it cannot be combined with --class-names; leave one out")
 
 
 def class_names(text: str) -> tuple[str, ...]:
@@ -113,11 +102,11 @@ def class_names(text: str) -> tuple[str, ...]:
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise ConfigError(f"--classes {text!r} names no class: pass names with commas between them")
+        raise ConfigError(f"--classes {text!r}: no class names; separate names with commas")
 
     for name in set(names):
         if names.count(name) > 1:
-            raise ConfigError(f"--classes names {name!r} twice: name each class once")
+            raise ConfigError(f"--classes: duplicate name {name!r}; pass each name once")
     return names
 
 
@@ -128,8 +117,8 @@ def read_classes(
     names = class_names(text)
     if trained is not None and trained.exclusive and len(names) < 2:
         raise ConfigError(
-            f"--classes names {names[0]!r} alone, and the scores of this model are shares of the "
-            f"classes: name at least two"
+            f"--classes {names[0]!r}: the scores of this model are a softmax over the classes; "
+            f"pass at least two classes"
         )
     return queries_for(names, vectors, trained, option="--classes", keep=keep)
 
@@ -137,10 +126,7 @@ def read_classes(
 def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
     """Return a zero-shot model with other classes; see `read_classes`."""
     if loaded.classes.word_vectors is None:
-        raise CheckpointError(
-            "--classes: the checkpoint knows its own classes only, "
-            "it was not trained by word vectors"
-        )
+        raise CheckpointError("--classes: it requires a zero-shot model; leave it out")
     return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
 
 
@@ -169,8 +155,8 @@ def with_class_list(
 ) -> tuple[nn.Module, DataModule]:
     """Return a model for the K classes of --class-list, and the data with these classes.
 
-    A model without word vectors must know one name of each class. For a zero-shot model, a class is
-    seen if the checkpoint was trained with any of its names.
+    A class has the highest score of its names. A model without word vectors must know one name of
+    each class. For a zero-shot model, a class is seen if any of its names was in the training.
 
     Args:
         loaded: Model and metadata of the checkpoint.
@@ -180,43 +166,47 @@ def with_class_list(
     Raises:
         UserError: If the class list does not fit the model or the data.
     """
-    path = options.checkpoint
+    assert options.class_list is not None
+    path = Path(options.class_list)
     classes = data.val.classes
     if classes.exclusive:
-        raise ConfigError(
-            "--class-list: an image of this data has one label, and the metrics of seen and unseen "
-            "classes are those of several; leave it out"
-        )
-
-    assert options.class_list is not None
-    class_list = read_class_list(Path(options.class_list))
-    columns = class_list.columns(classes.names)
-    own_names = tuple(names[0] for names in class_list.classes)
-    left_out = [name for name in classes.names if name not in own_names]
-    if left_out:
+        raise ConfigError("--class-list: it requires multi-label data; leave it out")
+    groups = read_class_list(path)
+    names: list[str] = []
+    class_of_name: list[int] = []
+    columns = []
+    for number, group in enumerate(groups):
+        if group[0] not in classes.names:
+            raise unknown_class(group[0], classes.names, str(path))
+        columns.append(classes.names.index(group[0]))
+        names += group
+        class_of_name += [number] * len(group)
+    omitted = [name for column, name in enumerate(classes.names) if column not in columns]
+    if omitted:
         log.info(
-            f"{class_list.path} leaves out {len(left_out):,} of {len(classes):,} classes of the "
-            f"data: {format_list(left_out)}"
+            f"{path}: {len(omitted):,} classes of the data are omitted: {format_list(omitted)}"
         )
+    own_evaluator = data.evaluator()  # of all classes of the data
+    own_names = tuple(group[0] for group in groups)
     split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
-    if loaded.classes.word_vectors is None:
-        return _by_known_names(loaded, class_list, options), replace(data, load_val=lambda: split)
+    data = replace(data, load_val=lambda: split)
 
-    word_vectors = _queries(class_list, options.vectors, loaded.classes, classes, path)
+    if loaded.classes.word_vectors is None:
+        return _by_known_names(loaded, groups, options), data
+
+    word_vectors = _word_vectors(names, loaded.classes, classes, options)
+    model = ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
+
     trained_names = _trained_names(loaded, options)
     unseen = []
-    for index, names in enumerate(class_list.classes):
-        if trained_names.isdisjoint(name.casefold() for name in names):
-            unseen.append(index)
-
-    seen = len(class_list) - len(unseen)
+    for number, group in enumerate(groups):
+        if trained_names.isdisjoint(map(str.casefold, group)):
+            unseen.append(number)
     log.info(
-        f"{class_list.path}: {len(class_list):,} classes by {len(class_list.names):,} names, "
-        f"{seen:,} seen and {len(unseen):,} unseen by {path}"
+        f"{path}: {len(groups):,} classes by {len(names):,} names, "
+        f"{len(groups) - len(unseen):,} seen and {len(unseen):,} unseen by {options.checkpoint}"
     )
-    warn_duplicate_names(trained_names, [own_names[index] for index in unseen])
-
-    own_evaluator = data.evaluator()
+    warn_duplicate_names(trained_names, [own_names[number] for number in unseen])
 
     def evaluator(classes: Classes) -> Evaluator:
         zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")
@@ -224,36 +214,34 @@ def with_class_list(
             zero_shot.logit_threshold = own_evaluator.logit_threshold
         return zero_shot
 
-    model = ScoredClassifier(
-        loaded.model, class_of_name=class_list.class_of_name, word_vectors=word_vectors
-    )
-    return model, replace(data, load_val=lambda: split, make_evaluator=evaluator)
+    return model, replace(data, make_evaluator=evaluator)
 
 
-def _by_known_names(loaded: Loaded, class_list: ClassList, options: EvalOptions) -> nn.Module:
+def _by_known_names(
+    loaded: Loaded, groups: Sequence[Sequence[str]], options: EvalOptions
+) -> nn.Module:
     """Return a model without word vectors for the classes of a list, by known names."""
     for option, value in (("--vectors", options.vectors), ("--seen", options.seen)):
         if value is not None:
-            raise ConfigError(
-                f"{option} {value}: {options.checkpoint} knows its own classes only, it was not "
-                f"trained by word vectors; leave it out"
-            )
+            raise ConfigError(f"{option} {value}: it requires a zero-shot model; leave it out")
 
-    found = same_names(class_list.names, loaded.classes.names)
-    own_columns = []
-    class_of_name = []
-    for column, number in zip(found, class_list.class_of_name, strict=True):
-        if column is not None:
-            own_columns.append(column)
-            class_of_name.append(number)
-    missing = [names[0] for n, names in enumerate(class_list.classes) if n not in class_of_name]
+    columns: list[int] = []
+    class_of_name: list[int] = []
+    missing = []
+    for number, group in enumerate(groups):
+        found = same_names(group, loaded.classes.names)
+        known = [column for column in found if column is not None]
+        columns += known
+        class_of_name += [number] * len(known)
+        if not known:
+            missing.append(group[0])
     if missing:
         raise DataError(
-            f"{class_list.path}: {options.checkpoint} knows no name of {len(missing):,} of "
-            f"{len(class_list):,} classes: {format_list(missing)}; add a synonym, or leave them out"
+            f"{options.class_list}: {len(missing):,} classes are unknown to {options.checkpoint}: "
+            f"{format_list(missing)}; add a synonym, or leave them out"
         )
-    log.info(f"{class_list.path}: {len(class_list):,} classes by {len(own_columns):,} known names")
-    return ScoredClassifier(loaded.model, columns=own_columns, class_of_name=class_of_name)
+    log.info(f"{options.class_list}: {len(groups):,} classes by {len(columns):,} known names")
+    return ScoredClassifier(loaded.model, columns=columns, class_of_name=class_of_name)
 
 
 def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
@@ -273,27 +261,26 @@ def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
     return {name.casefold() for name in set(loaded.classes.names) - set(loaded.unseen)}
 
 
-def _queries(
-    class_list: ClassList, vectors: str | None, trained: Classes, data: Classes, path: str
+def _word_vectors(
+    names: list[str], trained: Classes, data: Classes, options: EvalOptions
 ) -> Tensor:
     """Return the word vectors [N, D_w] of all names."""
     vector_of: dict[str, Tensor] = {}
     for classes in (data, trained):
         if classes.word_vectors is not None:
             vector_of |= dict(zip(classes.names, classes.word_vectors, strict=True))
-    missing = [name for name in class_list.names if name not in vector_of]
+    missing = [name for name in names if name not in vector_of]
 
-    if vectors is not None or (missing and can_make(trained)):
-        made = queries_for(class_list.names, vectors, trained, option="--class-list")
+    if options.vectors is not None or (missing and can_make(trained)):
+        made = queries_for(names, options.vectors, trained, option="--class-list")
         assert made.word_vectors is not None
         return made.word_vectors
 
     if missing:
         raise DataError(
-            f"{class_list.path}: in the checkpoint and the data, {len(missing):,} of "
-            f"{len(class_list.names):,} names have no vector: {format_list(missing)}; "
-            f"pass --vectors, the word vectors of the training, {_SEE}"
+            f"{options.class_list}: {len(missing):,} names have no vector in checkpoint and data: "
+            f"{format_list(missing)}; pass the word vectors of the training with --vectors"
         )
-    word_vectors = torch.stack([vector_of[name] for name in class_list.names])
-    check_queries(trained, Classes(class_list.names, word_vectors=word_vectors), path)
+    word_vectors = torch.stack([vector_of[name] for name in names])
+    check_queries(trained, Classes(tuple(names), word_vectors=word_vectors), options.checkpoint)
     return word_vectors

@@ -26,7 +26,6 @@ from mldec.runtime.devices import Precision
 
 log = logging.getLogger("mldec")
 
-
 DEFAULT_THRESHOLD = 0.5  # for models without thresholds
 
 
@@ -38,7 +37,7 @@ class EvaluationSetup:
     loaded: Loaded  # with the classes of the data if the checkpoint has no classes
     config: Config  # settings of the checkpoint, with the overrides of the command line
     data: DataModule  # its validation images are scored
-    network: nn.Module  # images [B, 3, H, W], queries -> logits [B, K] of the data's classes
+    network: nn.Module  # images [B, 3, H, W], word vectors -> logits [B, K] of the data's classes
     device: torch.device
     thresholds: list[float] | None  # one or K in [0, 1]; None: the threshold of the data's settings
     ranks_only: bool  # scores are only comparable between classes, not with a threshold
@@ -56,11 +55,11 @@ class EvaluationSetup:
         """Create an evaluator of the data with the selected thresholds."""
         return evaluator_of(self.data, self.logit_threshold())
 
-    def scores(self) -> "Scores":
+    def scores(self) -> Scores:
         """Score all validation images; see `all_scores`."""
         return all_scores(self.network, self.data, self.config, device=self.device, path=self.path)
 
-    def constant_classes(self, scores: "Scores") -> tuple[str, ...]:
+    def constant_classes(self, scores: Scores) -> tuple[str, ...]:
         """Return the names of the classes with the same score for nearly all images."""
         classes = self.data.val.classes
         constant = ConstantScores(len(classes))
@@ -89,7 +88,7 @@ def open_for_evaluation(
     path = options.checkpoint
     config, parts = chosen_settings(loaded, options)
     device = distributed.pick_device(config.device)
-    fit_to_device(config, options.settings, device)
+    fit_to_device(config, options, device)
     data = build.data(parts)
     check_size(data, loaded, options)
 
@@ -98,8 +97,8 @@ def open_for_evaluation(
     ranks_only = is_open_softmax and not data.val.classes.exclusive
     if ranks_only and calibrated:
         log.warning(
-            f"{path} ranks images, and its scores have no threshold of their own: mAP holds, "
-            f"precision, recall and F1 do not; mldec calibrate mends that"
+            f"{path}: its scores are only comparable between classes, so precision, recall and F1 "
+            f"are not meaningful; mldec calibrate fits thresholds"
         )
 
     if options.class_list is not None:
@@ -122,11 +121,7 @@ def open_for_evaluation(
 
 
 def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build.Parts]:
-    """Apply the settings of the command line to the config of a checkpoint.
-
-    Returns:
-        The config, and its validated data part.
-    """
+    """Return the config with the settings of the command line, and its validated data part."""
     # Keep the image size of the options, because data=NAME replaces it.
     settings = list(options.settings)
     if options.image_size is not None or loaded.model.views == "scales":
@@ -137,10 +132,9 @@ def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build
     # A checkpoint without a dataset, such as an open_clip model, still has image settings. They
     # override the defaults of data=NAME.
     if "_target_" not in loaded.config.data:
-        chosen = {setting.partition("=")[0] for setting in options.settings}
         arguments = dict(data.arguments)
         for name, value in loaded.config.data.items():
-            if name in arguments and f"data.{name}" not in chosen:
+            if name in arguments and not options.sets(f"data.{name}"):
                 arguments[name] = value
         data = replace(data, arguments=arguments)
 
@@ -148,7 +142,7 @@ def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build
     return build.recorded(config, parts), parts
 
 
-def fit_to_device(config: Config, settings: list[str], device: torch.device) -> None:
+def fit_to_device(config: Config, options: EvalOptions, device: torch.device) -> None:
     """Prepare the device, and set its memory format and precision in the config in place."""
     train = config.train
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
@@ -156,8 +150,9 @@ def fit_to_device(config: Config, settings: list[str], device: torch.device) -> 
     train.channels_last = device.type == "cuda"
 
     recorded = train.precision
-    is_chosen = any(setting.startswith("train.precision=") for setting in settings)
-    if is_chosen and (slow := recorded.warning(device)):
+    is_chosen = options.sets("train.precision")
+    slow = recorded.warning(device)
+    if is_chosen and slow:
         log.warning(slow)
     if device.type == "cuda" or (is_chosen and recorded is Precision.bf16):
         return
@@ -169,11 +164,7 @@ def fit_to_device(config: Config, settings: list[str], device: torch.device) -> 
 
 
 def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:
-    """Log a warning if the image size of the data differs from the training.
-
-    Raises:
-        ConfigError: If the backbone has a fixed input size.
-    """
+    """Warn if the image size differs from the training. Raise ConfigError if it is fixed."""
     trained = loaded.transform.image_size
     evaluated = data.transform.image_size
     if evaluated == trained:
@@ -181,10 +172,10 @@ def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:
 
     if loaded.config.backbone.get("image_size") is not None:
         raise ConfigError(
-            f"data.image_size {evaluated}: {options.checkpoint} takes images of {trained} pixels "
-            f"only; pass data.image_size={trained}"
+            f"data.image_size={evaluated}: the image size of {options.checkpoint} is fixed; pass "
+            f"data.image_size={trained}"
         )
-    if not any(setting.startswith("data.image_size=") for setting in options.settings):
+    if not options.sets("data.image_size"):
         log.warning(
             f"evaluated at {evaluated} pixels, the default of this data; {options.checkpoint} was "
             f"trained at {trained}: pass data.image_size={trained} to use that"
@@ -194,21 +185,19 @@ def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:
 def with_same_classes(
     loaded: Loaded, data: DataModule, path: str | Path
 ) -> tuple[Loaded, DataModule]:
-    """Return the model and the data with the same classes.
-
-    The text encoder of the training computes the word vectors if the data has none.
-    """
+    """Return model and data with the same classes, whose word vectors are encoded if necessary."""
     trained = loaded.classes
     classes = data.val.classes
     if trained.origin is None or not trained.origin.makes_others:
         return loaded, data
 
     if classes.word_vectors is None:
-        from mldec.words.vectors import made_alike
+        from mldec.words.vectors import encode_like_training
 
-        remedy = "put its weights there again"
-        made = made_alike(classes.names, trained.origin, where=str(path), remedy=remedy)
-        classes = replace(classes, word_vectors=made.word_vectors, origin=made.origin)
+        vectors = encode_like_training(
+            classes.names, trained.origin, where=str(path), remedy="restore its weights"
+        )
+        classes = replace(classes, word_vectors=vectors.word_vectors, origin=vectors.origin)
         split = replace(data.val, classes=classes)
         data = replace(data, load_val=lambda: split)
 
@@ -228,11 +217,8 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
     """Return the K thresholds of the checkpoint in [0, 1], or None if it has none."""
     if loaded.calibration is None or not loaded.calibration.thresholds:
         return None
-
     thresholds = list(loaded.calibration.thresholds)
-    if len(thresholds) == 1:
-        return thresholds * len(loaded.classes)
-    return thresholds
+    return thresholds * len(loaded.classes) if len(thresholds) == 1 else thresholds
 
 
 def chosen_thresholds(data: DataModule, loaded: Loaded, options: EvalOptions) -> list[float] | None:
@@ -241,12 +227,11 @@ def chosen_thresholds(data: DataModule, loaded: Loaded, options: EvalOptions) ->
         return [options.threshold]
 
     calibration = loaded.calibration
-    is_chosen = any(setting.startswith("data.threshold=") for setting in options.settings)
-    if calibration is None or not calibration.thresholds or is_chosen:
+    if calibration is None or not calibration.thresholds or options.sets("data.threshold"):
         return None
 
     origin = thresholds_origin(calibration, data)
-    log.info(f"precision, recall and F1 are at the thresholds of {options.checkpoint} {origin}")
+    log.info(f"precision, recall and F1 use the thresholds of {options.checkpoint} {origin}")
     return calibration.thresholds_of(loaded.classes.names, data.val.classes.names)
 
 
@@ -256,7 +241,7 @@ def thresholds_origin(calibration: Calibration, data: DataModule) -> str:
         return calibration.reason
     if calibration.fingerprint == fingerprint(data.val):
         return (
-            f"{calibration.reason}, fitted on these images; the metrics are optimistic: "
-            f"mldec calibrate prints those of images outside the fit"
+            f"{calibration.reason}, fitted on these images; the metrics are optimistic, mldec "
+            f"calibrate prints out-of-fold metrics"
         )
     return f"{calibration.reason}, fitted on {calibration.images:,} other images"

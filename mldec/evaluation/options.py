@@ -19,6 +19,10 @@ class EvalOptions:
     vectors: str | None = None  # file with word vectors, or a text encoder
     seen: str | None = None  # file with the names of the training classes
 
+    def sets(self, key: str) -> bool:
+        """Return True if the command line has a value for a key such as "data.threshold"."""
+        return any(setting.startswith(f"{key}=") for setting in self.settings)
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "EvalOptions":
         """Select the options of an evaluation from the values of a command line."""

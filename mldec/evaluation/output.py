@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from mldec.files.atomic import csv_lines
@@ -35,7 +36,6 @@ MEANINGS = {
     "harmonic_mAP": "Harmonic mean of the mAP over seen and over unseen classes",
 }
 
-
 # Longer prefixes first, because "zsl_" is a prefix of "zsl_all_".
 AMONG = {
     "zsl_all_": "among the classes that training did not see, over all images",
@@ -55,11 +55,7 @@ def meaning(name: str) -> str:
         return "A number, not a percentage."
 
     base, _, k = name.partition("@")
-    prefix = ""
-    for candidate in AMONG:
-        if base.startswith(candidate):
-            prefix = candidate
-            break
+    prefix = next((prefix for prefix in AMONG if base.startswith(prefix)), "")
     text = MEANINGS.get(base.removeprefix(prefix))
     if text is None:
         return ""
@@ -84,29 +80,19 @@ class Results:
 
 
 def left_out(bad: Sequence[str], images: int) -> list[str]:
-    """Return the warning about unreadable images, if any.
-
-    Args:
-        bad: One message per skipped image.
-        images: Number of evaluated images.
-
-    Returns:
-        A list with zero or one line.
-    """
+    """Return a list with zero or one warning about skipped images, with a message for each."""
     if not bad:
         return []
-
-    names = "; ".join(bad[:10])
+    messages = "; ".join(bad[:10])
     if len(bad) > 10:
-        names += "; ..."
-    return [f"{len(bad)} images are left out, {images:,} count: {names}"]
+        messages += "; ..."
+    return [f"{len(bad):,} images are left out, {images:,} are evaluated: {messages}"]
 
 
 def same_scores(names: Sequence[str]) -> list[str]:
-    """Return the warning about classes with constant scores: a list with zero or one line."""
+    """Return a list with zero or one warning about classes with constant scores."""
     if not names:
         return []
-
     return [
         f"nearly constant scores for {format_list(names)}: these classes were not learned; "
         f"try loss=bce or loss.clip=0"
@@ -145,10 +131,10 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
 
 def to_csv(results: Results, names: tuple[str, ...]) -> str:
     """Return the content of `--csv`: a header, and one row per class."""
-    header = ["class", *results.per_class]
+    header = ["class"] + list(results.per_class)
     columns = [as_text(values, ".6g") for values in results.per_class.values()]
     rows = zip(names, *columns, strict=True)
-    return "".join(csv_lines([header, *rows]))
+    return "".join(csv_lines(chain([header], rows)))
 
 
 def as_text(values: Sequence[float], form: str) -> list[str]:

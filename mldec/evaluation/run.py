@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ def score(
     """Yield each batch of validation images of this process with the logits of each model.
 
     Args:
-        models: Map images uint8 [B, 3, H, W] and queries [K, D] or None to logits [B, K].
+        models: Map images uint8 [B, 3, H, W] and word vectors [K, D] or None to logits [B, K].
         data: Its validation images are scored.
         config: Settings of the loader and the precision.
         device: Device of the models.
@@ -135,8 +136,7 @@ def all_scores(
     """Score all validation images in a single process.
 
     Args:
-        model: Maps images uint8 [B, 3, H, W] and queries to logits [B, K]. It is moved to the
-            device, and afterward to the CPU.
+        model: As for `score`. It is moved to the device, and afterward to the CPU.
         data: Its validation images are scored.
         config: Settings of the loader and the precision.
         device: Device to use.
@@ -176,10 +176,10 @@ def all_scores(
     model.cpu()
 
     if not count:
-        reason = bad[0] if bad else "there is none"
-        raise DataError(f"{path}: no validation image can be scored: {reason}")
+        reason = f" ({bad[0]})" if bad else ""
+        raise DataError(f"{path}: no readable validation image{reason}; check data.root")
     if not np.isfinite(logits[:count]).all():
-        raise DataError(f"{path}: a score is not finite; look at the weights of the checkpoint")
+        raise DataError(f"{path}: the scores are not finite; check the weights of the checkpoint")
     return Scores(indices[:count], labels[:count], logits[:count], bad)
 
 
@@ -239,9 +239,7 @@ def evaluate_all(
         model.train(mode)
 
     # Gather the messages of all processes. `compute` gathers the scores.
-    all_bad: list[str] = []
-    for messages in distributed.gather(bad):
-        all_bad += messages
+    all_bad = list(chain.from_iterable(distributed.gather(bad)))
     images = len(data.val.dataset) - len(all_bad)
 
     results = []
@@ -253,12 +251,7 @@ def evaluate_all(
 
 
 def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Evaluator:
-    """Create the evaluator of the data.
-
-    Args:
-        data: Data module with a `make_evaluator`.
-        logit_threshold: One threshold or float64 [K]; None for the threshold of the data's
-            settings.
+    """Create the evaluator of the data; for `logit_threshold` see `evaluate_all`.
 
     Raises:
         ConfigError: If the evaluator does not support thresholds.
@@ -266,7 +259,7 @@ def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Ev
     evaluator = data.evaluator()
     if logit_threshold is not None:
         if evaluator.logit_threshold is None:
-            raise ConfigError("data: its evaluator takes no thresholds of a checkpoint")
+            raise ConfigError("data: its evaluator does not support thresholds; leave them out")
         evaluator.logit_threshold = logit_threshold
     return evaluator
 
@@ -284,7 +277,7 @@ def memory_advice(config: Config, device: torch.device) -> str:
     elif device.type == "cuda" and train.pieces is None and distributed.world_size() == 1:
         smaller += " or train.batch_size=auto"
     return (
-        f"out of memory on {device}: {micro_batch} training images at a time on each process, "
-        f"{train.eval_batch_size} in evaluation, at {image_size} pixels; for the same batch in "
-        f"smaller pieces pass {smaller}; train.eval_batch_size and data.image_size help too"
+        f"out of memory on {device} (per process {micro_batch} training images or "
+        f"{train.eval_batch_size} evaluation images of {image_size} pixels); pass {smaller} for "
+        f"smaller micro-batches, or reduce train.eval_batch_size or data.image_size"
     )

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -17,48 +17,41 @@ STANDARD_OUTPUT = "-"
 
 
 def check_targets(*targets: str | None, **with_ending: str | None) -> None:
-    """Check that result files can be written, before the results are computed.
+    """Raise ConfigError unless all result files can be written, before they are computed.
 
     Args:
         *targets: Paths, "-" for standard output, or None for no output.
         **with_ending: Targets by file extension. Existing files with another extension are not
             replaced.
-
-    Raises:
-        ConfigError: If a file cannot be written, or two targets are the same file.
     """
     for ending, target in with_ending.items():
         if target == STANDARD_OUTPUT and ending in ("html", "pt"):
-            raise ConfigError("--out -: this is written to a file; pass its name")
+            raise ConfigError("--out -: standard output is not supported; pass a file name")
         path = Path(target or STANDARD_OUTPUT)
         if path.is_file() and path.suffix != f".{ending}" and path.stat().st_size:
             raise ConfigError(
-                f"{path} exists, and is no .{ending} file that could be replaced: name another one"
+                f"{path}: this existing file is not a .{ending} file; choose another name"
             )
 
-    every = targets + tuple(with_ending.values())
-    chosen = [target for target in every if target is not None]
+    chosen = [target for target in targets + tuple(with_ending.values()) if target is not None]
     for target in chosen:
-        if target != STANDARD_OUTPUT:
-            _check_file(Path(target))
+        path = Path(target)
+        existing = path if path.exists() else path.parent
+        fault = None
+        if target == STANDARD_OUTPUT:
+            continue
+        if path.is_dir():
+            fault = "it is a folder; add the name of a file"
+        elif not path.parent.is_dir():
+            fault = f"the folder {path.parent} does not exist; create it"
+        elif not os.access(existing, os.W_OK):
+            fault = "no write permission; choose another folder"
+        if fault:
+            raise ConfigError(f"cannot write {path}: {fault}")
 
     # Compare real paths, because one may be a link to the other.
     if len({os.path.realpath(target) for target in chosen}) < len(chosen):
         raise ConfigError(f"cannot write two results to {chosen[0]}: choose another name for one")
-
-
-def _check_file(path: Path) -> None:
-    """Raise ConfigError unless a file can be written or created."""
-    existing = path if path.exists() else path.parent
-    fault = None
-    if path.is_dir():
-        fault = "it is a folder; add the name of a file"
-    elif not path.parent.is_dir():
-        fault = f"there is no folder {path.parent}"
-    elif not os.access(existing, os.W_OK):
-        fault = "no permission; choose another place"
-    if fault:
-        raise ConfigError(f"cannot write {path}: {fault}")
 
 
 def is_stream(target: str) -> bool:
@@ -68,15 +61,7 @@ def is_stream(target: str) -> bool:
 
 
 def check_folder(option: str, folder: str) -> None:
-    """Check that a folder can be created and written to.
-
-    Args:
-        option: Name of the option, for the error message.
-        folder: Path of the folder.
-
-    Raises:
-        ConfigError: If it cannot be created or written to.
-    """
+    """Raise ConfigError unless the folder of an option can be created and written to."""
     # The rest of the path is created in the deepest existing folder.
     existing = Path(folder).absolute()
     while not existing.exists():
@@ -84,9 +69,9 @@ def check_folder(option: str, folder: str) -> None:
 
     fault = None
     if not existing.is_dir():
-        fault = f"{existing} is a file; name a folder"
+        fault = f"{existing} is a file; pass a folder"
     elif not os.access(existing, os.W_OK | os.X_OK):
-        fault = f"no permission to write to {existing}; choose another place"
+        fault = f"no permission to write to {existing}; choose another folder"
     if fault:
         raise ConfigError(f"{option} {folder}: {fault}")
 
@@ -94,15 +79,11 @@ def check_folder(option: str, folder: str) -> None:
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return a value as standard JSON.
 
-    Infinite and NaN numbers become null. Characters that are not valid Unicode, such as bytes of a
-    file name in another encoding, are escaped.
+    Infinite and NaN numbers become null. Invalid Unicode, as in some file names, is escaped.
 
     Args:
         value: Plain containers and values.
         indent: Number of spaces per level; None for one line.
-
-    Returns:
-        The JSON text.
     """
     return json.dumps(_clean(value), indent=indent, allow_nan=False)
 
@@ -121,10 +102,7 @@ def _clean(value: Any) -> Any:
 
 
 def named(name: str) -> dict[str, str]:
-    """Return the entries of a JSON object with the name of an image.
-
-    A name that is not valid UTF-8 is escaped, and also returned in hexadecimal as "image_bytes".
-    """
+    """Return the JSON entry of an image name; with "image_bytes" in hex if it is not UTF-8."""
     encoded = os.fsencode(name)
     try:
         return {"image": encoded.decode("utf-8")}
@@ -143,17 +121,15 @@ def replacing(
 ) -> Iterator[BinaryIO]:
     """Write a temporary file that replaces `path` if the block ends without an error.
 
-    After an error, an existing file is unchanged. The parent folder is created.
-
-    Files with `durable` or `of_run` are written by one process at a time, see `RunLock`. Their
-    temporary file has a fixed name, so that killed runs leave at most one.
+    After an error, an existing file is unchanged. The parent folder is created. The temporary file
+    of `durable` or `of_run` files has a fixed name, so that killed runs leave at most one. These
+    files are written by one process at a time, see `RunLock`.
 
     Args:
         path: The file to write.
         durable: Flush the content to the disk before the file is renamed.
         of_run: Whether the file belongs to a training run, for error messages.
-        of_user: Keep the mode and the owner of an existing file of the user. Implies the flush of
-            `durable`.
+        of_user: Keep the mode and the owner of an existing file. Implies `durable`.
         tag: Part of the temporary file's name, if several commands may write the same file.
 
     Raises:
@@ -217,27 +193,22 @@ def write_texts(target: str, texts: Iterable[str]) -> None:
             file.writelines(text.encode() for text in texts)
         return
 
-    name = "standard output"
-    stream = sys.stdout
-    if target != STANDARD_OUTPUT:
-        name = target
-        with writing(name):
-            stream = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
-    try:
+    if target == STANDARD_OUTPUT:
         for text in texts:
-            with writing(name):
-                stream.write(text)
-                stream.flush()
-    finally:
-        # Standard output stays open. `close` flushes, and may repeat an error of the write.
-        if stream is not sys.stdout:
-            with suppress(OSError):
-                stream.close()
+            with writing("standard output"):
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        return
+
+    with writing(target), Path(target).open("w", encoding="utf-8", newline="") as stream:
+        for text in texts:
+            stream.write(text)
+            stream.flush()
 
 
 def csv_lines(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> Iterator[str]:
     """Return rows as lines of CSV, with line terminator `end`."""
-    # `writerow` returns the result of `write`, which is the line.
+    # `writerow` returns the result of `write`: the line.
     return map(csv.writer(SimpleNamespace(write=str), lineterminator=end).writerow, rows)
 
 

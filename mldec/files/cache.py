@@ -30,7 +30,7 @@ def write_cached(path: Path, key: str, arrays: Mapping[str, Any]) -> None:
             # The key is the last array: a truncated archive loses its last arrays first.
             np.savez(file, **arrays, key=key)
     except DataError as error:
-        log.warning("%s; until then it is made anew at every start", error)
+        log.warning(f"{error}; the cache is not used until then")
 
 
 def read_cached(path: Path, key: str) -> dict[str, Any] | None:
@@ -44,5 +44,5 @@ def read_cached(path: Path, key: str) -> dict[str, Any] | None:
         return None
     except Exception as error:
         # zipfile and NumPy raise various exceptions for damaged files.
-        log.warning("%s is not used (%s): it is made anew", path, brief(error))
+        log.warning(f"{path}: the cache file is damaged ({brief(error)}); it will be replaced")
         return None

@@ -26,17 +26,11 @@ CALIBRATED = "calibrated.pt"  # in the same folder, written by mldec calibrate
 LOCK_FILE = "run.lock"
 PATIENCE = 210.0  # maximum seconds to wait for the lock after a restart by torchrun
 PAUSE = 1.0  # seconds between two attempts
-NOT_OURS = "it is not what a run writes"
+NOT_OURS = "restore it from a backup"
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the best checkpoint of a run, else the last one.
-
-    Args:
-        folder: Folder of the run.
-
-    Returns:
-        Path of the checkpoint.
+    """Return the path of the best checkpoint of a run, else of the last one.
 
     Raises:
         CheckpointError: If the folder has no checkpoint.
@@ -46,10 +40,8 @@ def find_checkpoint(folder: Path) -> Path:
         if path.exists():
             return path
 
-    looked_for = " nor ".join(str(path) for path in paths)
-    raise CheckpointError(
-        f"{folder} is no folder of a run: there is neither {looked_for}; check the path"
-    )
+    names = " or ".join(str(path) for path in paths)
+    raise CheckpointError(f"{folder}: not the folder of a run, without {names}; check the path")
 
 
 def is_best_of_run(checkpoint: Path) -> bool:
@@ -97,10 +89,7 @@ class RunFacts:
 
 
 def read_facts(folder: Path) -> RunFacts | None:
-    """Read run.json of a run folder.
-
-    Returns:
-        The facts, or None without this file.
+    """Read run.json of a run folder, None if it does not exist.
 
     Raises:
         CheckpointError: If the file is not valid.
@@ -113,10 +102,7 @@ def read_facts(folder: Path) -> RunFacts | None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl.
-
-    Returns:
-        One dictionary of numbers or None per line. The list is empty without this file.
+    """Read the lines of metrics.jsonl, one dictionary each. Empty if the file does not exist.
 
     Raises:
         CheckpointError: If a line is not valid.
@@ -135,15 +121,13 @@ class RunLock:
 
     Args:
         folder: The folder to lock.
-        of_run: Whether it is the folder of a training run or of another command, for error
-            messages.
+        of_run: Whether it is the folder of a training run, for error messages.
     """
 
     def __init__(self, folder: Path, *, of_run: bool = True) -> None:
         self.path = folder / LOCK_FILE
         self._of_run = of_run
         self._lock = FileLock(self.path, thread_local=False)
-        self._owner: int | None = None  # id of the process that holds the lock
 
     def take(self) -> None:
         """Lock the folder until `release`.
@@ -170,19 +154,19 @@ class RunLock:
                 owner = " (process {process} on {host}, started {started})".format(**holder)
             elsewhere = "pass name=... for a new run" if self._of_run else "name another file"
             raise RunInUseError(
-                f"{self.path.parent}: another run is using this folder{owner}; "
-                f"wait for its end or stop it, or {elsewhere}"
+                f"{self.path.parent}: another run is using this folder{owner}; wait for its end, "
+                f"or {elsewhere}"
             ) from error
         except PermissionError:
             with writing(self.path, of_run=self._of_run):
                 raise
         except (OSError, NotImplementedError) as error:
             log.warning(
-                f"{self.path.parent}: this file system has no locks ({error}): start no second run"
+                f"{self.path.parent}: this file system does not support locks ({error}); do not "
+                f"start a second run in this folder"
             )
             return
 
-        self._owner = os.getpid()
         record = {
             "host": socket.gethostname(),
             "process": os.getpid(),
@@ -193,9 +177,8 @@ class RunLock:
             self.path.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
     def release(self) -> None:
-        """Release the lock if this process holds it."""
-        if self._owner == os.getpid():
-            self._owner = None
+        """Release the lock if it is held."""
+        if self._lock.is_locked:
             # Remove the file before the release. A waiting process then creates a new one.
             self.path.unlink(missing_ok=True)
             self._lock.release()
@@ -210,9 +193,9 @@ class RunLock:
         """Return the record of the lock file, empty if it cannot be read."""
         try:
             values = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             return {}
-        return values if isinstance(values, dict) else {}
+        return dict(values)
 
 
 @contextmanager

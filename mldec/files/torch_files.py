@@ -9,8 +9,9 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors.torch import save as packed
@@ -26,8 +27,7 @@ MAPPED = 2**30  # minimum size in bytes of files that are memory-mapped
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
     """Write a checkpoint atomically. A crash leaves either the old or the new one.
 
-    The new file is written to a temporary file, flushed to the disk and renamed. Its checksum file
-    holds the hashes of both files during the rename.
+    The checksum file holds the hashes of both files during the rename.
 
     Args:
         path: The file to write.
@@ -48,14 +48,11 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
         os.fsync(file.fileno())
 
         # Rename the oldest version first, so that none is overwritten.
-        paths = versions(path, keep)
-        for older, newer in reversed(list(zip(paths[1:], paths, strict=False))):
+        for newer, older in reversed(list(pairwise(versions(path, keep)))):
             if newer.exists():
                 _rename(newer, older, known_hashes(newer))
         new_hash = sha256_of(Path(file.name))
-        hashes = [new_hash]
-        hashes += known_hashes(path)
-        write_hashes(path, hashes)
+        write_hashes(path, [new_hash] + known_hashes(path))
     _sync_folder(path.parent)
     write_hashes(path, [new_hash])
 
@@ -68,11 +65,7 @@ def versions(path: Path, keep: int) -> list[Path]:
 
 
 def duplicate(source: Path, target: Path) -> None:
-    """Replace a checkpoint by a hard link to, or a copy of, another one.
-
-    Args:
-        source: The existing checkpoint.
-        target: The file to create or replace.
+    """Replace the checkpoint `target` by a hard link to, or a copy of, `source`.
 
     Raises:
         DataError: If the target cannot be written.
@@ -101,27 +94,15 @@ def snapshot(value: Any) -> Any:
 
 
 def read_torch(path: Path) -> Any:
-    """Read a file of torch.save safely.
-
-    The file can only hold tensors and plain values. Its checksum file, if any, must match.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its content, on the CPU.
+    """Return the content of a file of torch.save, on the CPU, without running code from it.
 
     Raises:
-        CheckpointError: If the file is missing, is damaged, or contains other objects.
+        CheckpointError: If the file is missing, differs from its checksum file, or contains more
+            than tensors and plain values.
     """
     # `is_file` is also False for a pipe, which would block.
     if not path.is_file():
-        raise CheckpointError(f"no file at {path}: check the path")
-    if path.suffix == ".pt2":
-        raise CheckpointError(
-            f"{path}: no command opens a .pt2 file, which can run code; pass the checkpoint, or to "
-            f"predict, demo and benchmark an .onnx file of it"
-        )
+        raise CheckpointError(f"{path}: file not found; check the path")
 
     # Ignore torch's warnings about the pickle format, which the user cannot change.
     with naming_errors(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
@@ -130,10 +111,8 @@ def read_torch(path: Path) -> Any:
         has_record = record.is_file() and record.stat().st_size
         if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
             raise CheckpointError(
-                f"{path} is damaged: its sha256 is not the one in {record.name}; use another copy"
+                f"{path} is damaged: its sha256 is not in {record.name}; use another copy"
             )
-        if fault := _start_fault(file):
-            raise CheckpointError(f"{path} {fault}")
 
         # Unused parts of a memory-mapped file, such as optimizer states, take no memory. The
         # legacy format cannot be mapped.
@@ -143,48 +122,19 @@ def read_torch(path: Path) -> Any:
         try:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
         except pickle.UnpicklingError as error:
-            # One line of the message names the object in the pickle. The rest advises to trust
-            # the file.
-            reason = ""
-            for line in str(error).splitlines():
-                if "Unsupported" in line or "GLOBAL" in line:
-                    reason = line.partition(" Please")[0].strip()
-                    break
+            # torch's message advises to trust the file. Keep the name of the unsupported object.
+            match = re.search(r"(GLOBAL|class|global) \S+", str(error))
+            found = match[0] if match else "other data"
             raise CheckpointError(
-                f"{path} is refused: it holds more than tensors and plain values, or is damaged "
-                f"({reason}); use another copy"
+                f"{path}: expected tensors and plain values, found {found}; use another copy"
             ) from error
-
-
-def _start_fault(file: BinaryIO) -> str | None:
-    """Return an error for an empty file, a web page, or a compressed archive, else None.
-
-    The members of an archive of torch.save are not compressed, so they are smaller than the file.
-    """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    start = file.read(4)
-    if start == b"" or start.startswith(b"<"):
-        kind = "a web page" if start else "an empty file"
-        return f"is no file of tensors, but {kind}: download it again"
-
-    if start == b"PK\x03\x04":
-        members = zipfile.ZipFile(file).infolist()
-        stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-        if not stored or sum(member.file_size for member in members) > size:
-            return (
-                "is refused: its members unpack to more than the file has, and torch.save "
-                "compresses nothing; use another copy"
-            )
-    return None
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to a .safetensors file atomically. Tensors with shared memory are copied."""
-    separate = {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    separate = {}
+    for name, tensor in tensors.items():
+        separate[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     write_file(path, packed(separate, {"format": "pt"}))
 
 
@@ -194,11 +144,7 @@ def hash_record(path: Path) -> Path:
 
 
 def known_hashes(path: Path) -> list[str]:
-    """Return the hashes in the checksum file of a file, in lower case.
-
-    Both formats of `sha256sum` are supported: "HASH  NAME" and "SHA256 (NAME) = HASH". The list
-    is empty without a checksum file.
-    """
+    """Return the hashes in the checksum file of a file, which may not exist, in lower case."""
     record = hash_record(path)
     if not record.is_file():
         return []
@@ -224,11 +170,7 @@ def sha256_of(path: Path) -> str:
 
 
 def recorded_hash(path: Path) -> str:
-    """Return the SHA-256 hash of a file from its checksum file.
-
-    It is computed if there is no unique hash. A checksum file holds two hashes while its file is
-    replaced.
-    """
+    """Return the SHA-256 hash of a file, from its checksum file if this holds a single hash."""
     hashes = known_hashes(path)
     if len(hashes) == 1:
         return hashes[0]

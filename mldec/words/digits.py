@@ -11,7 +11,6 @@ from mldec.words.types import DIGITS_PREFIX, VectorOrigin, WordVectors
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-
 # The first colors differ most from each other, so that fewer colors are easier.
 COLOURS = {
     "red": (255, 0, 0),
@@ -30,24 +29,17 @@ COLOURS = {
     "jade": (0, 255, 128),
 }
 
-
 VECTOR_WIDTH = 300  # as in common word vectors
 
 
 def class_names(colours: int) -> tuple[str, ...]:
-    """Return the names of all classes. Class 10 c + d is digit d in color c.
-
-    Args:
-        colours: Number of colors, from 2 to 14.
-
-    Returns:
-        10 names per color.
+    """Return 10 class names for each of 2 to 14 colors. Class 10 c + d is digit d in color c.
 
     Raises:
         ValueError: If the number of colors is out of range.
     """
     if not 2 <= colours <= len(COLOURS):
-        raise ValueError(f"colours is {colours}: it must be from 2 to {len(COLOURS)}")
+        raise ValueError(f"colours: {colours} is not from 2 to {len(COLOURS)}")
 
     names = []
     for colour in list(COLOURS)[:colours]:
@@ -97,19 +89,19 @@ def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = (
     for count in range(2, len(COLOURS) + 1):
         number_of_colours[f"{DIGITS_PREFIX}one_hot:{count}"] = count
     if source not in number_of_colours:
-        raise DataError(f"{source}: there are no such word vectors; pass {DIGITS_PREFIX}words")
+        raise DataError(f"{source}: unknown word vectors; pass {DIGITS_PREFIX}words")
 
     colours = number_of_colours[source]
     known = class_names(colours)
     for name in names:
         if name not in known:
             raise DataError(
-                f"{source}: it has no vector of {name!r}; write a color and a digit, such as "
-                f"'red six' (colors: {', '.join(list(COLOURS)[:colours])})"
+                f"{source}: no vector of {name!r}; write a color and a digit, such as 'red six' "
+                f"(colors: {', '.join(list(COLOURS)[:colours])})"
             )
 
     found = tuple(names) + tuple(name for name in optional if name in known)
     rows = [known.index(name) for name in found]
-    kind = source.split(":")[1]
+    word_vectors = class_queries(colours, source.split(":")[1])[rows]
     origin = VectorOrigin(source, hashlib.sha256(source.encode()).hexdigest())
-    return WordVectors(found, class_queries(colours, kind)[rows], origin)
+    return WordVectors(found, word_vectors, origin)

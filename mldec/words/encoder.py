@@ -32,10 +32,7 @@ CONFIG = "open_clip_config.json"  # required in the folder of an open_clip model
 DEFAULT_WEIGHTS = "openai"
 IMAGES = ("mean", "std", "interpolation", "resize_mode")  # settings of the image preprocessing
 
-_REMEDY = (
-    f"give clip:FOLDER, which holds {CONFIG}, the weights and the tokenizer, and pip install "
-    f"-e '.[text]'"
-)
+_REMEDY = f"pass clip:FOLDER with {CONFIG}, the weights and the tokenizer"
 
 BATCH_SIZE = 256  # texts
 FORMAT = 1  # version of cached files; increase it when the vectors of a name change
@@ -50,9 +47,7 @@ class ClipSource:
 
     text: str  # user input, for messages
     model: str  # a name of open_clip, "local-dir:FOLDER" or "hf-hub:OWNER/NAME"
-
-    # A pretrained tag of open_clip or a file. None for a folder or a repository with weights.
-    weights: str | None
+    weights: str | None  # pretrained tag or file; None for a folder or repository with weights
 
     @classmethod
     def parse(cls, text: str) -> "ClipSource":
@@ -77,23 +72,20 @@ class ClipSource:
         if path.is_file():
             weights = str(path.absolute())
         elif len(path.parts) > 1:
-            raise ConfigError(f"{text}: no file at {path}; write clip:MODEL:WEIGHTS or clip:FOLDER")
+            raise ConfigError(f"{text}: {path} not found; write clip:MODEL:WEIGHTS or clip:FOLDER")
         return cls(text, model, weights or DEFAULT_WEIGHTS)
 
     @property
     def anywhere(self) -> str:
         """The source with absolute paths, which is valid in any working directory."""
-        text = PREFIX + self.model.removeprefix(LOCAL)
-        if self.weights is not None:
-            text += f":{self.weights}"
-        return text
+        weights = "" if self.weights is None else f":{self.weights}"
+        return PREFIX + self.model.removeprefix(LOCAL) + weights
 
     @property
     def folder(self) -> Path | None:
         """The folder of the model, or None for other sources."""
-        if not self.model.startswith(LOCAL):
-            return None
-        return Path(self.model.removeprefix(LOCAL))
+        is_folder = self.model.startswith(LOCAL)
+        return Path(self.model.removeprefix(LOCAL)) if is_folder else None
 
     @property
     def file(self) -> Path | None:
@@ -107,13 +99,9 @@ class ClipModel:
     """A model of open_clip in evaluation mode, float32."""
 
     source: ClipSource
-
-    # A module with `encode_image`, `encode_text`, `logit_scale` and, for SigLIP, `logit_bias`.
-    model: Any
-
+    model: Any  # with `encode_image`, `encode_text`, `logit_scale` and, for SigLIP, `logit_bias`
     # Maps texts to int64 [N, L], padded or truncated to the context length L of the model.
     tokenizer: Callable[[Sequence[str]], Tensor]
-
     config: dict[str, Any]  # architecture in open_clip, with the activation of its weights
     width: int  # D, width of the joint embedding space
     weights: Path  # downloaded or local file
@@ -172,13 +160,7 @@ def open_encoder(source: str) -> ClipModel:
 def open_model(source: str) -> ClipModel:
     """Open an open_clip model on the CPU, with both towers, tokenizer and preprocessing.
 
-    The global random state does not change.
-
-    Args:
-        source: See `ClipSource.parse`.
-
-    Returns:
-        The model.
+    For `source` see `ClipSource.parse`.
 
     Raises:
         ConfigError: If open_clip is not installed, or the model is not available.
@@ -194,7 +176,7 @@ def open_model(source: str) -> ClipModel:
         if config is None:
             near = get_close_matches(parsed.model, library.list_models(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{source}: there is no such folder or model of open_clip{hint}")
+            raise ConfigError(f"{source}: neither a folder nor a model of open_clip{hint}")
         width = int(config["embed_dim"])
         text_config = config["text_cfg"]
         tag = _tag(library, parsed)
@@ -228,8 +210,8 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
     if not tag:
         hint = suggest(source.weights, library.list_pretrained_tags_by_model(source.model))
         raise ConfigError(
-            f"{source.text}: open_clip has no weights {source.weights!r} of {source.model}, and "
-            f"there is no such file{hint}"
+            f"{source.text}: {source.weights!r} is neither a file nor a pretrained tag of "
+            f"{source.model}{hint}"
         )
     return tag
 
@@ -240,15 +222,12 @@ def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
     if not source.file:
         return {}
     tags = library.list_pretrained_tags_by_model(source.model)
-    published = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
-    if not published:
-        return {}
-
-    first, *others = published
+    configs = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
     shared = {}
     for setting in IMAGES:
-        if all(other[setting] == first[setting] for other in others):
-            shared[setting] = first[setting]
+        values = {config[setting] for config in configs}
+        if len(values) == 1:
+            shared[setting] = values.pop()
     return shared
 
 
@@ -264,14 +243,13 @@ def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Pa
 
     file = library.factory._find_checkpoint_in_dir(source.folder)
     if file is None:
-        fault = f"{source.folder} holds no weights; call them open_clip_model.safetensors"
-        raise ConfigError(f"{source.text}: {fault}")
+        raise ConfigError(f"{source.text}: the folder has no open_clip_model.safetensors; add it")
     return Path(file)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Prevent open_clip from adding a handler to the root logger, which would repeat our lines."""
+    """Prevent open_clip from adding a handler to the root logger, which would repeat log lines."""
     root = logging.getLogger()
     handler = logging.NullHandler()
     level = root.level
@@ -294,8 +272,8 @@ def encode_names(
 ) -> tuple[Tensor, str]:
     """Return the vectors of names by a text encoder, from the cache if possible.
 
-    The cache has one file per encoder and list of templates, with the vectors of all past names.
-    The model is opened and open_clip imported only for new names.
+    The cache has one file per encoder and list of templates. open_clip is only imported for names
+    that are not in the cache.
 
     Args:
         source: See `ClipSource.parse`.
@@ -367,9 +345,6 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
             "simple7" (the 7 best of these), or the path of a file with one template per line.
         folder: Folder of a relative path.
 
-    Returns:
-        The templates.
-
     Raises:
         ConfigError: If a template has no {}.
     """
@@ -384,12 +359,12 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
         templates = tuple(read_lines(path))
         where = f"data.prompts: {path}"
 
-    for number, template in enumerate(templates, 1):
+    for template in templates:
         if PLACE not in template:
             hint = suggest(prompts, list(LISTS))
             raise ConfigError(
-                f"{where}: template {number}, {template[:60]!r}, has no {PLACE} for the name; "
-                f"write a sentence such as {PROMPT!r}, or give a file or list{hint}"
+                f"{where}: the template {template[:60]!r} has no {PLACE} for the name; write a "
+                f"sentence such as {PROMPT!r}, or pass a file or list{hint}"
             )
     return templates
 
@@ -399,5 +374,5 @@ def _open_clip(user: str) -> ModuleType:
     try:
         import open_clip
     except ImportError as error:
-        raise ConfigError(f"{user} needs open_clip: pip install -e '.[text]'") from error
+        raise ConfigError(f"{user}: open_clip is missing; pip install -e '.[text]'") from error
     return open_clip

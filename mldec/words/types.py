@@ -17,15 +17,9 @@ class VectorOrigin:
     # A text encoder with absolute paths, such as "clip:ViT-B-32:openai", or "digits:words", see
     # `words.digits.named_vectors`, or the name of a vector file, without its folder.
     source: str
-
-    # Hash of the encoder's weights, the vector file or the text "digits:words", in hexadecimal.
-    sha256: str
-
-    # Sentences with {} for the name, whose vectors are averaged. Empty for a vector file.
-    templates: tuple[str, ...] = ()
-
-    # Name and hash of a file of class descriptions, see `vectors.described`.
-    descriptions: str | None = None
+    sha256: str  # of the encoder's weights, the vector file or the text "digits:words"
+    templates: tuple[str, ...] = ()  # sentences with {} for the name, whose vectors are averaged
+    descriptions: str | None = None  # name and hash of the file, see `vectors.described`
 
     @property
     def is_encoder(self) -> bool:

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, takewhile
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from mldec.errors import CheckpointError, ConfigError, DataError, documented, naming_errors
 from mldec.files.text import open_binary, read_json, read_lines
 from mldec.files.torch_files import read_torch, sha256_of
-from mldec.names import as_name, format_list, names_fault, unknown_class
+from mldec.names import check_names, format_list, names_fault
 from mldec.words.encoder import PLACE, ClipSource, encode_names
 from mldec.words.types import DIGITS_PREFIX, PREFIX, PROMPT, VectorOrigin, WordVectors
 
@@ -44,8 +44,7 @@ def _look_up(
     # The zero-shot heads and `nearest` normalize vectors, so zeros are not allowed.
     for name, vector in vectors.items():
         if not np.isfinite(vector).all() or not vector.any():
-            fault = "is all zeros, or has NaN or infinite numbers"
-            raise DataError(f"{path}: the vector of {name!r} {fault}; {_SEE}")
+            raise DataError(f"{path}: the vector of {name!r} is zero or not finite; {_SEE}")
     return vectors
 
 
@@ -55,8 +54,9 @@ def _by_name(
     """Return the vectors of an array file by name. `order` lists the names of the array."""
     if order is None:
         order = read_lines(path.with_suffix(".txt"))
-    if fault := names_fault(order):
-        raise DataError(f"the names of {path}: {fault}; {_SEE}")
+    fault = names_fault(order)
+    if fault:
+        raise DataError(f"{path}: {fault}; {_SEE}")
 
     if path.suffix == ".npy":
         array: np.ndarray = np.load(path, allow_pickle=False)
@@ -75,16 +75,18 @@ def _by_name(
     # The orientation of a square array is ambiguous, which raises an error.
     if array.ndim != 2 or array.shape.count(len(order)) != 1:
         raise DataError(
-            f"{path} has shape {list(shape)}, of which exactly one dimension must be that of the "
-            f"{len(order):,} names; {_SEE}"
+            f"{path}: exactly one dimension of {list(shape)} must be the number of names, "
+            f"{len(order):,}; {_SEE}"
         )
     if array.shape[0] != len(order):
         array = array.T
 
     row_of = {name: row for row, name in enumerate(order)}
-    present = [name for name in chain(names, optional) if name in row_of]
-    rows = np.ascontiguousarray(array[[row_of[name] for name in present]], np.float32)
-    return dict(zip(present, rows, strict=True))
+    vectors = {}
+    for name in chain(names, optional):
+        if name in row_of:
+            vectors[name] = np.ascontiguousarray(array[row_of[name]], np.float32)
+    return vectors
 
 
 def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dict[str, np.ndarray]:
@@ -96,11 +98,11 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
     vector_of_word = _scan(path, set(chain.from_iterable(spellings.values())))
 
     # Use the first spelling with a vector.
-    vector_of_text = {}
+    vector_of_text: dict[str, np.ndarray] = {}
     for text, words in spellings.items():
-        present = [word for word in words if word in vector_of_word]
-        if present:
-            vector_of_text[text] = vector_of_word[present[0]]
+        for word in words:
+            if word in vector_of_word:
+                vector_of_text.setdefault(text, vector_of_word[word])
 
     vectors: dict[str, np.ndarray] = {}
     means = []
@@ -111,12 +113,11 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
         # The mean needs the vectors of all words.
         elif len(words_of_name) > 1 and all(word in vector_of_text for word in words_of_name):
             vectors[name] = np.mean([vector_of_text[word] for word in words_of_name], axis=0)
-            means.append(name)
+            if name in names:
+                means.append(name)
 
-    if wanted_means := [name for name in means if name in set(names)]:
-        log.warning(
-            "%s: the mean of their words' vectors serves %s", path, format_list(wanted_means)
-        )
+    if means:
+        log.warning(f"{path}: names with the mean vector of their words: {format_list(means)}")
     return vectors
 
 
@@ -149,7 +150,7 @@ def _scan(path: Path, wanted: Collection[bytes]) -> dict[bytes, np.ndarray]:
             numbers = list(takewhile(_is_number, reversed(header)))
             width = min(len(numbers), len(header) - 1)
         if width < 1:
-            raise ValueError("it is not a text file with a word and its numbers in each line")
+            raise ValueError("expected a word and its numbers in each line")
 
         file.seek(0)
         for line in file:
@@ -199,16 +200,14 @@ def load_word_vectors(
         cache_dir: Cache folder for the vectors of a text encoder; see `cache_folder`.
         keep: Write the vectors of new names to the cache.
 
-    Returns:
-        The word vectors and their origin.
-
     Raises:
         DataError: If a name is missing or repeated, counts or widths differ, a vector is all
             zeros or not finite, or the file has another format.
     """
     all_names = tuple(names) + tuple(optional)
-    if fault := names_fault(all_names):
-        raise DataError(f"the class names: {fault}; {_SEE}")
+    fault = names_fault(all_names)
+    if fault:
+        raise DataError(f"{source}: {fault}; {_SEE}")
 
     if source.startswith(PREFIX):
         word_vectors, sha256 = encode_names(source, all_names, templates, cache_dir, keep=keep)
@@ -239,9 +238,6 @@ def described(
         path: JSON file of sentences by class name: {"zebra": ["a striped horse"]}.
         cache_dir: Cache folder; see `cache_folder`.
 
-    Returns:
-        The new word vectors.
-
     Raises:
         DataError: If the file has another content, or describes no class.
     """
@@ -250,12 +246,13 @@ def described(
     for name, sentences in sentences_of.items():
         is_list = isinstance(sentences, list) and len(sentences) > 0
         if not is_list or not all(isinstance(text, str) and text.strip() for text in sentences):
-            raise DataError(f"{path}: {name!r} has no list of sentences; {_SEE}")
+            raise DataError(f"{path}: {name!r} requires a list of sentences; {_SEE}")
     rows = [row for row, name in enumerate(vectors.names) if name in sentences_of]
     if not rows:
-        raise DataError(f"{path} describes no class of the data, by name -> sentences; {_SEE}")
-    if missing := [name for name in vectors.names if name not in sentences_of]:
-        log.info(f"{path} describes {len(rows):,} classes; prompts serve {format_list(missing)}")
+        raise DataError(f"{path}: it describes no class of the data; {_SEE}")
+    missing = [name for name in vectors.names if name not in sentences_of]
+    if missing:
+        log.info(f"{path}: {len(missing):,} classes without description: {format_list(missing)}")
 
     sentences = [text for row in rows for text in sentences_of[vectors.names[row]]]
     known = list(dict.fromkeys(sentences))
@@ -270,10 +267,10 @@ def described(
     return vectors._replace(word_vectors=word_vectors, origin=origin)
 
 
-def made_alike(
+def encode_like_training(
     names: Sequence[str], origin: VectorOrigin, *, where: str, remedy: str, keep: bool = True
 ) -> WordVectors:
-    """Compute the word vectors of other names with the source of a checkpoint's vectors.
+    """Compute the word vectors of other names with the text encoder of a checkpoint.
 
     Args:
         names: The names.
@@ -282,72 +279,26 @@ def made_alike(
         remedy: End of error messages: how to provide the weights of the encoder.
         keep: Write the vectors of new names to the cache.
 
-    Returns:
-        The word vectors.
-
     Raises:
         ConfigError: If the encoder is not available.
         CheckpointError: If the encoder has other weights now.
     """
-    maker = f"{where}: the checkpoint makes word vectors by {origin.described()}"
     try:
-        made = load_word_vectors(origin.source, names, templates=origin.templates, keep=keep)
+        vectors = load_word_vectors(origin.source, names, templates=origin.templates, keep=keep)
     except ConfigError as error:
-        raise ConfigError(f"{maker}, which cannot be had here: {error}; or {remedy}") from error
+        raise ConfigError(f"{where}: {error}; or {remedy}") from error
 
-    if made.origin.sha256 != origin.sha256:
-        now = f"the weights there now have the sha256 {made.origin.sha256[:12]}"
-        raise CheckpointError(f"{maker}, and {now}; {remedy}")
-    return made
-
-
-@dataclass(frozen=True)
-class ClassList:
-    """Classes and their names. The first name is used in the data set, the others are synonyms."""
-
-    path: Path
-    classes: tuple[tuple[str, ...], ...]
-
-    def __len__(self) -> int:
-        return len(self.classes)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, class by class."""
-        return tuple(chain.from_iterable(self.classes))
-
-    @property
-    def class_of_name(self) -> list[int]:
-        """The class index of each of `names`, in ascending order."""
-        indices: list[int] = []
-        for index, names in enumerate(self.classes):
-            indices += [index] * len(names)
-        return indices
-
-    def columns(self, known: Sequence[str]) -> list[int]:
-        """Return the index of each class among the classes of a data set.
-
-        Args:
-            known: Class names of the data set.
-
-        Returns:
-            One index per class.
-
-        Raises:
-            DataError: If a class is not in the data set.
-        """
-        column_of = {name: column for column, name in enumerate(known)}
-        columns = []
-        for names in self.classes:
-            if names[0] not in column_of:
-                raise unknown_class(names[0], known, str(self.path))
-            columns.append(column_of[names[0]])
-        return columns
+    if vectors.origin.sha256 != origin.sha256:
+        raise CheckpointError(
+            f"{where}: the text encoder has changed since the training, it was "
+            f"{origin.described()}; {remedy}"
+        )
+    return vectors
 
 
 @documented("docs/zero_shot.md, section Any class list")
-def read_class_list(path: Path) -> ClassList:
-    """Read a class list.
+def read_class_list(path: Path) -> list[tuple[str, ...]]:
+    """Read the names of each class from a class list.
 
     Each line has the class name of the data set and its synonyms, separated by semicolons. Names
     are compared ignoring case.
@@ -355,18 +306,11 @@ def read_class_list(path: Path) -> ClassList:
     Raises:
         DataError: If the file cannot be read, or a name is repeated or not valid.
     """
-    classes: list[tuple[str, ...]] = []
-    class_of: dict[str, str] = {}  # case-folded name -> its class
+    classes = []
+    known: list[str] = []
     for line in read_lines(path):
         names = tuple(name.strip() for name in line.split(";"))
-        for name in names:
-            as_name(name, path)
-            if other := class_of.get(name.casefold()):
-                raise DataError(
-                    f"{path}: the name '{name}' is there twice, for '{other}' and for "
-                    f"'{names[0]}'; leave one out"
-                )
-            class_of[name.casefold()] = names[0]
         classes.append(names)
-
-    return ClassList(path, tuple(classes))
+        known += names
+    check_names(known, path)
+    return classes

@@ -1,4 +1,4 @@
-"""Models of open_clip, their text towers, and the sentences and cached vectors of names."""
+"""Text encoders of open_clip, templates, and cached vectors."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def clip(tmp_path_factory):
 
 @pytest.fixture
 def register(tmp_path, monkeypatch):
-    """Give a small model a name of open_clip: those that have one are large."""
+    """Register a small model in open_clip."""
     monkeypatch.setattr("open_clip.factory._MODEL_CONFIG_PATHS", [])
     monkeypatch.setattr("open_clip.factory._MODEL_CONFIGS", {})
 
@@ -42,18 +42,10 @@ def register(tmp_path, monkeypatch):
     return register
 
 
-def fault(source):
-    with pytest.raises(ConfigError) as error:
-        open_model(source)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 500
-    return str(error.value)
-
-
 # Sources
 
 
-def test_sources_are_the_same_in_any_working_directory(tmp_path, clip, monkeypatch):
+def test_sources_are_absolute(tmp_path, clip, monkeypatch):
     (tmp_path / "weights.pt").touch()
     (tmp_path / "link").symlink_to(clip)
     monkeypatch.chdir(tmp_path)
@@ -75,32 +67,27 @@ def test_sources_are_the_same_in_any_working_directory(tmp_path, clip, monkeypat
         assert source.folder == (tmp_path / "link" if model == link else None)
 
 
-def test_sources_that_cannot_be(tmp_path, monkeypatch):
-    assert "no such folder or model of open_clip" in fault("clip::openai")
-    assert f"clip:{tmp_path} cannot be used (" in fault(f"clip:{tmp_path}")
-    assert f"no file at {tmp_path}/none.pt" in fault(f"clip:ViT-B-32:{tmp_path}/none.pt")
-    assert "no such folder or model of open_clip; did you mean 'ViT-" in fault("clip:ViT-B-23")
-    assert fault("clip:something").endswith("no such folder or model of open_clip")
-    message = fault("clip:ViT-B-16-SigLIP2:webly")
-    assert "no weights 'webly' of ViT-B-16-SigLIP2, and there is no such file; did you" in message
-    monkeypatch.setitem(sys.modules, "open_clip", None)
-    assert fault("clip:ViT-B-32").endswith("pip install -e '.[text]'")
-
-
-# Models
-
-
-def test_weights_that_do_not_fit(tmp_path, clip, register):
+def test_unavailable_models_raise_an_error(tmp_path, clip, register):
     weights = clip / "open_clip_model.safetensors"
     register("Tiny", CLIP)
     register("Wide", {**CLIP, "embed_dim": 24})
     assert open_model(f"clip:Tiny:{weights}").width == 16
-    assert "cannot be used (RuntimeError: " in fault(f"clip:Wide:{weights}")
     (tmp_path / "page.pt").write_text("<html>")
-    assert "cannot be used" in fault(f"clip:Tiny:{tmp_path / 'page.pt'}")
+    for source, name in (
+        ("clip::openai", "clip::openai"),
+        (f"clip:{tmp_path}", str(tmp_path)),
+        (f"clip:Tiny:{tmp_path}/none.pt", "none.pt"),
+        ("clip:Tinny", "'Tiny'"),
+        ("clip:Tiny:webly", "'webly'"),
+        (f"clip:Wide:{weights}", "RuntimeError"),
+        (f"clip:Tiny:{tmp_path / 'page.pt'}", "page.pt"),
+    ):
+        with pytest.raises(ConfigError, match=name) as caught:
+            open_model(source)
+        assert "\n" not in str(caught.value)
 
 
-def test_a_strangers_folder_runs_no_code(tmp_path, monkeypatch):
+def test_third_party_folder_runs_no_code(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     path = siglip_folder(tmp_path / "model")
     file = path / "open_clip_config.json"
@@ -111,15 +98,16 @@ def test_a_strangers_folder_runs_no_code(tmp_path, monkeypatch):
     settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
-    # Without the setting of ours the file would be run, so the trap is a real one.
+    # Without our setting open_clip runs the file.
     with pytest.raises(AttributeError, match="'Mine'"):
         open_clip.get_tokenizer(f"local-dir:{path}")
     (tmp_path / "ran").unlink()
-    fault(f"clip:{path}")
+    with pytest.raises(ConfigError, match=str(path)):
+        open_model(f"clip:{path}")
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_tag_says_the_activation_and_the_normalisation(clip, register, monkeypatch):
+def test_tag_sets_activation_and_normalization(clip, register, monkeypatch):
     register("Tiny", CLIP)
     tag = {"file": str(clip / "open_clip_model.safetensors"), "quick_gelu": True}
     tag["mean"] = (0.1, 0.2, 0.3)
@@ -129,17 +117,12 @@ def test_a_tag_says_the_activation_and_the_normalisation(clip, register, monkeyp
     assert opened.preprocessing["mean"] == (0.1, 0.2, 0.3)
     assert opened.preprocessing["size"] == (32, 32)
 
-    del tag["file"]
-    tag["url"] = "https://example.org/x.pt"
-    monkeypatch.setattr("open_clip.pretrained.download_pretrained_from_url", lambda *a, **k: 1 / 0)
-    assert "ZeroDivisionError" in fault("clip:Tiny:mine")
-
 
 # Vectors of texts and names
 
 
 @pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
-def test_vectors_are_those_of_open_clip(folder, tmp_path):
+def test_vectors_equal_open_clip(folder, tmp_path):
     path = folder(tmp_path / "model")
     encoder = open_encoder(f"clip:{path}")
     # More than one batch, and a text that is longer than the context.
@@ -181,10 +164,10 @@ def asked(monkeypatch):
     return names_of_calls
 
 
-def test_a_name_is_encoded_once(clip, tmp_path, asked, monkeypatch):
+def test_names_are_encoded_once(clip, tmp_path, asked, monkeypatch):
     source, cache = f"clip:{clip}", str(tmp_path)
     first, hash_of_weights = encode_names(source, ["ox", "cat"], TEMPLATES, cache)
-    # Another list of classes: the known one is not encoded again, and the order is that asked for.
+    # Known names are not encoded again.
     second, _ = encode_names(source, ["dog", "ox"], TEMPLATES, cache)
     # Other templates are other vectors.
     other, _ = encode_names(source, ["ox"], ("{}",), cache)
@@ -204,7 +187,7 @@ def test_a_name_is_encoded_once(clip, tmp_path, asked, monkeypatch):
         encode_names(source, ["cat", "new"], TEMPLATES, cache)
 
 
-def test_other_weights_are_another_encoder(clip, tmp_path, asked):
+def test_changed_weights_invalidate_the_cache(clip, tmp_path, asked):
     source, cache = f"clip:{tmp_path / 'model'}", tmp_path / "cache"
     shutil.copytree(clip, tmp_path / "model")
     first, first_hash = encode_names(source, ["ox"], TEMPLATES, str(cache))
@@ -214,7 +197,7 @@ def test_other_weights_are_another_encoder(clip, tmp_path, asked):
     assert first_hash != second_hash
     assert not torch.allclose(first, second)
 
-    # A tag with other weights than before: all names are encoded again, the known one too.
+    # All names are encoded again with other weights of a tag.
     for file in cache.iterdir():
         with np.load(file) as stored:
             content = dict(stored)
@@ -223,21 +206,10 @@ def test_other_weights_are_another_encoder(clip, tmp_path, asked):
     assert asked == [["ox"], ["ox"], ["ox", "cat"]]
 
 
-def test_a_cache_that_cannot_be_used(clip, tmp_path, asked, caplog):
-    source, cache = f"clip:{clip}", tmp_path / "cache"
-    before, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
-    for file in cache.iterdir():
-        file.write_bytes(file.read_bytes()[:-200])
-    after, _ = encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
-    assert torch.equal(before, after)
-    assert len(asked) == 2
-    assert "is not used" in caplog.text
-
-
 # Sentences
 
 
-def test_the_lists_of_clip(tmp_path, monkeypatch):
+def test_template_lists_equal_open_clip(tmp_path, monkeypatch):
     lists = {
         "clip80": open_clip.OPENAI_IMAGENET_TEMPLATES,
         "simple7": open_clip.SIMPLE_IMAGENET_TEMPLATES,
@@ -251,21 +223,19 @@ def test_the_lists_of_clip(tmp_path, monkeypatch):
         read_templates("clip80", tmp_path)
 
 
-def test_a_sentence_or_a_file_of_them(tmp_path):
+def test_templates_from_a_sentence_or_file(tmp_path):
     assert read_templates("a photo of a {}.", tmp_path) == ("a photo of a {}.",)
     (tmp_path / "mine.txt").write_text("a {}\n\nthe {} and the {}\n")
     assert read_templates("mine.txt", tmp_path) == ("a {}", "the {} and the {}")
 
     (tmp_path / "wrong.txt").write_text("a {}\na cat\n")
     (tmp_path / "empty.txt").touch()
-    for setting, message in (
-        ("a photo", "data.prompts: template 1, 'a photo', has no {} for the name"),
-        ("clip8", "did you mean 'clip80'"),
-        ("", "has no {}"),
-        ("empty.txt", "empty.txt is empty"),
-        ("wrong.txt", "wrong.txt: template 2, 'a cat', has no {} for the name"),
+    for setting, name in (
+        ("a photo", "'a photo'"),
+        ("clip8", "'clip80'"),
+        ("", "data.prompts"),
+        ("empty.txt", r"empty\.txt"),
+        ("wrong.txt", "'a cat'"),
     ):
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=name):
             read_templates(setting, tmp_path)
-        assert message in str(error.value)
-        assert "\n" not in str(error.value)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mldec import build
 from mldec.checkpoint import load_model, released
-from mldec.checkpoint.loading import COMPUTED, check_fit
+from mldec.checkpoint.loading import COMPUTED, load_strict
 from mldec.checkpoint.thresholds import with_thresholds
 from mldec.config.compose import parse
 from mldec.data.types import Classes
@@ -113,7 +113,7 @@ def test_released_layout_is_converted(name, descriptions):
         config = parse(checkpoint.config)
         parts = build.check(config, build.MODEL_PARTS)
         model = build.model(parts, checkpoint.classes, pretrained=False)
-    check_fit(model, checkpoint.model, COMPUTED)
+        load_strict(model, checkpoint.model, file, COMPUTED)
 
     assert (len(checkpoint.classes), model.head.descriptions) == (4585, descriptions)
     assert config.backbone["name"] == "swin_large_patch4_window12_384"

@@ -1,4 +1,4 @@
-"""A whole checkpoint of ours, and files that would run code if they were read carelessly."""
+"""A complete checkpoint, and hostile files: code, damage and other content."""
 
 import io
 import os
@@ -27,7 +27,7 @@ WORDS += ["head.embed_dim=32", "head.mlp_dim=32", "train.workers=0"]
 
 
 def good(words: list[str] = WORDS, word_vectors: torch.Tensor | None = None) -> dict[str, Any]:
-    """Return a whole checkpoint of ours, of an untrained network."""
+    """Return a complete checkpoint of an untrained network."""
     config = compose(words)
     classes = Classes(NAMES)
     model = build.model(build.check(config, build.MODEL_PARTS), classes, pretrained=False)
@@ -57,7 +57,7 @@ def good(words: list[str] = WORDS, word_vectors: torch.Tensor | None = None) -> 
 
 
 def put(state: dict[str, Any], place: str, value: Any) -> None:
-    """Replace what is at a place, such as config/head/num_layers."""
+    """Replace the value at a place such as config/head/num_layers."""
     *parents, last = place.split("/")
     for name in parents:
         state = state[name]
@@ -65,7 +65,7 @@ def put(state: dict[str, Any], place: str, value: Any) -> None:
 
 
 class Runs:
-    """A pickle of this runs a command of the shell when it is read by `pickle`."""
+    """Unpickling this object runs a shell command."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -75,7 +75,7 @@ class Runs:
 
 
 def write_program(path: Path, call: Runs) -> None:
-    """Write a file of torch.export that runs a command when torch.export.load reads its inputs."""
+    """Write a file of torch.export that runs a command in torch.export.load."""
     program = io.BytesIO()
     torch.export.save(torch.export.export(nn.Identity(), (torch.zeros(2),)), program)
     with zipfile.ZipFile(program) as source, zipfile.ZipFile(path, "w") as file:
@@ -84,11 +84,10 @@ def write_program(path: Path, call: Runs) -> None:
             file.writestr(name, pickle.dumps(call) if is_pickle else source.read(name))
 
 
-# What a checkpoint of ours may have changed into: the place, and the value there.
+# Changes of a valid checkpoint: the place and its new value.
 CHANGES: dict[str, tuple[str, Any]] = {
     "target": ("config/head", {"_target_": "os.system", "command": "true"}),
     "environment": ("config/data/root", "${oc.env:HOME}"),
-    "large": ("config/head/embed_dim", 40_000),
     "steers": ("classes/names", ["a", "b", "\x1b]0;title\x07"]),
     "shape": ("model/head.pool_bias", torch.zeros(9)),
     "text": ("model", {"weight": "x"}),
@@ -96,11 +95,11 @@ CHANGES: dict[str, tuple[str, Any]] = {
 
 
 def write_all(folder: Path, trace: Path) -> list[Path]:
-    """Write a corpus of files, none of which is a checkpoint, and return their paths.
+    """Write the corpus, and return the paths of its files.
 
     Args:
-        folder: for the files.
-        trace: a file that is there once a file of the corpus has run its code.
+        folder: Folder of the files.
+        trace: File that exists if a file of the corpus has run its code.
     """
     call = Runs(f"touch {trace}")
     whole = io.BytesIO()
@@ -121,11 +120,6 @@ def write_all(folder: Path, trace: Path) -> list[Path]:
     torch.save({"model": call}, folder / "zip.pth")
     torch.save({"model": call}, folder / "old.pth", _use_new_zipfile_serialization=False)
     write_program(folder / "program.pt2", call)
-    write_program(folder / "program.pth", call)
-    with zipfile.ZipFile(folder / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps({}))
-        archive.writestr("archive/data/0", bytes(2**26))
-
     for name, (place, value) in CHANGES.items():
         state = good()
         put(state, place, value)

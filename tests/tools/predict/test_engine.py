@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import Classes
-from mldec.errors import CheckpointError
+from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.class_list import with_classes
 from mldec.evaluation.run import decided, scores
 from mldec.runtime import distributed
@@ -105,6 +105,14 @@ def test_zero_shot_engine_scores_other_classes(loaded, vectors):
     fox = engine.for_classes(Classes(("fox",), word_vectors=other.classes.word_vectors[:1]))
     expected = TorchEngine(other).answer(noise(2)).scores[:, :1]
     torch.testing.assert_close(fox.answer(noise(2)).scores, expected)
+
+    for given, names, error, message in (
+        (loaded, "cat", CheckpointError, "--classes"),
+        (words, " , ", ConfigError, "--classes"),
+        (words, "cat,cat", ConfigError, "'cat'"),
+    ):
+        with pytest.raises(error, match=message):
+            with_classes(given, names, vectors)
 
 
 class MeanColors:

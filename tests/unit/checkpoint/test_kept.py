@@ -1,4 +1,4 @@
-"""Checkpoints that older versions have written load for ever, with the same scores."""
+"""Checkpoints of older versions give the same scores."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from mldec.checkpoint import load_model
 KEPT = Path(__file__).parent / "rc1"  # written by 1.0.0rc1: digits, calibrated
 
 
-def test_a_checkpoint_of_the_first_version_loads():
+def test_checkpoint_of_first_version_gives_same_scores():
     loaded = load_model(KEPT / "model.pt")
     images = torch.arange(2 * 3 * 64 * 64).view(2, 3, 64, 64).remainder(251).to(torch.uint8)
     with torch.no_grad():
         logits = loaded.model(images)
     expected = json.loads((KEPT / "expected.json").read_text(encoding="utf-8"))
-    assert [*loaded.classes.names] == expected["classes"]
+    assert list(loaded.classes.names) == expected["classes"]
     torch.testing.assert_close(logits, torch.tensor(expected["logits"]), rtol=0, atol=1e-4)
     scores = loaded.calibration.scaled(logits).sigmoid()
     assert scores[0].tolist() == pytest.approx(expected["scores"], abs=1e-4)
-    assert [*loaded.calibration.thresholds] == pytest.approx(expected["thresholds"])
+    assert list(loaded.calibration.thresholds) == pytest.approx(expected["thresholds"])

@@ -1,4 +1,4 @@
-"""The published form of a checkpoint: the same scores bit for bit, and hostile files refused."""
+"""Published checkpoints give the same scores bit for bit."""
 
 import json
 import math
@@ -28,14 +28,13 @@ IMAGES = torch.randint(
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A calibrated checkpoint of three classes, whose two sets of weights differ."""
+    """A calibrated checkpoint of three classes with two sets of weights."""
     path = networks.save_calibrated(tmp_path_factory.mktemp("own") / "own.pt")
     saved = load(path)
-    calibration = saved.calibration
     changed = replace(
         saved,
-        # Numbers that decimals cannot write in a few digits.
-        calibration=replace(calibration, slopes=(math.pi,), offsets=(1e-17,)),
+        # Numbers without a short decimal form.
+        calibration=replace(saved.calibration, slopes=(math.pi,), offsets=(1e-17,)),
         metrics={"val/mAP": math.nan, "val/OP": 0.1},
         ema={name: tensor * 1.01 for name, tensor in saved.ema.items()},
         unseen=hostile.NAMES[1:],
@@ -45,21 +44,21 @@ def own(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def of_stranger(tmp_path_factory):
-    """One that needs no plugin; tests must not change it."""
-    folder = tmp_path_factory.mktemp("stranger") / "it"
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("original") / "it"
     saved = Checkpoint.from_state(hostile.good(), folder)
     write(folder, with_weights(saved, "raw", folder))
     return folder
 
 
 @pytest.fixture
-def stranger(of_stranger, tmp_path):
-    return shutil.copytree(of_stranger, tmp_path / "stranger")
+def published(original, tmp_path):
+    """A published checkpoint that needs no plugin."""
+    return shutil.copytree(original, tmp_path / "published")
 
 
 @pytest.mark.parametrize("weights", ["ema", "raw"])
-def test_scores_are_the_same_bit_for_bit(own, tmp_path, weights):
+def test_published_checkpoint_gives_same_scores(own, tmp_path, weights):
     write(tmp_path / "mine", with_weights(load(own), weights, own))
 
     before = load_model(own, weights)
@@ -72,12 +71,8 @@ def test_scores_are_the_same_bit_for_bit(own, tmp_path, weights):
     assert math.isnan(other.metrics["val/mAP"])
     assert torch.equal(scores(before, IMAGES), scores(other, IMAGES))
 
-    unwanted = {"ema": "raw", "raw": "ema"}[weights]
-    with pytest.raises(CheckpointError, match=f"pass --weights {weights}"):
-        load_model(tmp_path / "mine", unwanted)
 
-
-def test_only_what_belongs_to_the_chosen_weights_is_kept(own):
+def test_with_weights_drops_the_other_set_and_training_state(own):
     saved = load(own)
     assert with_weights(saved, "raw", own).calibration == saved.calibration
     assert with_weights(saved, "raw", own).best == saved.best
@@ -86,101 +81,93 @@ def test_only_what_belongs_to_the_chosen_weights_is_kept(own):
     assert changed.best == Best(weights="ema")
     assert not changed.optimizer["state"]
     assert changed.model == {}
-    with pytest.raises(CheckpointError, match="holds no moving average"):
-        with_weights(replace(saved, ema=None), "ema", own)
 
 
-def test_a_zero_shot_model_keeps_its_word_vectors(tmp_path):
-    words = [*hostile.WORDS, "head.num_groups=null", "head.word_dim=5"]
-    saved = Checkpoint.from_state(hostile.good(words, word_vectors=torch.randn(3, 5)), tmp_path)
+def test_zero_shot_model_keeps_its_word_vectors(tmp_path):
+    settings = hostile.WORDS + ["head.num_groups=null", "head.word_dim=5"]
+    saved = Checkpoint.from_state(hostile.good(settings, word_vectors=torch.randn(3, 5)), tmp_path)
     origin = VectorOrigin("clip:ViT-B-32:openai", "0" * 64, ("a {}", "the {}"))
     saved = replace(saved, classes=replace(saved.classes, origin=origin))
     torch.save(saved.to_state(), tmp_path / "own.pt")
     write(tmp_path / "mine", with_weights(saved, "raw", tmp_path))
 
-    before, other = load_model(tmp_path / "own.pt", "raw"), load_model(tmp_path / "mine")
+    before = load_model(tmp_path / "own.pt", "raw")
+    other = load_model(tmp_path / "mine")
     assert other.classes.origin == origin
     assert torch.equal(before.classes.word_vectors, other.classes.word_vectors)
     assert torch.equal(scores(before, IMAGES), scores(other, IMAGES))
-    assert QUERIES in load_file(tmp_path / "mine" / WEIGHTS)
 
 
-LACKING = object()
+def write_config(folder, change):
+    content = json.loads((folder / CONFIG).read_text())
+    change(content)
+    (folder / CONFIG).write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "fault"),
+    ("place", "value", "name"),
     [
-        ("library", "timm", "is not one that mldec publish wrote"),
-        ("layout", 2, "use a newer mldec"),
-        ("sha256", LACKING, "cannot be used"),
-        ("sha256", {WEIGHTS: "0" * 64}, "is damaged: its sha256"),
-        ("checkpoint", [], "cannot be used"),
-        ("checkpoint/format", None, "use another version of it"),
-        ("checkpoint/config/head", {"_target_": "os.system"}, "'os.system'"),
-        ("checkpoint/config/head/embed_dim", 10**7, "does not fit the model"),
+        ("library", "timm", CONFIG),
+        ("layout", 2, CONFIG),
+        ("sha256", {}, CONFIG),
+        ("sha256", {WEIGHTS: "0" * 64}, WEIGHTS),
+        ("checkpoint", [], CONFIG),
+        ("checkpoint/format", None, "format"),
+        ("checkpoint/config/head", {"_target_": "os.system"}, "os.system"),
+        ("checkpoint/config/head/embed_dim", 64, "head.embed.bias"),
     ],
 )
-def test_a_hostile_config_is_one_line(stranger, place, value, fault):
-    content = json.loads((stranger / CONFIG).read_text())
-    if value is LACKING:
-        del content[place]
-    else:
-        hostile.put(content, place, value)
-    (stranger / CONFIG).write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=fault) as caught:
-        load_model(stranger)
-    message = str(caught.value)
-    assert str(stranger) in message
-    assert "\n" not in message
-    assert len(message) < 700
+def test_invalid_config_raises_an_error(published, place, value, name):
+    write_config(published, lambda content: hostile.put(content, place, value))
+    with pytest.raises(CheckpointError, match=rf"{published}.*{name}") as caught:
+        load_model(published)
+    assert "\n" not in str(caught.value)
 
 
-def test_tensors_that_do_not_fit_are_refused(stranger):
-    tensors = load_file(stranger / WEIGHTS)
-    name = next(iter(tensors))
-    for changed, fault in (
-        ({}, "pass --weights ema"),
-        ({**tensors, "more": torch.zeros(1)}, "unexpected"),
-        ({**tensors, name: torch.zeros(1, 2, 3)}, "of another shape"),
-        ({key: value for key, value in tensors.items() if key != name}, "is missing"),
-        ({**tensors, QUERIES: torch.zeros(2, 4)}, "2 word vectors for 3 classes"),
-    ):
-        save_file(changed, stranger / WEIGHTS)
-        content = json.loads((stranger / CONFIG).read_text())
-        content["sha256"][WEIGHTS] = sha256_of(stranger / WEIGHTS)
-        (stranger / CONFIG).write_text(json.dumps(content))
-        with pytest.raises(CheckpointError, match=fault):
-            load_model(stranger)
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"more": torch.zeros(1)}, "more"),
+        ({"head.pool_bias": torch.zeros(1, 2, 3)}, "head.pool_bias"),
+        ({"head.pool_bias": None}, "head.pool_bias"),
+        ({QUERIES: torch.zeros(2, 4)}, "word vectors"),
+    ],
+)
+def test_unfitting_tensors_raise_an_error(published, changes, name):
+    tensors = load_file(published / WEIGHTS) | changes
+    tensors = {key: value for key, value in tensors.items() if value is not None}
+    save_file(tensors, published / WEIGHTS)
+    digest = sha256_of(published / WEIGHTS)
+    write_config(published, lambda content: hostile.put(content, f"sha256/{WEIGHTS}", digest))
+    with pytest.raises(CheckpointError, match=name):
+        load_model(published)
 
 
-def test_damage_of_one_bit_and_missing_files_are_named(stranger):
-    path = stranger / WEIGHTS
+def test_damaged_and_missing_files_raise_an_error(published):
+    path = published / WEIGHTS
     good = path.read_bytes()
     for place in (0, 9, len(good) // 2, len(good) - 1):
         content = bytearray(good)
         content[place] ^= 1
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=f"is damaged: .* delete {path}"):
-            load_model(stranger)
+        with pytest.raises(CheckpointError, match=str(path)):
+            load_model(published)
     path.write_bytes(good)
-    (stranger / CONFIG).unlink()
-    with pytest.raises(CheckpointError, match=f"lacks the {CONFIG}"):
-        load_model(stranger)
-    with pytest.raises(CheckpointError, match="no file at"):
-        load_model(stranger / "other.safetensors")
+    (published / CONFIG).unlink()
+    for missing, name in ((published, CONFIG), (published / "other.safetensors", "other")):
+        with pytest.raises(CheckpointError, match=name):
+            load_model(missing)
 
 
-def test_a_link_to_a_file_is_one_and_plugins_of_the_file_are_dropped(stranger, tmp_path):
+def test_links_are_followed_and_plugins_of_the_file_are_ignored(published, tmp_path):
     linked = tmp_path / "linked"
     linked.mkdir()
     for name in (CONFIG, WEIGHTS):
-        shutil.move(stranger / name, tmp_path / f"blob-{name}")
+        shutil.move(published / name, tmp_path / f"blob-{name}")
         (linked / name).symlink_to(tmp_path / f"blob-{name}")
-    content = json.loads((linked / CONFIG).read_text())
-    content["checkpoint"]["config"]["plugins"] = ["antigravity"]
-    content["checkpoint"]["config"]["data"] = {"_target_": "os.system", "command": "false"}
-    (linked / CONFIG).write_text(json.dumps(content))
+    data = {"_target_": "os.system", "command": "false"}
+    changes = {"plugins": ["antigravity"], "data": data}
+    write_config(linked, lambda content: content["checkpoint"]["config"].update(changes))
     loaded = load_model(linked)
     assert loaded.config.plugins == []
     with pytest.raises(ConfigError, match=r"data\._target_"):

@@ -1,4 +1,4 @@
-"""The parser of a checkpoint's content: each part, present, missing and of another version."""
+"""Conversion of checkpoints to plain containers and back, and calibrated logits."""
 
 import copy
 import dataclasses
@@ -34,7 +34,7 @@ CALIBRATION = Calibration(
     date="2026-11-21T22:00:00+00:00",
 )
 PLATT = replace(CALIBRATION, slopes=(1.0, 2.0, 0.0), offsets=(0.0, -1.0, 3.0))
-TOGETHER = replace(CALIBRATION, scope="global", thresholds=(0.3,))
+GLOBAL = replace(CALIBRATION, scope="global", thresholds=(0.3,))
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +44,12 @@ def whole():
 
 @pytest.fixture
 def state(whole):
-    """A whole checkpoint that a test may spoil."""
+    """A complete checkpoint that a test may change."""
     return copy.deepcopy(whole)
 
 
-def refused(state):
-    with pytest.raises(CheckpointError, match=r"^x\.pt cannot be used") as caught:
-        Checkpoint.from_state(state, PATH)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("calibration", [CALIBRATION, PLATT, None])
-def test_a_checkpoint_comes_back_from_its_state(state, tmp_path, calibration):
+def test_state_round_trip(state, tmp_path, calibration):
     one = Checkpoint.from_state(state, PATH)
     vectors = torch.randn(3, 5).half()
     classes = replace(
@@ -82,38 +75,38 @@ def test_a_checkpoint_comes_back_from_its_state(state, tmp_path, calibration):
     assert other.unseen == one.unseen
     assert other.classes.origin == ORIGIN
     if other.classes.word_vectors is not None:
-        assert torch.equal(other.classes.word_vectors, vectors.float()), "the model is float32"
+        assert torch.equal(other.classes.word_vectors, vectors.float())
         other = replace(other, classes=classes)
     assert_equal(other.to_state(), written)
-    assert Checkpoint.from_state(written, PATH).model is one.model, "tensors are not copied"
+    assert Checkpoint.from_state(written, PATH).model is one.model
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "fault"),
+    ("place", "value", "name"),
     [
-        ("classes", {}, "KeyError: 'names'"),
-        ("classes/names", ["a", "a", "b"], "the classes 0 and 1 are both called 'a'"),
-        ("classes/queries", torch.zeros(2, 5), "2 word vectors for 3 classes"),
-        ("classes/origin", {"source": "glove.txt"}, "KeyError: 'templates'"),
+        ("classes", {}, "names"),
+        ("classes/names", ["a", "a", "b"], "'a'"),
+        ("classes/queries", torch.zeros(2, 5), "word vectors"),
+        ("classes/origin", {"source": "glove.txt"}, "templates"),
         ("transform/image_size", -1, "image_size"),
-        ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "number of classes"),
-        ("config/data/root", "${oc.env:HOME}", "holds an interpolation"),
-        ("format", 1, "has format 1, this mldec reads 2; use another version"),
-        # Of an earlier or a later commit.
-        ("sampler", {}, "unexpected keyword argument 'sampler'"),
+        ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "calibration"),
+        ("config/data/root", "${oc.env:HOME}", "interpolation"),
+        ("format", 1, "format"),
+        # Checkpoints of an earlier or a later commit.
+        ("sampler", {}, "sampler"),
         ("transform/zoom", 2, "zoom"),
-        ("best/of", 1, "'of'"),
-        ("log/of", 1, "'of'"),
+        ("best/of", 1, "of"),
         ("fingerprint", {"images": 1}, "Fingerprint"),
-        ("calibration", {"slopes": [1]}, "KeyError"),
+        ("calibration", {"slopes": [1]}, "thresholds"),
     ],
 )
-def test_a_part_of_another_version_or_of_other_classes_is_one_line(state, place, value, fault):
+def test_invalid_part_raises_an_error(state, place, value, name):
     hostile.put(state, place, value)
-    assert fault in refused(state)
+    with pytest.raises(CheckpointError, match=rf"^x\.pt .*{name}"):
+        Checkpoint.from_state(state, PATH)
 
 
-def test_weights_are_those_that_scored_unless_others_are_named(state):
+def test_best_weights_are_the_default(state):
     saved = Checkpoint.from_state(state, PATH)
     assert saved.weights("raw") == (saved.model, "raw")
     assert saved.weights("ema")[0] is saved.ema
@@ -121,11 +114,11 @@ def test_weights_are_those_that_scored_unless_others_are_named(state):
 
     scored = replace(saved, best=Best("mAP", 1.0, "ema", 1))
     assert scored.weights(None) == (saved.ema, "ema")
-    with pytest.raises(DataError, match=r"^it holds no moving average: pass --weights raw$"):
+    with pytest.raises(DataError, match="--weights raw"):
         replace(scored, ema=None).weights(None)
 
 
-def test_logits_are_scaled_by_class_or_together():
+def test_logits_are_scaled_per_class_or_globally():
     logits = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 4.0]])
     assert CALIBRATION.scaled(logits).equal(logits / 2)
     expected = torch.tensor([[1.0, 3.0, 3.0], [-1.0, -1.0, 3.0]])
@@ -138,7 +131,7 @@ def test_logits_are_scaled_by_class_or_together():
     assert scaled.dtype == torch.float32
     assert scaled.equal(expected)
 
-    # The calibration is of the model's own classes, before they are selected and merged.
+    # The logits are calibrated before they are selected and merged.
     selected = ScoredClassifier(Half(), calibration=PLATT, columns=[2, 0])
     assert selected(logits, None).equal(expected[:, [2, 0]])
     merged = ScoredClassifier(Half(), calibration=PLATT, columns=[2, 0, 1], class_of_name=[1, 0, 0])
@@ -146,10 +139,10 @@ def test_logits_are_scaled_by_class_or_together():
     assert not merged.state_dict()
 
 
-def test_a_gpu_receives_the_calibration_once(monkeypatch):
+def test_calibration_is_copied_to_a_gpu_once(monkeypatch):
     copies = Mock(wraps=torch.tensor)
     monkeypatch.setattr(torch, "tensor", copies)
-    # Numbers of this test alone: the fake tensors are kept.
+    # The cache keeps the fake tensors, so these numbers occur in no other test.
     calibration = replace(PLATT, slopes=(1.5, 2.5, 3.5), offsets=(4.5, 5.5, 6.5))
     with FakeTensorMode():
         for device, expected in (("cuda:0", 2), ("cuda:0", 2), ("cuda:1", 4), ("cuda:0", 4)):
@@ -158,7 +151,7 @@ def test_a_gpu_receives_the_calibration_once(monkeypatch):
             assert copies.call_count == expected
 
 
-def test_thresholds_follow_the_names_of_the_data():
+def test_thresholds_follow_the_class_order():
     one, two, three = NAMES
     assert CALIBRATION.thresholds_of(NAMES, [three, one, two]) == [0.6, 0.2, 0.4]
-    assert TOGETHER.thresholds_of(NAMES, ["any", "other"]) == [0.3]
+    assert GLOBAL.thresholds_of(NAMES, ["any", "other"]) == [0.3]

@@ -14,7 +14,7 @@ from mldec.data.types import Classes, in_folder
 from mldec.errors import DataError
 from mldec.tools.check_data.examine import nearest_classes
 from mldec.words.types import VectorOrigin, WordVectors
-from mldec.words.vectors import ClassList, read_class_list
+from mldec.words.vectors import read_class_list
 
 NAMES = ("ant", "bee", "cat", "dogs")
 SEEN, UNSEEN = [0, 2], [1, 3]
@@ -115,11 +115,7 @@ def test_class_list_has_synonyms(tmp_path):
     file.write_text("cat; kitten ;house cat\n\n  dog\ntench, Tinca tinca;tench\n")
     class_list = read_class_list(file)
     first, last = ("cat", "kitten", "house cat"), ("tench, Tinca tinca", "tench")
-    assert class_list.classes == (first, ("dog",), last)
-    assert len(class_list) == 3
-    assert class_list.names == (*first, "dog", *last)
-    assert class_list.class_of_name == [0, 0, 0, 1, 2, 2]
-    assert class_list.columns(["dog", "bird", "tench, Tinca tinca", "cat"]) == [3, 0, 2]
+    assert class_list == [first, ("dog",), last]
 
 
 def read_list(folder, text):
@@ -147,7 +143,6 @@ def split_names(unseen, seen=None):
         (lambda folder: read_list(folder, "cat;pet\ndog;Pet\n"), "classes.txt.*'Pet'"),
         (lambda folder: read_list(folder, "\x1b[2J\n"), "classes.txt"),
         (lambda folder: read_list(folder, None), "classes.txt"),
-        (lambda folder: ClassList(Path("x.txt"), (("Cat",),)).columns(["dog", "cat"]), "'cat'"),
     ],
 )
 def test_fault_of_classes_is_named(tmp_path, call, name):

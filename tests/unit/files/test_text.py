@@ -1,4 +1,4 @@
-"""Files of users as text, lines, JSON and CSV, and what cannot be read as such."""
+"""Text, JSON, YAML and CSV files."""
 
 import pytest
 
@@ -17,58 +17,53 @@ from mldec.files.text import (
 )
 
 
-def test_a_link_to_a_file_is_read(tmp_path):
-    file, link = tmp_path / "a.txt", tmp_path / "link"
+def test_byte_order_mark_and_newlines(tmp_path):
+    file = tmp_path / "a.txt"
     file.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
-    link.symlink_to(file)
-    assert read_bytes(link)[:5] == b"\xef\xbb\xbfon"
-    assert read_text(link) == "one\ntwo\n"
-    assert read_text(link, newline="") == "one\r\ntwo\n"
+    assert read_bytes(file)[:5] == b"\xef\xbb\xbfon"
+    assert read_text(file) == "one\ntwo\n"
+    assert read_text(file, newline="") == "one\r\ntwo\n"
 
 
-def test_what_cannot_be_opened_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["", "none", "loop", "a\0b", "\ud800"])
+def test_unreadable_file_raises_an_error(tmp_path, name):
     (tmp_path / "loop").symlink_to("loop")
-    odd = {
-        tmp_path: "Is a directory",
-        tmp_path / "none": "No such file",
-        tmp_path / "loop": "symbolic links",
-        tmp_path / "a\0b": "no file has such a name",
-        tmp_path / "\ud800": "no file has such a name",
-    }
-    for path, reason in odd.items():
-        for open_file in (open_binary, open_text):
-            with pytest.raises(OSError, match=reason) as caught:
-                open_file(path)
-            assert caught.value.filename is not None  # a command so knows that it is no bug
-        for read in (read_bytes, read_text, read_json):
-            with pytest.raises(DataError, match=f"cannot be read .*({reason}).*"):
-                read(path)
+    path = tmp_path / name
+    for open_file in (open_binary, open_text):
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            open_file(path)
+        assert caught.value.filename is not None  # otherwise the error is reported as a bug
+    for read in (read_bytes, read_text, read_json):
+        with pytest.raises(DataError):
+            read(path)
 
 
-COLUMNS = lambda path: [*csv_columns(path, ["x", "y"])]  # noqa: E731
-ROWS = lambda path: [*csv_rows(path)]  # noqa: E731
+def columns(path):
+    return list(csv_columns(path, ["x", "y"]))
+
+
+def rows(path):
+    return list(csv_rows(path))
 
 
 @pytest.mark.parametrize(
-    ("read", "content", "fault"),
+    ("read", "content", "part"),
     [
-        (read_json, b"[" * 100_000, "is not valid JSON"),
-        (read_json, b"9" * 5_000, "is not valid JSON"),
-        (read_json, b"\xef\xbb\xbf{}", "is not valid JSON"),
-        (read_yaml, b"a: &x [1]\nb: *x\n", "cannot be used .*aliases"),
-        (read_yaml, b"[" * 2_000, "cannot be used"),
-        (read_lines, b" \n\n", "is empty"),
-        (read_lines, b"caf\xe9", r"is not UTF-8 text \(byte 3\)"),
-        (ROWS, b'a,b\n"1"2,3\n', "row 2 is not CSV .* check its quotes"),
-        (COLUMNS, b"x\n1\n", "the header is 'x', not 'x,y'"),
-        (COLUMNS, b"x,y\n1,2\n3,4\n5\n", "row 4 has 1 columns, not 2"),
-        (COLUMNS, b'x,y\n"1"2,3\n', "wrong quoting after row 1"),
-        (COLUMNS, b"x,y\n1,\xe9\n", "is not UTF-8 text"),
+        (read_json, b"[" * 100_000, "JSON"),
+        (read_json, b"\xef\xbb\xbf{}", "JSON"),
+        (read_yaml, b"[" * 2_000, ""),
+        (read_lines, b" \n\n", "empty"),
+        (read_lines, b"caf\xe9", "byte 3"),
+        (rows, b'a,b\n"1"2,3\n', "row 2"),
+        (columns, b"x\n1\n", "'x,y'"),
+        (columns, b"x,y\n1,2\n3,4\n5\n", "row 4"),
+        (columns, b'x,y\n"1"2,3\n', "row 1"),
+        (columns, b"x,y\n1,\xe9\n", "byte"),
     ],
 )
-def test_what_is_no_such_text_is_refused(tmp_path, read, content, fault):
+def test_invalid_content_names_file_and_row(tmp_path, read, content, part):
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=rf"a\.txt.*{fault}"):
+    with pytest.raises(DataError, match=rf"a\.txt.*{part}"):
         read(tmp_path / "a.txt")
 
 
@@ -77,13 +72,12 @@ def test_lines_and_rows(tmp_path, monkeypatch):
     file.write_bytes(b"\xef\xbb\xbf one\r\n\n \ntwo")
     assert read_lines(file) == ["one", "two"]
 
-    # Numbered as an editor counts lines.
+    # The numbers are those of an editor.
     file.write_text('a,b\n\n"1\n2",3\n')
     assert list(csv_rows(file)) == [(1, ["a", "b"]), (4, ["1\n2", "3"])]
     assert next(csv_rows(file, delimiter=";")) == (1, ["a,b"])
 
-    # In pieces.
     file.write_text("x,y\n1,2\n3,4\n5,6\n")
-    assert COLUMNS(file) == [(2, [("1", "3", "5"), ("2", "4", "6")])]
+    assert columns(file) == [(2, [("1", "3", "5"), ("2", "4", "6")])]
     monkeypatch.setattr(text, "CSV_ROWS", 2)
-    assert COLUMNS(file) == [(2, [("1", "3"), ("2", "4")]), (4, [("5",), ("6",)])]
+    assert columns(file) == [(2, [("1", "3"), ("2", "4")]), (4, [("5",), ("6",)])]
