@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as mldec train does, and for the same reason
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in mldec train
 
-# Tests run side by side, one thread each: more threads than cores would wait for one another.
+# Parallel test processes use one thread each: more threads than cores wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -18,30 +18,29 @@ from support import QUICK, Cli
 
 from mldec.runtime.devices import Precision
 
-# tests/plugins holds parts of a user's own: importable here (pyproject.toml) and in the processes
-# that tests start.
-PLUGINS = Path(__file__).parent / "plugins"
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+# Child processes import tests/plugins, too. pyproject.toml adds the folder for this process.
+PLUGINS = str(Path(__file__).parent / "plugins")
+if os.environ.get("PYTHONPATH"):
+    PLUGINS += os.pathsep + os.environ["PYTHONPATH"]
+os.environ["PYTHONPATH"] = PLUGINS
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape what is not UTF-8 in captured output: reports travel between processes as UTF-8."""
+    """Escape invalid UTF-8 in captured output, because pytest-xdist sends reports as UTF-8."""
     report = yield
-    report.sections = [
-        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
-    ]
+    sections = []
+    for name, text in report.sections:
+        sections.append((name, text.encode("utf-8", "backslashreplace").decode()))
+    report.sections = sections
     return report
 
 
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
-    """Return the folder with pieces of the real datasets; skip the test where it is absent."""
-    folder = Path(
-        os.environ.get("MLDEC_SAMPLE_DATA") or Path(__file__).parents[2] / "shared" / "data"
-    )
+    """Folder with samples of the real datasets. Tests are skipped without it."""
+    default = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("MLDEC_SAMPLE_DATA") or default)
     if not folder.is_dir():
         pytest.skip(f"no sample data in {folder}; set MLDEC_SAMPLE_DATA")
     return folder
@@ -54,14 +53,14 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the working folder of the test."""
+    """Empty working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished quick run, made by a real process; tests must not change it."""
+    """Folder of a finished quick run in a real process. Tests must not change it."""
     folder = tmp_path_factory.mktemp("digits_run")
     command = [sys.executable, "-m", "mldec.train", *QUICK]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -71,7 +70,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def best(digits_run: Path) -> Path:
-    """The best checkpoint of that run."""
+    """Best checkpoint of `digits_run`."""
     return digits_run / "checkpoints" / "best.pt"
 
 
@@ -83,9 +82,10 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hub.Hub]:
-    """A hub on this machine, empty and without a token, for this process and those it starts."""
+    """Empty hub on this machine without a token, for this process and its children."""
     with fake_hub.serving() as server:
-        home, constants = tmp_path / "hf_home", huggingface_hub.constants
+        home = tmp_path / "hf_home"
+        constants = huggingface_hub.constants
         template = f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         settings = {
             "ENDPOINT": server.address,

@@ -6,7 +6,7 @@ The cases on CUDA need `pytest -m gpu`.
 import pytest
 import torch
 from patches import Patches
-from support import assert_equal
+from support import CUDA_MARKS, assert_equal, no_host_sync
 from torch import nn
 
 from mldec.config.compose import compose
@@ -16,10 +16,6 @@ from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.model import Classifier
 from mldec.training.step import Learner
 
-CUDA_MARKS = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
 DEVICES = [
     torch.device("cpu"),
     pytest.param(torch.device("cuda:0"), marks=CUDA_MARKS, id="cuda"),
@@ -31,7 +27,8 @@ class Network(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.patches, self.norm = Patches(), nn.BatchNorm1d(48)
+        self.patches = Patches()
+        self.norm = nn.BatchNorm1d(48)
         self.num_features = 48
 
     def forward(self, images):
@@ -67,7 +64,7 @@ class Steep(nn.Module):
 
 def learner(device, loss, *settings):
     torch.manual_seed(0)
-    config = compose(["+experiment=digits", f"device={device}", *settings])
+    config = compose(["+experiment=digits", f"device={device}"] + list(settings))
     head = MLDecoder(48, 4, embed_dim=16, num_heads=2, mlp_dim=16, dropout=0.0)
     model = Classifier(Network(), head).to(device)
     ours = Learner(config, model, loss, device=device, steps=12)
@@ -110,16 +107,14 @@ def test_step_needs_no_host_sync(device, precision):
     # Optimizers without a fused kernel, such as lamb, need one host sync per step.
     settings = [f"train.precision={precision}", "optim.name=adamw", "train.clip_grad=1"]
     ours = learner(device, AsymmetricLoss(), *settings)
-    pinned = Batch(*(tensor.pin_memory() for tensor in batch()[:3]))
+    images, targets, indices = batch()[:3]
+    pinned = Batch(images.pin_memory(), targets.pin_memory(), indices.pin_memory())
     # The first step builds the state of the optimizer.
     ours.learn([pinned], 6)
 
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         for _ in range(3):
             ours.learn([pinned], 6)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert len(ours.read()) == 4
 
 
@@ -151,8 +146,8 @@ def logits_and_gradients(model, images):
     model.zero_grad()
     logits = model(images)
     logits.square().sum().backward()
-    gradients = [value.grad for value in model.parameters() if value.grad is not None]
-    return [logits.detach(), *(gradient.clone() for gradient in gradients)]
+    gradients = [value.grad.clone() for value in model.parameters() if value.grad is not None]
+    return [logits.detach()] + gradients
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -65,7 +65,7 @@ def trained(null_gpu, folder):
 
 @pytest.fixture(scope="module")
 def finished(null_gpu, trained, folder):
-    """Results of all commands, which ran in one process."""
+    """Results of all commands, which run in one process."""
     commands = [command.split() for command in COMMANDS.values()]
     done = null_gpu.run("commands.py", json.dumps(commands), cwd=folder)
     return dict(zip(COMMANDS, done.result, strict=True))

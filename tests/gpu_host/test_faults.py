@@ -4,14 +4,8 @@ import json
 
 import pytest
 
-TRAIN = [
-    "+experiment=digits",
-    "data.train_images=32",
-    "data.val_images=16",
-    "train.batch_size=16",
-    "train.workers=0",
-    "train.epochs=1",
-]
+TRAIN = ["+experiment=digits", "data.train_images=32", "data.val_images=16"]
+TRAIN += ["train.batch_size=16", "train.workers=0", "train.epochs=1"]
 BEST = "outputs/digits/checkpoints/best.pt"
 CALIBRATED = "outputs/digits/checkpoints/calibrated.pt"
 
@@ -20,8 +14,9 @@ CALIBRATED = "outputs/digits/checkpoints/calibrated.pt"
 def folder(null_gpu, tmp_path_factory):
     """Working folder of a run on the CPU with a calibrated checkpoint."""
     folder = tmp_path_factory.mktemp("faults")
-    commands = [["train", *TRAIN, "device=cpu"], ["calibrate", BEST, "device=cpu", "--folds", "2"]]
-    done = null_gpu.run("commands.py", json.dumps(commands), cwd=folder)
+    train = ["train"] + TRAIN + ["device=cpu"]
+    calibrate = ["calibrate", BEST, "device=cpu", "--folds", "2"]
+    done = null_gpu.run("commands.py", json.dumps([train, calibrate]), cwd=folder)
     for command in done.result:
         assert command["status"] == 0, command["err"]
     return folder
@@ -33,8 +28,7 @@ def test_training_needs_no_compiler(null_gpu, tmp_path, monkeypatch):
     empty.mkdir()
     monkeypatch.delenv("CC", raising=False)
     env = {"PATH": str(empty), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    words = ["-m", "mldec.train", *TRAIN, "device=cuda"]
-    done = null_gpu.run(*words, cwd=tmp_path, env=env)
+    done = null_gpu.run("-m", "mldec.train", *TRAIN, "device=cuda", cwd=tmp_path, env=env)
     assert done.counts["launches"] > 0
     assert done.counts["triton_launches"] == 0
 

@@ -1,14 +1,12 @@
 """Two processes with a null GPU each, under torchrun."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-CHECKPOINT = "outputs/digits/checkpoints/last.pt"
-DATA = ["data.train_images=64", "data.val_images=40", "train.workers=0"]
-TRAIN = ["+experiment=digits", "device=cuda", *DATA, "train.batch_size=16", "train.epochs=1"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TRAIN = ["-m", "mldec.train", "+experiment=digits", "device=cuda", "data.train_images=64"]
+TRAIN += ["data.val_images=40", "train.workers=0", "train.batch_size=16", "train.epochs=1"]
 
 
 @pytest.mark.parametrize(
@@ -20,15 +18,14 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
     ids=["sync_batchnorm", "accumulate"],
 )
 def test_two_processes_train(null_gpu, tmp_path, settings):
-    words = [*TORCHRUN, "-m", "mldec.train", *TRAIN, *settings]
-    done = null_gpu.run(*words, cwd=tmp_path, devices=2)
+    done = null_gpu.run(*TORCHRUN, *TRAIN, *settings, cwd=tmp_path, devices=2)
 
     run = tmp_path / "outputs/digits"
     assert "on cuda:0 x 2" in (run / "train.log").read_text()
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 4
     assert "val/mAP" in last
-    assert Path(tmp_path, CHECKPOINT).is_file()
+    assert (run / "checkpoints" / "last.pt").is_file()
 
     # Each step and process all-reduces at least the gradients and the loss.
     assert done.counts["collectives"] >= 2 * 2 * 4

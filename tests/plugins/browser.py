@@ -1,4 +1,4 @@
-"""Chromium without a window, for tests of pages that people look at."""
+"""Headless Chromium, for tests of web pages."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 
-NEEDED = ("chromium", "chromedriver")  # of Debian's packages chromium and chromium-driver
+PROGRAMS = ("chromium", "chromedriver")  # Debian packages chromium and chromium-driver
 
-# For a machine without a screen and without network, and for containers.
+# Options for containers, and for machines without a screen or a network.
 FLAGS = (
     "headless=new",
     "no-sandbox",
@@ -22,13 +22,13 @@ FLAGS = (
 
 @contextmanager
 def opened(page: Path | str, *, width: int) -> Iterator[webdriver.Chrome]:
-    """Open a page in a window of this width in pixels; skip the test where there is no Chromium.
+    """Open a page. Skip the test if Chromium is not installed.
 
     Args:
-        page: a file, or an address.
-        width: of the window.
+        page: File or URL.
+        width: Width of the window in pixels.
     """
-    for name in NEEDED:
+    for name in PROGRAMS:
         if shutil.which(name) is None:
             pytest.skip(f"{name} is not installed (.ci/run installs it)")
 
@@ -40,7 +40,7 @@ def opened(page: Path | str, *, width: int) -> Iterator[webdriver.Chrome]:
 
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     try:
-        # A window cannot be as narrow as a telephone: the page is shown on one that is made up.
+        # A window cannot be as narrow as a phone, so the width of the device is emulated.
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         driver.get(page if isinstance(page, str) else page.resolve().as_uri())

@@ -1,4 +1,4 @@
-"""Small models of open_clip with random weights, in folders."""
+"""Folders with small open_clip models, which have random weights."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,10 @@ WIDTH = 16
 CLIP = {
     "embed_dim": WIDTH,
     "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 16},
-    "text_cfg": {
-        "context_length": 16,
-        "vocab_size": 49408,
-        "width": 16,
-        "heads": 2,
-        "layers": 2,
-    },
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
 }
-# Similar to ViT-B-16-SigLIP2 of open_clip: a timm tower, a text tower without causal mask that
-# pools the last token, a projection with bias, and its own tokenizer.
+# Similar to ViT-B-16-SigLIP2: a timm tower, a text tower without causal mask that pools the last
+# token, a projection with bias, and a tokenizer in the folder.
 SIGLIP = {
     "embed_dim": WIDTH,
     "init_logit_bias": -10,
@@ -52,12 +46,12 @@ SIGLIP_IMAGES = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}
 
 
 def clip_folder(folder: Path, seed: int = 0) -> Path:
-    """Write a CLIP-like model. Its tokenizer is part of open_clip."""
+    """Write a CLIP-like model, whose tokenizer is part of open_clip."""
     return write_folder(folder, CLIP, {}, seed)
 
 
 def siglip_folder(folder: Path, seed: int = 0) -> Path:
-    """Write a SigLIP-like model with a tokenizer of single letters."""
+    """Write a SigLIP-like model with a tokenizer."""
     write_folder(folder, SIGLIP, SIGLIP_IMAGES, seed)
     write_tokenizer(folder)
     return folder
@@ -74,7 +68,7 @@ def write_folder(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         built = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
-        # The initial weights of a text tower are too small: all texts get the same embedding.
+        # All texts have the same embedding with the initial weights, which are small.
         for parameter in built.parameters():
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.2)
@@ -83,10 +77,10 @@ def write_folder(
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of single letters, with the padding and the end of SigLIP's."""
+    """Write a tokenizer of letters with the padding and end tokens of SigLIP."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
-    letters = ["<pad>", "</s>", "<unk>", *" abcdefghijklmnopqrstuvwxyz0123456789"]
+    letters = ["<pad>", "</s>", "<unk>"] + list(" abcdefghijklmnopqrstuvwxyz0123456789")
     vocabulary = {letter: number for number, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")

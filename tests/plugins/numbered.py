@@ -14,7 +14,8 @@ class Numbers:
     """Dataset whose samples contain their index and random numbers."""
 
     def __init__(self, count: int, broken: int | None = None) -> None:
-        self.count, self.broken = count, broken
+        self.count = count
+        self.broken = broken
 
     def __len__(self) -> int:
         return self.count

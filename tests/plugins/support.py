@@ -1,4 +1,4 @@
-"""What several tests need: a run of seconds, and a tiny COCO tree."""
+"""Helpers of the tests: commands in this process, small runs and trees, and comparisons."""
 
 import importlib
 import inspect
@@ -7,7 +7,8 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +26,12 @@ from mldec.config.compose import config_dir
 from mldec.data.types import DataModule
 
 CONFIGS = Path(__file__).parent / "configs"
+CUDA_MARKS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
 
-# A run of seconds: a network of one layer and few scenes.
+# A run of seconds with a small network.
 QUICK = [
     "+experiment=digits",
     "plugins=[patches]",
@@ -45,7 +50,7 @@ QUICK = [
 
 
 class Outcome(NamedTuple):
-    """What a command left behind."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -53,42 +58,47 @@ class Outcome(NamedTuple):
 
 
 class Cli:
-    """Runs commands in this process, as their console scripts would."""
+    """Runs commands in this process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
+        self.capsys = capsys
+        self.monkeypatch = monkeypatch
 
     def __call__(self, command: str, *words: str | Path) -> Outcome:
-        """Run a command; return what a user sees."""
+        """Run a command, and return its status and output."""
         self.monkeypatch.setattr(sys, "argv", [f"mldec {command}", *map(str, words)])
         self.capsys.readouterr()
-        random_state, log = torch.get_rng_state(), logging.getLogger("mldec")
-        handlers, level = list(log.handlers), log.level
+        random_state = torch.get_rng_state()
+        log = logging.getLogger("mldec")
+        handlers = list(log.handlers)
+        level = log.level
+
+        status = 0
         try:
             importlib.import_module(module_of(command)).main()
-            status = 0
         except SystemExit as stop:
             status = int(stop.code or 0)
+
         torch.set_rng_state(random_state)
         log.handlers[:] = handlers
         log.setLevel(level)
         return Outcome(status, *self.capsys.readouterr())
 
     def out(self, command: str, *words: str | Path) -> str:
-        """Run a command that must succeed; return what it prints."""
+        """Run a command that must succeed, and return its output."""
         status, out, err = self(command, *words)
         assert status == 0, err
         return out
 
     def fault(self, command: str, *words: str | Path) -> str:
-        """Run a command that must be refused; return what it says."""
+        """Run a command that must fail with status 1, and return its error output."""
         status, _, err = self(command, *words)
         assert status == 1, err
         return err
 
 
 def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
-    """Write both splits of a COCO 2014 tree; image i shows class i % classes as its grey value."""
+    """Write both splits of a COCO 2014 tree. Image i is uniformly gray, with class i % classes."""
     categories = [{"id": 2 * number + 1, "name": f"thing {number}"} for number in range(classes)]
     (root / "annotations").mkdir(parents=True, exist_ok=True)
     for split in ("train2014", "val2014"):
@@ -97,38 +107,34 @@ def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
         for number, name in enumerate(names):
             value = 250 * (number % classes) // max(1, classes - 1)
             Image.fromarray(np.full((30, 40, 3), value, np.uint8)).save(root / split / name)
-        content = {
-            "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
-            "annotations": [
-                {
-                    "id": number,
-                    "image_id": number,
-                    "category_id": categories[number % classes]["id"],
-                }
-                for number in range(images)
-            ],
-            "categories": categories,
-        }
+
+        entries = [{"id": number, "file_name": name} for number, name in enumerate(names)]
+        annotations = []
+        for number in range(images):
+            category = categories[number % classes]["id"]
+            annotations.append({"id": number, "image_id": number, "category_id": category})
+        content = {"images": entries, "annotations": annotations, "categories": categories}
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
 
 
 def made(reader: Callable[..., Any], **settings: Any) -> DataModule:
-    """Build a dataset with the first option file that names the reader, and these settings."""
-    files = sorted(Path(config_dir(), "data").glob("*.yaml"))
-    nodes = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
-    node = next(node for node in nodes if node["_target_"].endswith(f".{reader.__name__}"))
-    return build.data({"data": build.resolve("data", {**node, **settings})})
+    """Build the first data option of a reader with some settings."""
+    for path in sorted(Path(config_dir(), "data").glob("*.yaml")):
+        node = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if node["_target_"].endswith(f".{reader.__name__}"):
+            return build.data({"data": build.resolve("data", {**node, **settings})})
+    raise AssertionError(f"no option of data uses {reader.__name__}")
 
 
 def read_option(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the class that an option file names, and the arguments it gives."""
+    """Return the class and the arguments in an option file."""
     node = yaml.safe_load(path.read_text(encoding="utf-8"))
     module, _, name = node.pop("_target_").rpartition(".")
     return getattr(importlib.import_module(module), name), node
 
 
 def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
-    """Build the loss of an option file, with the counts of a small data set if it wants them."""
+    """Build the loss of an option file, with label counts if it needs them."""
     from mldec.losses.common import LabelCounts
 
     target, node = read_option(path)
@@ -139,7 +145,7 @@ def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
 
 
 def one_line(err: str, *parts: str) -> None:
-    """Check that a user sees one line, and what it says."""
+    """Check that an error message is one line and contains some parts."""
     lines = err.strip().splitlines()
     assert len(lines) == 1, err
     assert lines[0].startswith("mldec: "), err
@@ -148,49 +154,45 @@ def one_line(err: str, *parts: str) -> None:
 
 
 def decoder_macs(t: int, k: int, n: int, *, self_attention: bool = False) -> int:
-    """Return the multiply-accumulates of a decoder head with the widths of the paper, by hand.
+    """Return the multiply-accumulates of a decoder head with the widths of the paper.
 
     Args:
-        t: tokens.
-        k: queries.
-        n: classes.
-        self_attention: whether the queries attend to one another first.
+        t: Number of tokens.
+        k: Number of queries.
+        n: Number of classes.
+        self_attention: Whether the decoder has self-attention.
     """
-    c, d, f, g = 2048, 768, 2048, -(-n // k)
-    embedding, keys_and_values = t * c * d, 2 * t * d * d
-    queries_and_output, attention, feed_forward, pooling = (
-        2 * k * d * d,
-        2 * k * t * d,
-        2 * k * d * f,
-        k * d * g,
-    )
-    among = 4 * k * d * d + 2 * k * k * d if self_attention else 0
-    return (
-        embedding
-        + keys_and_values
-        + queries_and_output
-        + attention
-        + feed_forward
-        + pooling
-        + among
-    )
+    c = 2048  # features of the backbone
+    d = 768  # width of the decoder
+    f = 2048  # width of the feed-forward layer
+    macs = t * c * d + 2 * t * d * d  # embedding, keys and values
+    macs += 2 * k * d * d + 2 * k * t * d  # queries and output, attention
+    macs += 2 * k * d * f + k * d * -(-n // k)  # feed-forward, group pooling
+    if self_attention:
+        macs += 4 * k * d * d + 2 * k * k * d
+    return macs
 
 
 def wait_until(condition: Callable[[], Any], otherwise: Callable[[], str] = str) -> None:
-    """Look again and again whether a condition holds; fail if it does not within two minutes.
-
-    Args:
-        condition: of what another process or thread does; a busy machine takes its time.
-        otherwise: returns what a failure says.
-    """
+    """Wait until a condition holds. Fail after two minutes, with the text of `otherwise`."""
     deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, f"waited for two minutes in vain: {otherwise()}"
+        assert time.monotonic() < deadline, f"timeout after two minutes: {otherwise()}"
         time.sleep(0.01)
 
 
+@contextmanager
+def no_host_sync() -> Iterator[None]:
+    """Raise an error if the host waits for the CUDA device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def process_state(number: int) -> str:
-    """Return the kernel's letter for the state of a process: T if it is stopped, Z if it ended."""
+    """Return the kernel's letter for the state of a process: T is stopped, Z is ended."""
     try:
         status = Path(f"/proc/{number}/stat").read_text()
     except OSError:
@@ -198,8 +200,15 @@ def process_state(number: int) -> str:
     return status.rpartition(")")[2].split()[0]
 
 
+def pop_scores(row: dict[str, Any]) -> Any:
+    """Remove the scores from a row of predict, and return them."""
+    if "scores" in row:
+        return row.pop("scores")
+    return [item.pop("score") for item in row.get("predictions", [])]
+
+
 def assert_same_rows(one: str | Path, other: str | Path) -> None:
-    """Compare results of predict; in batches of other sizes last digits may be other ones."""
+    """Compare two files of predict. The last digits of scores depend on the batch size."""
     tables: list[list[dict[str, Any]]] = []
     for path in (one, other):
         if str(path).endswith(".parquet"):
@@ -209,37 +218,27 @@ def assert_same_rows(one: str | Path, other: str | Path) -> None:
             tables.append([json.loads(line) for line in Path(path).read_text().splitlines()])
     assert len(tables[0]) == len(tables[1])
     for row, expected in zip(*tables, strict=True):
-        scores = [
-            value.pop("scores", None)
-            or [item.pop("score") for item in value.get("predictions", [])]
-            for value in (row, expected)
-        ]
+        assert pop_scores(row) == pytest.approx(pop_scores(expected), abs=1e-5)
         assert row == expected
-        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 def in_processes(job: Callable[..., None], count: int, *arguments: Any) -> None:
-    """Run job(rank, count, *arguments) in so many processes that know one another.
+    """Run job(rank, count, *arguments) in `count` processes of a gloo process group.
 
-    They are forked: to start Python and import torch takes seconds in each of them.
-
-    Args:
-        job: it has a process group, with gloo.
-        count: number of processes.
-        arguments: of the job, behind its rank and the number of processes.
+    The processes are forked, because each new Python process takes seconds to import torch.
     """
     with tempfile.TemporaryDirectory() as folder:
-        meet = f"file://{folder}/meet"
+        address = f"file://{folder}/address"
         multiprocessing.start_processes(
-            _joined, (count, meet, job, arguments), nprocs=count, start_method="fork"
+            _run_job, (count, address, job, arguments), nprocs=count, start_method="fork"
         )
 
 
-def _joined(
-    rank: int, count: int, meet: str, job: Callable[..., None], arguments: tuple[Any, ...]
+def _run_job(
+    rank: int, count: int, address: str, job: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    torch.set_num_threads(1)  # those of the parent do not exist here
-    torch.distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=count)
+    torch.set_num_threads(1)  # the threads of the parent do not exist after a fork
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=count)
     job(rank, count, *arguments)
     torch.distributed.destroy_process_group()
 
@@ -261,7 +260,7 @@ def assert_equal(one: Any, other: Any, path: str = "") -> None:
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
-    """Return metrics.jsonl without what the clock and the memory of the device say."""
+    """Return the lines of metrics.jsonl without times and memory."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("time", "train/images_per_second", "train/data_wait", "train/memory_gib")
     return [{key: value for key, value in line.items() if key not in timed} for line in lines]

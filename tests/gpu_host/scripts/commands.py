@@ -1,7 +1,7 @@
-"""Run commands of mldec in this process, one after the other; print how each ended.
+"""Run commands of mldec in this process, and print their results.
 
-Argument: a JSON list of commands, each a list of words such as ["predict", "best.pt", "photo.jpg"].
-The last command may be "demo", which is asked about a photo and stopped by a signal.
+Argument: a JSON list of commands, such as [["predict", "best.pt", "photo.jpg"]]. A demo gets one
+request, and then a signal stops it.
 """
 
 import importlib
@@ -24,16 +24,16 @@ from mldec.__main__ import module_of
 
 
 def run(name, *words):
-    """Run a command; return its status, what it prints, and its counts."""
-    sys.argv = [f"mldec {name}", *words]
+    """Run a command, and return its status, output and counts."""
+    sys.argv = [f"mldec {name}"] + list(words)
     out = io.StringIO()
     err = io.StringIO()
     status = 0
-    # Predict asks the device whether scores are finite.
-    reads = truths() if name == "predict" else nullcontext()
-    with reads, counted() as counts, redirect_stdout(out), redirect_stderr(err):
+    # Predict reads from the device whether scores are finite.
+    values = truths() if name == "predict" else nullcontext()
+    with values, counted() as counts, redirect_stdout(out), redirect_stderr(err):
         if name == "demo":
-            threading.Thread(target=ask, args=(out,), daemon=True).start()
+            threading.Thread(target=send_photo, args=(out,), daemon=True).start()
         try:
             importlib.import_module(module_of(name)).main()
         except SystemExit as stop:
@@ -44,13 +44,13 @@ def run(name, *words):
     return {"status": status, "out": out.getvalue(), "err": err.getvalue(), "counts": counts}
 
 
-def ask(out):
-    """Send a photo to the demo once it listens, print its answer, and stop it."""
+def send_photo(out):
+    """Send a photo to the demo, print the response, and stop the demo."""
+    address = None
     deadline = time.monotonic() + 60
-    while not (found := re.search(r"http://[0-9.]+:[0-9]+", out.getvalue())):
-        if time.monotonic() > deadline:
-            break
+    while address is None and time.monotonic() < deadline:
         time.sleep(0.05)
+        address = re.search(r"http://[0-9.]+:[0-9]+", out.getvalue())
 
     try:
         photo = Path("photos/0.png").read_bytes()
@@ -58,7 +58,7 @@ def ask(out):
         body = f"--x\r\n{head}\r\nContent-Type: image/png\r\n\r\n".encode() + photo
         body += b'\r\n--x\r\nContent-Disposition: form-data; name="heat_maps"\r\n\r\ntrue'
         request = urllib.request.Request(
-            f"{found[0]}/api/predict",
+            f"{address[0]}/api/predict",
             data=body + b"\r\n--x--\r\n",
             headers={"Content-Type": "multipart/form-data; boundary=x"},
         )
@@ -68,9 +68,4 @@ def ask(out):
     os.kill(os.getpid(), signal.SIGINT)
 
 
-results = []
-for command in json.loads(sys.argv[1]):
-    start = time.perf_counter()
-    results.append(run(*command))
-    print(command[0], round(time.perf_counter() - start, 1), "s", file=sys.stderr)
-print(json.dumps(results))
+print(json.dumps([run(*command) for command in json.loads(sys.argv[1])]))

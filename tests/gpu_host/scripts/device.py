@@ -1,4 +1,4 @@
-"""Basic operations on the null GPU; print what they count and what the host reads."""
+"""Print the counts of basic operations, and values that the host reads from the null GPU."""
 
 import torch
 from null_gpu import counted, finish

@@ -1,4 +1,4 @@
-"""What scripts on the null GPU can ask of it."""
+"""Functions of the null GPU for scripts."""
 
 import ctypes
 import json
@@ -13,13 +13,13 @@ _library.null_gpu_counts.restype = ctypes.c_char_p
 
 
 def counts() -> dict[str, int]:
-    """Return what this process has asked of the device since its start, see null_gpu.h."""
+    """Return the counts of this process since its start; see null_gpu.h."""
     return json.loads(_library.null_gpu_counts())
 
 
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
-    """Yield a dictionary that has the counts of the block at its end."""
+    """Yield a dictionary that receives the counts of the block at its end."""
     before = counts()
     result: dict[str, int] = {}
     yield result
@@ -29,10 +29,9 @@ def counted() -> Iterator[dict[str, int]]:
 
 @contextmanager
 def truths() -> Iterator[None]:
-    """Let the host read what kernels have computed as true and as small numbers, not as zeros.
+    """Let the host read bytes of 1 from the device instead of zeros.
 
-    It is for code that asks the device whether something holds. Numbers in main memory that are
-    made of these bytes are huge integers.
+    Booleans are then true, and floats are small. Wider integers are huge.
     """
     _library.null_gpu_read_unknown_as(1)
     yield
@@ -40,10 +39,10 @@ def truths() -> Iterator[None]:
 
 
 def finish(result: Any) -> NoReturn:
-    """Print a result, and end the process at once.
+    """Print a result as JSON, and end the process immediately.
 
-    After a backward pass a thread of torch may still wait for the interpreter, which would abort
-    the process at a regular end.
+    A regular exit can abort, because a thread of torch waits for the interpreter after a backward
+    pass.
     """
     print(json.dumps(result))
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Count what the host does per batch of predict, for each of some checkpoints.
+"""Print the counts per batch of predict for some checkpoints.
 
 Arguments: names of checkpoints.
 """
@@ -15,7 +15,8 @@ from mldec.tools.predict import opened
 from mldec.tools.predict.answers import Predictor
 from mldec.tools.predict.decode import Item
 
-BATCH, BATCHES = 4, 6
+BATCH = 4
+BATCHES = 6
 IMAGE = Image.fromarray(np.zeros((40, 40, 3), np.uint8))
 ITEMS = [Item(str(number), str(number), content=IMAGE) for number in range(BATCH * BATCHES)]
 
@@ -24,7 +25,7 @@ with truths():
     for checkpoint in sys.argv[1:]:
         engine, rule = opened(checkpoint, {"device": "cuda"}, "top")
         predictor = Predictor(engine, rule, batch_size=BATCH, workers=0)
-        # The first batch brings constants to the device.
+        # The first batch moves constants to the device.
         list(predictor.rows(iter(ITEMS[:BATCH]), StopRequest()))
         with counted() as counts:
             list(predictor.rows(iter(ITEMS), StopRequest()))

@@ -1,4 +1,4 @@
-"""Training steps of experiments, with random images; print the counts of one, or the error.
+"""Print the counts or the error of a training step with random images for some experiments.
 
 Arguments: a JSON object from names of experiments to numbers of classes.
 """
@@ -7,7 +7,6 @@ import argparse
 import gc
 import json
 import sys
-import time
 import traceback
 
 import torch
@@ -19,12 +18,12 @@ IMAGES = 4
 
 
 def step(experiment, classes):
-    """Train two steps; return the counts of the second one."""
+    """Train two steps, and return the counts of the second one."""
     words = [f"train.batch_size={IMAGES}", "train.accumulate=1", "device=cuda"]
     args = argparse.Namespace(experiment=experiment, settings=words)
-    tried = build_trial(compose_experiment(args), classes)
-    batches = tried.random_batches()
-    learner = tried.learner()
+    trial = build_trial(compose_experiment(args), classes)
+    batches = trial.random_batches()
+    learner = trial.learner()
     learner.train()
 
     learner.learn(batches, IMAGES)
@@ -36,14 +35,12 @@ def step(experiment, classes):
 
 results = {}
 for experiment, classes in json.loads(sys.argv[1]).items():
-    start = time.perf_counter()
     try:
         results[experiment] = step(experiment, classes)
     except Exception:
         results[experiment] = {"error": traceback.format_exc()}
-    print(experiment, round(time.perf_counter() - start, 1), "s", file=sys.stderr)
 
-    # The weights of the next experiment take their place.
+    # Free the memory for the next experiment.
     gc.collect()
     torch.cuda.empty_cache()
 finish(results)

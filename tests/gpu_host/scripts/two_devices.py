@@ -1,4 +1,4 @@
-"""Answer with two taggers on two devices, and from a thread; print the scores of each.
+"""Print the scores of two taggers on two devices, also from a thread.
 
 Arguments: a checkpoint.
 """
@@ -17,17 +17,18 @@ scores = {}
 
 
 def tag(name, tagger):
-    """Store the scores that a tagger gives the classes of an image."""
+    """Store the scores of an image."""
     [scores[name]] = tagger(batch)["scores"]
 
 
 with truths():
-    first, second = (Tagger(sys.argv[1], device=f"cuda:{n}", content="scores") for n in range(2))
+    first = Tagger(sys.argv[1], device="cuda:0", content="scores")
+    second = Tagger(sys.argv[1], device="cuda:1", content="scores")
     tag("first", first)
     tag("second", second)
     tag("first after second", first)
 
-    # A new thread begins with device 0.
+    # The current device of a new thread is 0.
     thread = threading.Thread(target=tag, args=("second in a thread", second))
     thread.start()
     thread.join()

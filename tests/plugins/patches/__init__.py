@@ -1,4 +1,4 @@
-"""Parts of a user's own, outside the package: what `plugins=[patches]` makes usable."""
+"""Example parts of a user. `plugins=[patches]` allows them."""
 
 import os
 import signal
@@ -13,24 +13,22 @@ forwards = 0  # of all models of this process
 
 
 def interrupt() -> None:
-    """Send this process a signal in a forward pass; PATCHES_SIGNAL=SIGTERM:5 in the fifth one.
+    """Send this process the signal PATCHES_SIGNAL=NAME:FORWARD[:RANK] in a forward pass.
 
-    A third part names the only rank that gets it; a process that torchrun restarted gets none.
+    Processes that torchrun restarted get no signal.
     """
     global forwards
     forwards += 1
     name, number, *rank = os.environ.get("PATCHES_SIGNAL", "SIGTERM:0").split(":")
-    meant = not rank or rank[0] == os.environ.get("RANK")
-    if (
-        forwards == int(number)
-        and meant
-        and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    ):
+    if rank and rank[0] != os.environ.get("RANK"):
+        return
+    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if forwards == int(number) and not is_restarted:
         os.kill(os.getpid(), signal.Signals[name])
 
 
 class Patches(nn.Module):
-    """One linear layer over square patches; without batch norm, so batches may be divided."""
+    """Linear layer over square patches. It has no batch norm, so batches can be split."""
 
     def __init__(self, *, size: int = 8, width: int = 48) -> None:
         super().__init__()
@@ -38,35 +36,24 @@ class Patches(nn.Module):
         self.project = nn.Conv2d(3, width, size, stride=size)
 
     def forward(self, images: Tensor) -> Tensor:
-        if not isinstance(images, FakeTensor):  # which only counts the work
+        if not isinstance(images, FakeTensor):  # fake tensors measure the cost
             interrupt()
-        images = images if images.is_floating_point() else images.float() / 255
+        if not images.is_floating_point():
+            images = images.float() / 255
         return self.project(images.to(self.project.weight.dtype)).flatten(2).transpose(1, 2).relu()
 
 
 class Interruptible(TimmBackbone):
-    """A real network that can be stopped at a chosen forward pass."""
+    """timm network that sends a signal in a forward pass."""
 
     def forward(self, images: Tensor) -> Tensor:
-        if not isinstance(images, FakeTensor):  # which only counts the work
+        if not isinstance(images, FakeTensor):
             interrupt()
         return super().forward(images)
 
 
-class MeanHead(nn.Module):
-    """A head of a user's own."""
-
-    def __init__(self, in_features: int, num_classes: int, *, scale: float = 1.0) -> None:
-        super().__init__()
-        self.fc = nn.Linear(in_features, num_classes)
-        self.scale = scale
-
-    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        return self.scale * self.fc(tokens.mean(1))
-
-
 class Particular(nn.Module):
-    """A head that refuses its arguments as ordinary Python code does: with plain `ValueError`s."""
+    """Head that raises a plain ValueError for each of its arguments."""
 
     def __init__(
         self, in_features: int, num_classes: int, *, scale: float = 1.0, bias: bool = True
@@ -80,7 +67,7 @@ class Particular(nn.Module):
 
 
 class MeanSquare(nn.Module):
-    """A loss of a user's own that averages over the batch."""
+    """Loss that averages over the batch."""
 
     reduction = "mean"
 
@@ -89,7 +76,7 @@ class MeanSquare(nn.Module):
 
 
 class Exploding(nn.Module):
-    """A loss that is not finite from its third call on."""
+    """Loss that is infinite from its third call on."""
 
     reduction = "sum"
 
@@ -99,11 +86,13 @@ class Exploding(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         self.calls += 1
-        return logits.sum() * (torch.inf if self.calls > 2 else 1.0)
+        if self.calls > 2:
+            return logits.sum() * torch.inf
+        return logits.sum()
 
 
 class Hungry(nn.Module):
-    """A loss that asks for more memory than any machine has."""
+    """Loss that allocates 2**60 bytes."""
 
     reduction = "sum"
 
