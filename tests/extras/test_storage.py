@@ -168,6 +168,11 @@ def test_unreadable_object_is_an_error_row(s3, images, cli, best):
     assert rows[2]["predictions"] == rows[0]["predictions"]
     assert (s3.requests["busy.png"], s3.requests["down.png"]) == (3, 3)
 
+    s3.unavailable["down.png"] = 0
+    s3.files.pipe_file("photos/all/lost.png", png())
+    assert cli("predict", best, "--list", "list.txt", *SHARED, "--jsonl", "r.jsonl").status == 0
+    assert (s3.requests["busy.png"], s3.requests["down.png"]) == (3, 4)
+
     s3.unavailable["more.tar.gz"] = 10**6
     [item] = Inputs([f"{images}/more.tar.gz"])
     assert "more.tar.gz" in item.fault

@@ -12,6 +12,8 @@ import yaml
 from pictures import picture
 from support import assert_same_rows
 
+from mldec.tools.predict.inputs import NUMBERS
+
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -79,20 +81,18 @@ def test_engine_returns_the_rows_of_the_command(work, heading):
 def test_scheduler_command_predicts_its_shard(work, heading):
     if heading == "SLURM":
         words = shlex.split(block(heading).splitlines()[-1])
-        variable = "$SLURM_ARRAY_TASK_ID/"
     else:
         job = yaml.safe_load(block(heading))
         assert job["spec"]["completionMode"] == "Indexed"
         [container] = job["spec"]["template"]["spec"]["containers"]
         words = container["command"]
-        variable = "$(JOB_COMPLETION_INDEX)/"
-        assert f"{variable}{job['spec']['completions']}" in words
+        assert f"auto/{job['spec']['completions']}" in words
     # Two rows per shard.
-    shards = int(words[words.index("--shard") + 1].removeprefix(variable))
+    shards = int(words[words.index("--shard") + 1].removeprefix("auto/"))
     write_list("photos.parquet", 2 * shards)
-    words = [word.replace(variable, "19/") for word in words]
-    run(sys.executable, "-m", *words, *OPTIONS, status=1)
+    variables = {NUMBERS[heading == "Kubernetes"]: "19"}
+    run(sys.executable, "-m", *words, *OPTIONS, status=1, **variables)
     table = parquet.read_table(f"answers/part-00019-of-{shards:05}.parquet")
     assert [Path(path).name for path in table["image"].to_pylist()] == ["6.png", "7.png"]
-    again = run(sys.executable, "-m", *words, *OPTIONS, status=1)
+    again = run(sys.executable, "-m", *words, *OPTIONS, status=1, **variables)
     assert "is complete" in again

@@ -1,7 +1,7 @@
 """Predict the classes of images: `mldec predict best.pt photo.jpg folder/ [--jsonl FILE]`.
 
-A command that was stopped or killed is resumed by running it again. See docs/predicting.md, and
-docs/scale.md for many machines.
+Running the same command again resumes it after a stop or kill, and retries images that could not
+be read. See docs/predicting.md, and docs/scale.md for many machines.
 """
 
 import argparse
@@ -63,7 +63,10 @@ def parser() -> argparse.ArgumentParser:
     add("--features", metavar="FILE", help="mean of the backbone's tokens: .npy, float32 [N, C]")
     add("--overwrite", action="store_true", help="replace existing result files and start again")
     add(
-        "--shard", metavar="I/N", help="write shard I of N, from 0, to the folder of --jsonl FOLDER"
+        "--shard",
+        metavar="I/N",
+        help="write shard I of N, from 0, to the folder of --jsonl FOLDER. auto/N: I of a SLURM "
+        "array or Kubernetes job; auto: of torchrun",
     )
     add("--merge", metavar="FOLDER", help="join the shards in a folder")
     add("--progress", metavar="FOLDER", help="local folder of unfinished rows")

@@ -48,6 +48,7 @@ class Row:
     scores: Tensor | None = field(default=None, repr=False)  # float32 [K], in [0, 1]
     features: Tensor | None = field(default=None, repr=False)  # float32 [C], if requested
     error: str | None = None  # one line
+    retry: bool = False  # whether another attempt may succeed after the error
     picture: str | None = None  # path of the picture with heat maps, if requested
     path: str | None = None  # of the image file; None if the image is part of another file
 
@@ -266,7 +267,8 @@ class Predictor:
         results = iter(zip(*copies.wait(), strict=True) if copies else ())
         for index, item in enumerate(batch.items):
             if index in batch.faults:
-                yield Row(item.name, error=batch.faults[index])
+                fault = batch.faults[index]
+                yield Row(item.name, error=fault.message, retry=fault.retry)
                 continue
 
             scores, selected, is_finite, features = next(results)

@@ -42,26 +42,37 @@ class Item:
         return not is_part and not storage.is_address(self.path)
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The error of an image without a prediction."""
+
+    message: str
+    retry: bool = False  # whether another attempt may succeed, as after a network error
+
+
 @dataclass(frozen=True)
-class Decoder(Dataset[Tensor | str]):
+class Decoder(Dataset[Tensor | Fault]):
     """A dataset that reads and transforms items. Workers receive a pickled copy."""
 
     transform: Callable[[Picture], Tensor]  # maps an RGB image to uint8 [3, H, W]
     draft: int | None = None  # see `read_image`
     decoder: str = "pillow"  # see `load_image`
 
-    def __getitem__(self, item: Item) -> Tensor | str:
-        """Return the image, or the error message if it cannot be read."""
+    def __getitem__(self, item: Item) -> Tensor | Fault:
+        """Return the image, or a fault if it cannot be read or decoded."""
         if isinstance(item.content, Image.Image):
             try:
                 return self.transform(item.content)
             except DataError as error:
-                return f"{item.name}: {error}; {FIX}"
+                return Fault(f"{item.name}: {error}; {FIX}")
         try:
             path, content = read_content(item)
+        except DataError as error:
+            return Fault(str(error), retry=item.fault is None)
+        try:
             return load_image(path, self.transform, content, draft=self.draft, decoder=self.decoder)
         except DataError as error:
-            return str(error)
+            return Fault(str(error))
 
 
 class Decoded(NamedTuple):
@@ -69,7 +80,7 @@ class Decoded(NamedTuple):
 
     items: list[Item]
     images: Sequence[Tensor] | Tensor  # uint8 [3, H, W] each; stacked if all sizes are equal
-    faults: dict[int, str]  # error messages of the other items, by their index in the batch
+    faults: dict[int, Fault]  # of the other items, by their index in the batch
 
 
 def decoded(
@@ -142,11 +153,11 @@ def read_content(item: Item) -> tuple[str, bytes]:
 
 
 def _collate(
-    answers: list[Tensor | str],
-) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]] | str:
-    """Separate images from error messages. A full shared memory is returned as text."""
+    answers: list[Tensor | Fault],
+) -> tuple[Sequence[Tensor] | Tensor, dict[int, Fault]] | str:
+    """Separate images from faults. A full shared memory is returned as text."""
     images = [answer for answer in answers if isinstance(answer, Tensor)]
-    faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)}
+    faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Fault)}
 
     # One tensor is transferred faster than several.
     batch: Sequence[Tensor] | Tensor = images

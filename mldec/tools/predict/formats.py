@@ -1,7 +1,7 @@
 """Formats of result files.
 
 They are written from lines. A line is the row of an image as bytes: its JSON object, and a tab and
-its features in base64 if they are requested.
+its features in base64 if they are requested. Lines of images to retry end with `RETRY`.
 """
 
 import base64
@@ -19,6 +19,7 @@ Lines = Iterable[bytes]
 
 SEPARATOR = ";"  # between the classes of an image in a CSV file
 FEATURES = b"\t"  # before the features; JSON has no tab
+RETRY = FEATURES + b"!"
 
 
 def line_of(rule: Rule, row: Row) -> bytes:
@@ -26,7 +27,7 @@ def line_of(rule: Rule, row: Row) -> bytes:
     line = to_json(entries(rule, row)).encode()
     if row.features is not None:
         line += FEATURES + base64.b64encode(row.features.numpy().tobytes())
-    return line
+    return line + RETRY if row.retry else line
 
 
 def row_of(line: bytes) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def row_of(line: bytes) -> dict[str, Any]:
 
 def image_of(line: bytes) -> str | None:
     """Return the image of a line with its line break, or None if the line is damaged."""
-    text, _, features = line.removesuffix(b"\n").partition(FEATURES)
+    text, _, features = line.removesuffix(b"\n").removesuffix(RETRY).partition(FEATURES)
     try:
         base64.b64decode(features, validate=True)
         image = json.loads(text)["image"]

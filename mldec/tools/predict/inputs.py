@@ -23,6 +23,7 @@ from mldec.tools.predict.decode import Item
 STANDARD_INPUT = STANDARD_OUTPUT  # both are "-"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
 COLUMNS = ("image", "path", "url", "bytes")  # default columns of a table, the first match is used
+NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables of --shard auto/N
 ROWS = 256  # rows per chunk of a Parquet list, which may contain whole images
 
 
@@ -262,14 +263,20 @@ class Shard(NamedTuple):
 
 
 def chosen_shard(option: str | None) -> Shard:
-    """Return the shard of --shard I/N, or of torchrun without this option."""
+    """Return the shard of --shard, or of torchrun for "auto" and without this option."""
     shard = Shard(*rank_and_world_size())
-    if option is None:
+    if option is None or (option == "auto" and "RANK" in os.environ):
         return shard
     if shard.total > 1:
-        raise ConfigError(f"--shard {option} cannot be combined with torchrun; leave it out")
+        raise ConfigError(f"--shard {option} cannot be combined with torchrun; pass auto")
 
     number, _, total = option.partition("/")
+    for name in NUMBERS:
+        if number == "auto":
+            number = os.environ.get(name, "auto")
     if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
-        raise ConfigError(f"--shard {option} is invalid; pass I/N with 0 <= I < N")
+        raise ConfigError(
+            f"--shard {option}: shard {number}/{total} is invalid; pass I/N with 0 <= I < N, "
+            f"auto/N with {' or '.join(NUMBERS)}, or auto with torchrun"
+        )
     return Shard(int(number), int(total))

@@ -3,7 +3,8 @@
 1. Rows are appended to a journal in a local folder. A restarted command continues after them.
 2. The result files are written at the end, each atomically. The record next to the first file lists
    a file before it is written: a restarted command may replace this file, but no other file.
-3. Finally, the record gets the fingerprints of the files, and the journal is removed.
+3. Finally, the record gets the fingerprints of the files, and the journal is removed. It is kept
+   if another attempt may succeed for some images. The next command replaces only their rows.
 """
 
 import hashlib
@@ -19,12 +20,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mldec.errors import ConfigError, DataError, naming_errors, writing
-from mldec.files.atomic import named, to_json
+from mldec.errors import ConfigError, DataError, Stopped, naming_errors, writing
+from mldec.files.atomic import named, replacing, to_json
 from mldec.tools.predict import storage
 from mldec.tools.predict.answers import Rule
 from mldec.tools.predict.decode import Item
-from mldec.tools.predict.formats import Lines, image_of, row_of, write
+from mldec.tools.predict.formats import RETRY, Lines, image_of, row_of, write
 from mldec.tools.predict.inputs import Inputs, Shard
 
 VERSION = 4  # of records and lines; increase it if their meaning changes
@@ -52,7 +53,7 @@ class Record:
     made_with: dict[str, Any]  # all settings that change the rows, by names for messages
     images: int | None = None  # None before all rows are written
     errors: int = 0  # images with an error
-    retry: int = 0  # not used; in records of earlier versions
+    retry: int = 0  # images of the result that the next command predicts again
     names: str = ""  # hash of the names of the images
     unsupported_files: dict[str, Any] = field(default_factory=dict)  # see `UnsupportedFiles`
     # Fingerprint of each result file, as a list. The list is empty while the file is written.
@@ -138,12 +139,14 @@ class Outputs:
     def publish(self, rule: Rule, lines: Callable[[], Lines], inputs: Inputs) -> Record:
         """Write all result files, and then their record."""
         errors = 0
+        retry = 0
 
         def names() -> Iterator[str]:
-            nonlocal errors
+            nonlocal errors, retry
             for line in lines():
                 row = row_of(line)
                 errors += "error" in row
+                retry += line.endswith(RETRY)
                 yield row["image"]
 
         images, digest = count_and_hash(names())
@@ -154,6 +157,7 @@ class Outputs:
             made_with=self._made_with,
             images=images,
             errors=errors,
+            retry=retry,
             names=digest,
             unsupported_files=inputs.unsupported.to_dict(),
             files={_key(path): [storage.fingerprint(path)] for path in self._targets.values()},
@@ -183,6 +187,7 @@ class Journal:
         self.folder = folder
         self.rows = folder / ROWS
         self.images = 0  # number of rows
+        self.failed: list[Item] = []  # images to retry, if the journal is complete
         self._target = target  # the result file, for messages
         self._record = str(folder / HOW)
         self._made_with = made_with  # see `Record`
@@ -191,6 +196,8 @@ class Journal:
 
     def begin(self, items: Iterator[Item], batch: int, overwrite: bool) -> Iterator[Item]:
         """Return the images without a row. The other images are compared with their rows.
+
+        If the journal is complete, return the images to retry.
 
         Rows of an incomplete batch are removed, because a batch of another size may change the last
         digit of a score.
@@ -207,6 +214,7 @@ class Journal:
 
         end = position = 0
         kept: list[Item] = []  # of the last batch
+        failed = []
         with self.rows.open("rb+") as file:
             for line in file:
                 name = image_of(line)
@@ -217,12 +225,17 @@ class Journal:
                 if item is None or named(item.name)["image"] != name:
                     raise changed(self._target, f"image {self.images:,} differs")
                 kept.append(item)
+                if line.endswith(RETRY + b"\n"):
+                    failed.append(item)
                 position += len(line)
                 if self.images % batch == 0:
                     end = position
                     kept.clear()
             if self.images == record.images:
-                return items
+                if next(items, None) is not None:
+                    raise changed(self._target, f"there were {self.images:,}, now there are more")
+                self.failed = failed
+                return iter(failed)
             file.truncate(end)
         self.images -= len(kept)
         return chain(kept, items)
@@ -245,6 +258,20 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         self._flushed = time.monotonic()
+
+    def retry(self, lines: Iterator[bytes]) -> None:
+        """Replace the rows of the images to retry. A stop keeps the other rows."""
+        stopped = None
+        with replacing(self.rows) as new, self.rows.open("rb") as old:
+            for line in old:
+                if line.endswith(RETRY + b"\n") and stopped is None:
+                    try:
+                        line = next(lines) + b"\n"
+                    except Stopped as error:
+                        stopped = error
+                new.write(line)
+        if stopped is not None:
+            raise stopped
 
     def finish(self) -> None:
         """Record that the rows are complete."""

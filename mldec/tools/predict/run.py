@@ -84,7 +84,7 @@ class Job:
                 try:
                     write_sidecar(row)
                 except DataError as error:
-                    row = Row(row.image, error=str(error))
+                    row = Row(row.image, error=str(error), retry=True)
             if row.error is not None:
                 print_error(row.error)
             yield row
@@ -147,7 +147,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if shard.number == 0 and inputs.unsupported:
         print_error(str(inputs.unsupported))
-    return status
+    # torchrun would end the other processes after status 1.
+    return 0 if args.shard == "auto" else status
 
 
 def check_options(
@@ -271,13 +272,20 @@ def to_files(job: Job) -> int:
     try:
         with locked(job.work):
             records = [Record.read(str(folder / results.HOW)) for folder in folders]
+            done = [one for one in records if one and one.images is not None and not one.retry]
             # torchrun would end the other processes after status 1.
-            if not all(record and record.images is not None for record in records):
+            if len(done) < len(folders):
                 return 0
             parts = [[str(folder / results.ROWS)] for folder in folders]
-            status = publish(job, parts, outputs)
-            results.remove_journals(job.work, folders)
-            return status
+            result = publish(job, parts, outputs)
+            if not result.retry:
+                results.remove_journals(job.work, folders)
+                return int(result.errors > 0)
+
+            # The next command writes the result after each process has retried its images.
+            for folder, record in zip(folders, done, strict=True):
+                replace(record, retry=result.retry).write(str(folder / results.HOW), folder)
+            return 1
     except RunInUseError:
         if share.total == 1:
             raise
@@ -285,30 +293,38 @@ def to_files(job: Job) -> int:
 
 
 def write_journal(job: Job, journal: Journal) -> None:
-    """Predict the remaining images of this process."""
+    """Predict the remaining images of this process, or the images to retry."""
     intervals = {}
     if not on_terminal():
         intervals = dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_SECONDS)
     with listening() as stop:
         items = job.inputs.of(*job.shard)
         items = journal.begin(items, job.predictor.batch_size, job.args.overwrite)
-        if journal.images:
+        if journal.failed:
+            log.info(f"{job.name}: retrying {counted(len(journal.failed))}")
+        elif journal.images:
             log.info(f"{job.name}: resuming after {counted(journal.images)}")
         rows = job.rows(items, stop, hint="; run the same command to resume")
-        try:
-            for row in tqdm(rows, job.name, unit=" images", leave=False, **intervals):
-                journal.add(formats.line_of(job.rule, row))
-        finally:
-            journal.flush()
+        progress = tqdm(rows, job.name, unit=" images", leave=False, **intervals)
+        lines = (formats.line_of(job.rule, row) for row in progress)
+        if journal.failed:
+            journal.retry(lines)
+        else:
+            try:
+                for line in lines:
+                    journal.add(line)
+            finally:
+                journal.flush()
     journal.finish()
 
 
-def publish(job: Job, parts: list[list[str]], outputs: Outputs) -> int:
-    """Write the result files from the files of each part, and return the exit status."""
+def publish(job: Job, parts: list[list[str]], outputs: Outputs) -> Record:
+    """Write the result files from the files of each part, and return their record."""
     lines = partial(results.joined, parts, job.inputs, job.name)
     record = outputs.publish(job.rule, lines, job.inputs)
-    say(f"{job.name}: {summary(record)}")
-    return int(record.errors > 0)
+    hint = f"; run the same command to retry {record.retry:,} of them" if record.retry else ""
+    say(f"{job.name}: {summary(record)}{hint}")
+    return record
 
 
 def summary(record: Record) -> str:
@@ -318,11 +334,11 @@ def summary(record: Record) -> str:
 
 
 def finished_status(job: Job, outputs: Outputs) -> int | None:
-    """Print and return the exit status of a complete result; None for an incomplete result."""
+    """Print and return the exit status of a complete result; None if there are images left."""
     record = outputs.record
     if record is not None:
         record.compare(job.name, job.made_with)
-    if not outputs.is_complete() or record is None:
+    if not outputs.is_complete() or record is None or record.retry:
         return None
 
     items = job.inputs if job.args.shard is None else job.inputs.of(*job.shard)
@@ -363,5 +379,5 @@ def merge(job: Job) -> int:
         outputs = job.outputs()
         status = finished_status(job, outputs)
         if status is None:
-            status = publish(job, files, outputs)
+            status = int(publish(job, files, outputs).errors > 0)
         return status

@@ -19,8 +19,8 @@ import mldec
 from mldec.errors import ConfigError
 from mldec.files.run_folder import RunLock
 from mldec.files.torch_files import read_torch
-from mldec.tools.predict import answers, engine, formats, results
-from mldec.tools.predict.inputs import chosen_shard
+from mldec.tools.predict import answers, engine, formats, inputs, results
+from mldec.tools.predict.inputs import NUMBERS, chosen_shard
 from mldec.tools.predict.run import FORMATS
 
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
@@ -210,6 +210,9 @@ def test_unusable_sidecar_is_an_error_of_its_photo(cli, best, photos):
     assert ["error" in row for row in rows] == [False, True, False]
     assert (photos / "0.png.xmp").exists()
     assert not Path("0.png.xmp").exists()
+    (photos / "1.png.xmp").unlink()
+    assert cli("predict", best, *words).status == 0
+    assert (photos / "1.png.xmp").exists()
 
 
 def test_other_settings_raise_an_error(cli, best, photos, predict):
@@ -260,6 +263,91 @@ def test_stopped_command_resumes(name, predict, stop_at):
     assert patches.forwards == 3, "images with a row are not predicted again"
     assert {option: path.read_bytes() for option, path in files.items()} == whole
     assert not folder.parent.exists()
+
+
+@pytest.fixture
+def repair(photos):
+    """Remove three photos; return a function that restores one of them."""
+    contents = {}
+    for name in ("1.png", "5.png", "6.png"):
+        contents[name] = (photos / name).read_bytes()
+        (photos / name).unlink()
+    return lambda name: (photos / name).write_bytes(contents[name])
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_images_that_could_not_be_read_are_retried(cli, best, photos, repair, stop_at, is_kept):
+    Path("list.txt").write_text("\n".join(f"{number}.png" for number in range(10)))
+    words = ["predict", best, "--list", "list.txt", "--root", photos, *SHARED, "--batch-size", "1"]
+    files = all_files()
+    words += options(files)
+    status, out, _ = cli(*words)
+    assert status == 1
+    assert "10 images, 4 with an error; run the same command to retry 3 of them" in out
+    rows = rows_of(files["jsonl"].read_text())
+    assert [row["image"][0] for row in rows if "error" in row] == ["1", "3", "5", "6"]
+
+    # Two images are repaired. A stop between them keeps the first row.
+    repair("1.png")
+    repair("5.png")
+    if not is_kept:
+        shutil.rmtree("r.jsonl.progress")
+    stop_at("SIGTERM", 1)
+    assert cli(*words).status == 143
+    assert rows_of(files["jsonl"].read_text()) == rows
+    stop_at("SIGTERM", 0)
+    assert cli(*words).status == 1
+    assert patches.forwards == (1 if is_kept else 7)
+    repair("6.png")
+    stop_at("SIGTERM", 0)
+    assert "10 images, 1 with an error\n" in cli(*words).out, "an image cannot be decoded"
+    assert patches.forwards == 1
+    assert not Path("r.jsonl.progress").exists()
+    again = {option: path.read_bytes() for option, path in files.items()}
+    assert "is complete" in cli(*words).out
+    cli(*words, "--overwrite")
+    assert {option: path.read_bytes() for option, path in files.items()} == again
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_images_of_a_shard_are_retried(cli, best, photos, repair, stop_at, kind):
+    pytest.importorskip("pyarrow")
+    Path("list.txt").write_text("\n".join(f"{number}.png" for number in (0, 1, 2, 4, 5, 6)))
+    words = ["predict", best, "--list", "list.txt", "--root", photos, *SHARED, f"--{kind}"]
+    shards = [[*words, "parts", "--shard", f"{number}/2"] for number in range(2)]
+    assert [cli(*shard).status for shard in shards] == [1, 1]
+    for name in ("1.png", "5.png", "6.png"):
+        repair(name)
+    stop_at("SIGTERM", 0)
+    assert [cli(*shard).status for shard in shards] == [0, 0]
+    assert patches.forwards == 2, "a batch of one and a batch of two images"
+    assert cli(*words, "joined", "--merge", "parts").status == 0
+    cli(*words, f"whole.{kind}")
+    Path("joined").rename(f"joined.{kind}")
+    assert_same_rows(f"joined.{kind}", f"whole.{kind}")
+
+
+def test_last_process_of_torchrun_writes_retried_images(predict, repair, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def statuses():
+        found = []
+        for rank in (0, 1):
+            monkeypatch.setenv("RANK", str(rank))
+            found.append(predict("--jsonl", "r.jsonl").status)
+        return found
+
+    monkeypatch.setattr(inputs, "_shard_of", lambda key, shards: (key == "/5.png") % shards)
+    repair("1.png")
+    repair("6.png")
+    Path("photos/5.png").symlink_to("missing.png")
+    assert statuses() == [0, 1]
+    # Only the second process has an image to retry.
+    Path("photos/5.png").unlink()
+    repair("5.png")
+    assert statuses() == [0, 1]
+    assert ["error" in row for row in rows_of(Path("r.jsonl").read_text())].count(True) == 1
+    assert "is complete" in predict("--jsonl", "r.jsonl").out
 
 
 def test_stopped_stream_keeps_its_rows(photos, predict, stop_at):
@@ -448,16 +536,32 @@ def test_last_process_of_torchrun_writes_the_result(predict, monkeypatch):
 
 
 def test_shard_of_this_process(monkeypatch):
+    def check_errors(*options):
+        for option in options:
+            with pytest.raises(ConfigError, match=f"--shard {option}"):
+                chosen_shard(option)
+
     assert chosen_shard(None) == (0, 1)
     assert chosen_shard("3/7") == (3, 7)
-    for option in ("0/0", "7/7", "-1/7", "3", "auto"):
-        with pytest.raises(ConfigError, match=f"--shard {option}"):
-            chosen_shard(option)
+    check_errors("0/0", "7/7", "-1/7", "3", "auto", "auto/4")
+    for name in NUMBERS:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "17")
+            assert chosen_shard("auto/4096") == (17, 4096)
+            assert chosen_shard("3/7") == (3, 7)
+            check_errors("auto", "auto/17")
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert chosen_shard(None) == (2, 4)
-    with pytest.raises(ConfigError, match="--shard 1/4"):
-        chosen_shard("1/4")
+    assert chosen_shard(None) == chosen_shard("auto") == (2, 4)
+    check_errors("1/4", "auto/4")
+
+
+def test_shards_of_torchrun_do_not_end_each_other(predict, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        assert predict("--jsonl", "parts", "--shard", "auto").status == 0
+    assert results.parts_in("parts") == [str(path) for path in sorted(Path("parts").glob("part*"))]
 
 
 @pytest.mark.parametrize(

@@ -142,4 +142,4 @@ def test_none_selects_the_default_of_an_option(best, folder):
 def test_too_thin_photo_is_a_fault():
     decoder = Decoder(EvalTransform(image_size=64, crop=0.875))
     thin = Item("thin", "thin", content=Image.new("RGB", (1, 60_000)))
-    assert decoder[thin].startswith("thin: ")
+    assert decoder[thin].message.startswith("thin: ")

@@ -174,6 +174,7 @@ def test_features_of_errors_are_nan(first):
 def test_damaged_line_has_no_image(line):
     assert image_of(line) is None
     assert image_of(b'{"image": "a"}\n') == "a"
+    assert image_of(line_of(rule_of(), Row("a", error="e", retry=True)) + b"\n") == "a"
 
 
 def test_each_row_is_streamed_immediately(tmp_path):
@@ -262,6 +263,8 @@ def test_incomplete_batch_is_predicted_again_except_the_last(tmp_path):
     journal.flush()
     journal.finish()
     assert begun(tmp_path, count=3, batch=2)[1] == []
+    with pytest.raises(DataError, match="out: "):
+        begun(tmp_path, count=4, batch=2)
 
 
 def test_changed_settings_or_images_raise_an_error(tmp_path):
