@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from hostile import Runs
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
@@ -146,16 +147,6 @@ def test_drop_path_and_checkpointing_are_passed_to_network():
 # Weights from a file
 
 
-class Hostile:
-    """A pickle that creates a file when it is loaded."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
-
-
 @pytest.fixture
 def trained():
     torch.manual_seed(7)
@@ -190,19 +181,13 @@ def test_weights_of_file_are_loaded(tmp_path, trained, kind):
 
 ERRORS = [
     ({"name": "resnet81"}, r"backbone\.name=resnet81.*resnet18"),
-    ({"name": "hf-hub:timm/resnet18"}, r"backbone\.name=hf-hub"),
-    ({"name": "pit_ti_224"}, r"backbone\.name=pit_ti_224"),
     ({"name": "crossvit_tiny_240"}, r"backbone\.name=crossvit_tiny_240"),
     ({"name": "vit_tiny_patch16_224", "image_size": 10}, r"backbone\.name=.*10 x 10"),
     ({"name": "dla46_c", "checkpointing": True}, r"backbone\.checkpointing=true: dla46_c"),
     ({"name": "botnet50ts_256", "pretrained": True}, r"backbone\.pretrained=true"),
-    ({"model_args": {"lyers": 3}}, r"backbone\.name=resnet10t.*lyers"),
     ({"model_args": {"checkpoint_path": "x.pth"}}, r"backbone\.model_args\.checkpoint_path"),
-    ({"drop_path": 1.5}, r"backbone\.drop_path is 1\.5"),
-    ({"mean": [0.5, 0.5]}, r"backbone\.mean is \[0\.5, 0\.5\]"),
     ({"feature_norm": "pretrained"}, r"backbone\.feature_norm=pretrained: resnet10t"),
     ({"pretrained": "missing"}, r"backbone\.pretrained=missing"),
-    ({"pretrained": "cut"}, r"backbone\.pretrained=cut"),
     ({"pretrained": "pickle"}, r"backbone\.pretrained=pickle"),
     ({"pretrained": "zip"}, r"backbone\.pretrained=zip"),
     ({"pretrained": "gap"}, r"backbone\.pretrained=gap.*layer3\.0\.conv1\.weight"),
@@ -215,10 +200,9 @@ def test_errors_are_one_line_and_name_the_setting(tmp_path, monkeypatch, trained
     monkeypatch.chdir(tmp_path)
     state = trained.state_dict()
     torch.save(state, "whole")
-    Path("cut").write_bytes(Path("whole").read_bytes()[:-1000])
     del state["layer3.0.conv1.weight"]
     torch.save(state, "gap")
-    hostile = {"conv1.weight": Hostile(tmp_path / "mark")}
+    hostile = {"conv1.weight": Runs("touch mark")}
     torch.save(hostile, "zip")
     Path("pickle").write_bytes(pickle.dumps(hostile, protocol=2))
 
