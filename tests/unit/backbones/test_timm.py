@@ -1,12 +1,8 @@
 """TimmBackbone: tokens, norms and weights against timm."""
 
-import pickle
-from pathlib import Path
-
 import pytest
 import timm
 import torch
-from hostile import Runs
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
@@ -124,19 +120,6 @@ def test_unused_parameters_are_frozen(name, unused):
     assert {key for key, value in backbone.named_parameters() if value.grad is None} == unused
 
 
-def test_constructor_keeps_random_state_and_weights():
-    torch.manual_seed(3)
-    network = timm.create_model("resnet10t", num_classes=0)
-    after = torch.rand(4)
-    torch.manual_seed(3)
-    with torch.inference_mode():
-        backbone = TimmBackbone("resnet10t")
-        assert torch.equal(torch.rand(4), after)
-    assert all(module.training for module in backbone.modules())
-    state = backbone.network.state_dict()
-    assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
-
-
 def test_drop_path_and_checkpointing_are_passed_to_network():
     backbone = TimmBackbone("resnet18", drop_path=0.2, checkpointing=True)
     drops = [module for module in backbone.modules() if type(module).__name__ == "DropPath"]
@@ -188,8 +171,6 @@ ERRORS = [
     ({"model_args": {"checkpoint_path": "x.pth"}}, r"backbone\.model_args\.checkpoint_path"),
     ({"feature_norm": "pretrained"}, r"backbone\.feature_norm=pretrained: resnet10t"),
     ({"pretrained": "missing"}, r"backbone\.pretrained=missing"),
-    ({"pretrained": "pickle"}, r"backbone\.pretrained=pickle"),
-    ({"pretrained": "zip"}, r"backbone\.pretrained=zip"),
     ({"pretrained": "gap"}, r"backbone\.pretrained=gap.*layer3\.0\.conv1\.weight"),
     ({"pretrained": "whole", "name": "resnet14t"}, r"backbone\.pretrained=whole.*resnet14t"),
 ]
@@ -202,11 +183,7 @@ def test_errors_are_one_line_and_name_the_setting(tmp_path, monkeypatch, trained
     torch.save(state, "whole")
     del state["layer3.0.conv1.weight"]
     torch.save(state, "gap")
-    hostile = {"conv1.weight": Runs("touch mark")}
-    torch.save(hostile, "zip")
-    Path("pickle").write_bytes(pickle.dumps(hostile, protocol=2))
 
     with pytest.raises(ConfigError, match=name) as caught:
         TimmBackbone(**{"name": "resnet10t", **settings})
     assert "\n" not in str(caught.value)
-    assert not Path("mark").exists()

@@ -95,18 +95,6 @@ def test_splits_have_images_targets_and_transforms(source, root):
     assert fixed_sample(data.train.dataset, 2)[0][0].unique().tolist() != [20]
 
 
-def test_split_is_loaded_once_on_first_use(source):
-    loaded = []
-    recorded = changed(source, lambda split, images: loaded.append(split) or images)
-    data = assemble(recorded, PLAIN, FILES)
-    assert loaded == []
-    data.evaluator()
-    assert loaded == ["val"]
-    for split in ("train", "train", "val"):
-        getattr(data, split)
-    assert loaded == ["val", "train"]
-
-
 @pytest.mark.parametrize("columns", [[0, 1], [1, 0, 2]])
 def test_splits_need_same_classes_and_hint_is_appended_once(source, root, columns):
     def select(split, images):

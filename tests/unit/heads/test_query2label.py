@@ -4,23 +4,17 @@ import math
 
 import pytest
 import torch
-from random_weights import noise, randomize
+from random_weights import noise
 
 from mldec.heads.query2label import Query2Label
 
-DIM, HEADS, MLP = 16, 4, 24
-
-
-def small(num_classes=5, in_features=DIM, **options):
-    sizes = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": MLP}
-    return randomize(Query2Label(in_features, num_classes, **{**sizes, **options}))
-
 
 def test_dropout_of_label_queries_differs_between_images():
-    head = small(dropout=0.5, self_attention=True).train()
+    sizes = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 24}
+    head = Query2Label(16, 5, **sizes, dropout=0.5, self_attention=True).double().train()
     inputs = []
     head.decoder[0].norm1.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-    head(noise(1, 9, DIM).expand(2, -1, -1))
+    head(noise(1, 9, 16).expand(2, -1, -1))
     assert not torch.equal(inputs[0][0], inputs[0][1])
 
 

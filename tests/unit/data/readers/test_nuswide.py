@@ -50,16 +50,6 @@ def test_training_has_seen_classes_and_validation_all_classes(build):
     assert torch.equal(data.train.classes.word_vectors, VECTORS.T[[1, 3, 4]])
 
 
-def test_validation_uses_images_with_unseen_class_or_all(build):
-    for val_images, expected in (("unseen", {"e", "g"}), ("all", {"e", "f", "g", "h"})):
-        data = build(val_images=val_images)
-        assert set(labels(data.val)) == expected
-        assert set(labels(data.train)) == {"a", "b"}
-        evaluator = data.evaluator()
-        assert evaluator.is_unseen.tolist() == [True, False, True, False, False]
-        assert evaluator.all_images == (val_images == "all")
-
-
 def test_vectors_of_other_files_are_matched_by_name(build):
     words = sorted(CLASSES, reverse=True)
     torch.save(VECTORS, build.root / "other.pth")

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 import torch
-from hostile import Runs
 from readers import names, targets
 from support import made
 from trees import MIIL, OPENIMAGES, tree
@@ -96,13 +95,6 @@ def test_miil_class_list_gives_classes_and_order(miil):
     assert data.train.classes.names == ("/m/0x", "/m/0b", "/m/0a")
     (miil.root / "data.csv").write_text(MIIL.replace(",val\n", ",test\n"))
     assert "val" in miil.fault()
-
-
-def test_pth_file_runs_no_code(miil, tmp_path):
-    path = miil.root / "mid_to_classes.pth"
-    torch.save({"/m/0a": Runs(f"touch {tmp_path / 'never'}")}, path)
-    assert str(path) in miil.fault()
-    assert not (tmp_path / "never").exists()
 
 
 def test_sample_has_166_classes(sample_data, tmp_path):
