@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
-from random_weights import noise
+from random_weights import noise, randomize
 
 from mldec.heads.query2label import Query2Label
 
 
 def test_dropout_of_label_queries_differs_between_images():
     sizes = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 24}
-    head = Query2Label(16, 5, **sizes, dropout=0.5, self_attention=True).double().train()
+    head = randomize(Query2Label(16, 5, **sizes, dropout=0.5, self_attention=True)).train()
     inputs = []
     head.decoder[0].norm1.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     head(noise(1, 9, 16).expand(2, -1, -1))
