@@ -65,16 +65,7 @@ def loaded(
     exclusive: bool = False,
     **transform: Any,
 ) -> Loaded:
-    """Return an untrained model.
-
-    Args:
-        head: Key of `HEADS`.
-        backbone: Backbone, or None for a single layer.
-        size: Pixels per side of the images.
-        calibration: Calibration of its scores.
-        exclusive: Whether images have one label.
-        transform: Further settings of the `EvalTransform`.
-    """
+    """Return an untrained model with a head of `HEADS` and a backbone of one layer by default."""
     torch.manual_seed(0)
     backbone = Patches() if backbone is None else backbone
     model = Classifier(backbone, HEADS[head](int(backbone.num_features))).eval()  # type: ignore[arg-type]

@@ -1,8 +1,5 @@
 """TimmBackbone: tokens, norms and weights against timm."""
 
-import pickle
-from pathlib import Path
-
 import pytest
 import timm
 import torch
@@ -123,19 +120,6 @@ def test_unused_parameters_are_frozen(name, unused):
     assert {key for key, value in backbone.named_parameters() if value.grad is None} == unused
 
 
-def test_constructor_keeps_random_state_and_weights():
-    torch.manual_seed(3)
-    network = timm.create_model("resnet10t", num_classes=0)
-    after = torch.rand(4)
-    torch.manual_seed(3)
-    with torch.inference_mode():
-        backbone = TimmBackbone("resnet10t")
-        assert torch.equal(torch.rand(4), after)
-    assert all(module.training for module in backbone.modules())
-    state = backbone.network.state_dict()
-    assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
-
-
 def test_drop_path_and_checkpointing_are_passed_to_network():
     backbone = TimmBackbone("resnet18", drop_path=0.2, checkpointing=True)
     drops = [module for module in backbone.modules() if type(module).__name__ == "DropPath"]
@@ -144,16 +128,6 @@ def test_drop_path_and_checkpointing_are_passed_to_network():
 
 
 # Weights from a file
-
-
-class Hostile:
-    """A pickle that creates a file when it is loaded."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
 
 
 @pytest.fixture
@@ -190,21 +164,13 @@ def test_weights_of_file_are_loaded(tmp_path, trained, kind):
 
 ERRORS = [
     ({"name": "resnet81"}, r"backbone\.name=resnet81.*resnet18"),
-    ({"name": "hf-hub:timm/resnet18"}, r"backbone\.name=hf-hub"),
-    ({"name": "pit_ti_224"}, r"backbone\.name=pit_ti_224"),
     ({"name": "crossvit_tiny_240"}, r"backbone\.name=crossvit_tiny_240"),
     ({"name": "vit_tiny_patch16_224", "image_size": 10}, r"backbone\.name=.*10 x 10"),
     ({"name": "dla46_c", "checkpointing": True}, r"backbone\.checkpointing=true: dla46_c"),
     ({"name": "botnet50ts_256", "pretrained": True}, r"backbone\.pretrained=true"),
-    ({"model_args": {"lyers": 3}}, r"backbone\.name=resnet10t.*lyers"),
     ({"model_args": {"checkpoint_path": "x.pth"}}, r"backbone\.model_args\.checkpoint_path"),
-    ({"drop_path": 1.5}, r"backbone\.drop_path is 1\.5"),
-    ({"mean": [0.5, 0.5]}, r"backbone\.mean is \[0\.5, 0\.5\]"),
     ({"feature_norm": "pretrained"}, r"backbone\.feature_norm=pretrained: resnet10t"),
     ({"pretrained": "missing"}, r"backbone\.pretrained=missing"),
-    ({"pretrained": "cut"}, r"backbone\.pretrained=cut"),
-    ({"pretrained": "pickle"}, r"backbone\.pretrained=pickle"),
-    ({"pretrained": "zip"}, r"backbone\.pretrained=zip"),
     ({"pretrained": "gap"}, r"backbone\.pretrained=gap.*layer3\.0\.conv1\.weight"),
     ({"pretrained": "whole", "name": "resnet14t"}, r"backbone\.pretrained=whole.*resnet14t"),
 ]
@@ -215,14 +181,9 @@ def test_errors_are_one_line_and_name_the_setting(tmp_path, monkeypatch, trained
     monkeypatch.chdir(tmp_path)
     state = trained.state_dict()
     torch.save(state, "whole")
-    Path("cut").write_bytes(Path("whole").read_bytes()[:-1000])
     del state["layer3.0.conv1.weight"]
     torch.save(state, "gap")
-    hostile = {"conv1.weight": Hostile(tmp_path / "mark")}
-    torch.save(hostile, "zip")
-    Path("pickle").write_bytes(pickle.dumps(hostile, protocol=2))
 
     with pytest.raises(ConfigError, match=name) as caught:
         TimmBackbone(**{"name": "resnet10t", **settings})
     assert "\n" not in str(caught.value)
-    assert not Path("mark").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pictures import picture
-from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance
 
 from mldec.data.official_augment import (
     GREY,
@@ -64,18 +64,6 @@ def test_operations_have_published_ranges():
     assert set(levels) - set(ranges) == others
 
 
-@pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_operation_changes_image_at_highest_magnitude(name):
-    operation, levels = OPERATIONS[name]
-    image = picture(45, 33)
-    before = np.array(image)
-    for level in levels:
-        result = operation(image, level, random.Random(0))
-        assert (result.mode, result.size) == ("RGB", (45, 33))
-    assert np.array_equal(np.asarray(image), before)
-    assert not np.array_equal(np.asarray(result), before)
-
-
 def test_operations_are_drawn_before_probabilities():
     image, applied = picture(), 0
     for seed in range(200):
@@ -118,6 +106,9 @@ def test_shear_has_both_signs_and_rotation_is_counterclockwise():
     sheared = results_of("shear_x", edge())
     corners = {tuple(result[99, 2]) + tuple(result[99, 97]) for result in sheared}
     assert corners == {(255, 255, 255, *GREY), (*GREY, 0, 0, 0)}
+    upright = edge().transpose(Image.Transpose.TRANSPOSE)
+    transposed = [result.transpose(1, 0, 2) for result in results_of("shear_y", upright)]
+    assert np.array_equal(transposed, sheared)
 
     for result in results_of("rotate", edge(), row=3, draws=10):  # 10 degrees
         assert (result[2, 46] == 0).all()
@@ -146,12 +137,6 @@ def test_enhancement_equals_pillow_with_one_plus_or_minus_magnitude(name, row):
     factors = (1 + row / 10, 1 - row / 10)
     expected = {np.asarray(enhance(image).enhance(f)).astype(int).tobytes() for f in factors}
     assert {result.tobytes() for result in results_of(name, image, row)} == expected
-
-
-@pytest.mark.parametrize("name", ["equalize", "autocontrast", "invert"])
-def test_operation_without_magnitude_equals_pillow(name):
-    expected = np.asarray(getattr(ImageOps, name)(picture()))
-    assert np.array_equal(results_of(name, picture(), draws=1)[0], expected)
 
 
 # Random numbers of samples
@@ -190,16 +175,9 @@ def test_global_generators_are_seeded_and_restored():
     assert len({*before, *after, *inner}) == 9
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"crop": 0.3, "flip": True, "erase": 0.5, "augment": "randaugment"},
-        {"crop": 0.3, "augment": "rand-m7-mstd0.5-inc1", "interpolation": "random"},
-    ],
-)
-def test_threads_draw_the_same_numbers_as_one_thread(settings):
-    transform = TrainTransform(View(image_size=40, **settings))
+def test_threads_draw_the_same_numbers_as_one_thread():
+    augment = {"augment": "rand-m7-mstd0.5-inc1", "erase": 0.5, "flip": True}
+    transform = TrainTransform(View(image_size=40, crop=0.3, interpolation="random", **augment))
     image = picture(60, 50)
 
     def load(seed):

@@ -102,12 +102,11 @@ STORED = {
 
 
 @pytest.mark.parametrize("orientation", STORED)
-@pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_exif_orientation_is_applied(tmp_path, orientation, suffix):
+def test_exif_orientation_is_applied(tmp_path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.fromarray(np.ascontiguousarray(STORED[orientation]))
-    read = as_array(read_image(saved(image, tmp_path / f"a.{suffix}", exif=exif)))
+    read = as_array(read_image(saved(image, tmp_path / "a.png", exif=exif)))
     assert np.array_equal(read[..., 0], UPRIGHT)
 
 
@@ -119,31 +118,37 @@ def test_damaged_exif_is_ignored(tmp_path):
 # Faults
 
 
-def whole(suffix, folder):
-    image = Image.fromarray(pixels(64, 64, 3))
-    return saved(image, folder / f"whole.{suffix}").read_bytes()
+HEIC = b"\0\0\0\x18ftypheix\0\0\0\0mif1heic"
+FAULTS = [
+    ("a.png", b"", ""),
+    ("a.tif", b"404: Not Found", ""),
+    ("a.jpg", HEIC, "HEIC"),
+    ("a.avif", b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "AVIF"),
+    ("a.raf", b"FUJIFILMCCD-RAW 0201", "RAF"),
+    ("a.jpg", None, ""),
+    ("a.tif", Image.fromarray(np.array([[0, 70000]], np.int32)), ""),
+    ("a.tif", Image.fromarray(np.float32([[0.5, 0.7]])), ""),
+]
+# Truncated files.
+for suffix in ("jpg", "png", "tif", "webp"):
+    FAULTS += [(f"a.{suffix}", share, "") for share in (0.5, 0.95)]
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
-@pytest.mark.parametrize("fault", ["absent", "folder", "empty", "text", "heic", 0.5, 0.95])
-def test_faulty_file_is_named(tmp_path, suffix, fault):
-    path = tmp_path / f"a.{suffix}"
-    if fault == "folder":
-        path.mkdir()
-    elif isinstance(fault, float):
-        content = whole(suffix, tmp_path)
-        path.write_bytes(content[: int(fault * len(content))])
-    elif fault != "absent":
-        heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
-        path.write_bytes({"empty": b"", "text": b"404: Not Found", "heic": heic}[fault])
-    with pytest.raises(DataError, match=f"^{path}"):
-        read_image(path)
-
-
-@pytest.mark.parametrize("values", [np.array([[0, 70000]], np.int32), np.float32([[0.5, 0.7]])])
-def test_values_without_known_range_raise(tmp_path, values):
-    with pytest.raises(DataError, match=r"a\.tif"):
-        read_image(saved(Image.fromarray(values), tmp_path / "a.tif"))
+@pytest.mark.parametrize("decoder", ["pillow", "simplejpeg"])
+@pytest.mark.parametrize(("file", "content", "name"), FAULTS)
+def test_faulty_file_is_named(tmp_path, file, content, name, decoder):
+    if decoder == "simplejpeg":
+        pytest.importorskip(decoder, reason="an extra")
+    path = tmp_path / file
+    if isinstance(content, Image.Image):
+        content.save(path)
+    elif isinstance(content, float):
+        whole = saved(Image.fromarray(pixels(64, 64, 3)), path).read_bytes()
+        path.write_bytes(whole[: int(content * len(whole))])
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=f"^{path}.*{name}"):
+        open_image(path, decoder=decoder)
 
 
 def test_unsupported_files_are_counted_by_suffix():
@@ -202,20 +207,10 @@ def test_simplejpeg_has_pixels_of_pillow(tmp_path, mode, options):
             assert isinstance(read, Image.Image) is (mode == "CMYK" or orientation == 6)
 
 
-def test_pillow_reads_other_and_damaged_files(tmp_path):
+def test_simplejpeg_leaves_other_formats_to_pillow(tmp_path):
     pytest.importorskip("simplejpeg", reason="an extra")
     path = saved(picture(40, 30), tmp_path / "a.png")
     assert np.array_equal(as_array(open_image(path, decoder="simplejpeg")), read_image(path))
-
-    large = saved(picture(400, 300), tmp_path / "a.jpg")
-    content = large.read_bytes()
-    for damaged in (b"", b"no image", content[:200], content[: len(content) // 2]):
-        messages = []
-        for name in ("pillow", "simplejpeg"):
-            with pytest.raises(DataError) as caught:
-                open_image(large, damaged, decoder=name)
-            messages.append(str(caught.value))
-        assert messages[0] == messages[1]
 
 
 def test_missing_decoder_is_named(monkeypatch):
@@ -223,17 +218,3 @@ def test_missing_decoder_is_named(monkeypatch):
     check_decoder("pillow")
     with pytest.raises(ConfigError, match=r"^data\.decoder: simplejpeg"):
         check_decoder("simplejpeg")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "format_name"),
-    [
-        ("a.jpg", b"\0\0\0\x18ftypheix\0\0\0\0mif1heic", "HEIC"),
-        ("a.avif", b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "AVIF"),
-        ("a.raf", b"FUJIFILMCCD-RAW 0201", "RAF"),
-    ],
-)
-def test_unsupported_format_is_named(tmp_path, name, content, format_name):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=format_name):
-        read_image(tmp_path / name)

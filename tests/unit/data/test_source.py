@@ -8,18 +8,17 @@ import pytest
 import torch
 from PIL import Image
 from support import made
-from trees import tree
 
 from mldec import build
 from mldec.config.compose import option, options
 from mldec.data.labels import from_dense
 from mldec.data.readers.coco import coco
-from mldec.data.sampling import SampleRandom, Sampling
+from mldec.data.sampling import SHUFFLED, Sampling
 from mldec.data.settings import FileSettings, Observed, Source, View, assemble
 from mldec.data.splits import fold_numbers
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import ZeroShot, multi_label, partial_labels, single_label
-from mldec.data.transforms import EvalTransform, TrainTransform
+from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, StoredImages, fixed_sample, in_folder
 from mldec.errors import ConfigError, DataError
 
@@ -81,15 +80,6 @@ def test_skip_empty_is_default_of_own_data():
     assert chosen == {"csv", "yolo", "coco_json"}
 
 
-@pytest.mark.parametrize("name", ["csv_table", "yolo", "coco"])
-def test_skip_empty_gives_first_metric(name, tmp_path):
-    data = tree(name, tmp_path)(skip_empty=True)
-    evaluator = data.evaluator()
-    target = data.val.dataset.labels.dense()
-    evaluator.update(torch.zeros(target.shape), torch.from_numpy(target))
-    assert next(iter(evaluator.compute())) == "mAP_skip_empty"
-
-
 def test_splits_have_images_targets_and_transforms(source, root):
     settings = FileSettings(cache_dir="/somewhere", bad_images="skip")
     data = assemble(source, View(image_size=8, cutout=1.0, augment="none"), settings)
@@ -103,18 +93,6 @@ def test_splits_have_images_targets_and_transforms(source, root):
     assert fixed_sample(data.val.dataset, 2)[0][0].unique().tolist() == [20]
     # The cutout covers the whole image.
     assert fixed_sample(data.train.dataset, 2)[0][0].unique().tolist() != [20]
-
-
-def test_split_is_loaded_once_on_first_use(source):
-    loaded = []
-    recorded = changed(source, lambda split, images: loaded.append(split) or images)
-    data = assemble(recorded, PLAIN, FILES)
-    assert loaded == []
-    data.evaluator()
-    assert loaded == ["val"]
-    for split in ("train", "train", "val"):
-        getattr(data, split)
-    assert loaded == ["val", "train"]
 
 
 @pytest.mark.parametrize("columns", [[0, 1], [1, 0, 2]])
@@ -195,32 +173,7 @@ def test_observed_positives_are_a_share_or_a_list(source, tmp_path):
         assert data.train.dataset.labels.counts().sum() == count
 
 
-@pytest.mark.parametrize(
-    ("task", "sampling", "observed", "key"),
-    [
-        ({"exclusive": True}, Sampling(), Observed(observed=0.5), "data.observed"),
-        ({"zero_shot": ZERO_SHOT}, Sampling(), Observed(single_positive=0), "data.single_positive"),
-        ({"zero_shot": ZERO_SHOT}, Sampling(fold="1/2"), Observed(), "data.fold"),
-    ],
-)
-def test_setting_that_does_not_fit_task_is_named(source, task, sampling, observed, key):
-    with pytest.raises(ConfigError, match=f"^{key}"):
-        assemble(replace(source, **task), PLAIN, FILES, sampling, observed)
-
-
 # The settings of images and files
-
-
-def test_view_settings_reach_transforms():
-    assert View().eval() == EvalTransform(image_size=448)
-    train = TrainTransform(View())
-    assert (train.cutout, train.flip, train.erase) == (0.5, False, None)
-    settings = {"augment": "none", "cutout": 0.25, "flip": True, "crop": 0.5, "erase": 1.0}
-    train = TrainTransform(View(image_size=16, interpolation="random", resize="tensor", **settings))
-    assert (train.cutout, train.flip, len(train.resizes)) == (0.25, True, 2)
-    random_crop = train.resizes[0].keywords["random_crop"]
-    assert (train.resize, random_crop.scale) == ("tensor", (0.5, 1.0))
-    assert train(Image.new("RGB", (20, 30)), SampleRandom(0)).shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +211,16 @@ def test_evaluator_settings_are_used():
     assert "top5" not in metrics(single_label())  # there are three classes
 
 
+ONE_LABEL = {"exclusive": True}
+UNSEEN_CLASSES = {"zero_shot": ZERO_SHOT}
+
+
+def assemble_task(task, *settings):
+    """Assemble a source of another task, which is not loaded."""
+    source = Source(load=None, where=Path("/nowhere"), evaluator=multi_label())
+    assemble(replace(source, **task), PLAIN, FILES, *settings)
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [
@@ -270,8 +233,14 @@ def test_evaluator_settings_are_used():
         (lambda: made(coco, root="/nowhere", absent="ignore"), "data.absent"),
         (lambda: made(coco, root="/nowhere", test_size=0), "image_size"),
         (lambda: made(coco, root="/nowhere", fold="3/2"), "data.fold"),
+        (lambda: assemble_task(ONE_LABEL, SHUFFLED, Observed(observed=0.5)), "data.observed"),
+        (
+            lambda: assemble_task(UNSEEN_CLASSES, SHUFFLED, Observed(single_positive=0)),
+            "data.single_positive",
+        ),
+        (lambda: assemble_task(UNSEEN_CLASSES, Sampling(fold="1/2")), "data.fold"),
     ],
 )
-def test_setting_out_of_range_is_named(call, name):
+def test_faulty_setting_is_named(call, name):
     with pytest.raises(ConfigError, match=name):
         call()

@@ -1,7 +1,5 @@
 """Class names, sparse labels, and tables of images."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,7 @@ from mldec.data.labels import (
     random_drop,
     random_positives,
 )
-from mldec.data.splits import log_split
-from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
+from mldec.data.table import TableBuilder, encode_paths, path_inside
 from mldec.data.types import Classes
 from mldec.errors import DataError
 from mldec.names import (
@@ -164,21 +161,16 @@ def test_positives_of_an_image_are_equally_likely():
     assert np.abs(share - np.array([0, 1, 1, 0, 1]) / 3).max() <= 5 * deviation
 
 
-def test_published_list_selects_positives(tmp_path):
+def listed(folder, text, files=("x/a.jpg", "y/b c.jpg")):
+    path = folder / "kept.txt"
+    path.write_text(text)
     labels = from_dense(np.array([[1, 1, 0], [0, 1, 1]], np.int8))
-    path = tmp_path / "kept.txt"
+    return labels.only(listed_positives(labels, files, path)).dense().tolist()
 
-    def chosen(text, files=("x/a.jpg", "y/b c.jpg")):
-        path.write_text(text)
-        return labels.only(listed_positives(labels, files, path)).dense().tolist()
 
-    assert chosen("b c.jpg, 1 2\nother.jpg,9\na.jpg,0\n") == [[1, 0, 0], [0, 1, 1]]
-    assert chosen("b c.jpg,\na.jpg,1\n") == [[0, 1, 0], [0, 0, 0]]
-    for text in ("a.jpg,0\n", "a.jpg,2\nb c.jpg,1\n", "other.jpg,0\n", "a.jpg,cat\n"):
-        with pytest.raises(DataError, match=str(path)):
-            chosen(text)
-    with pytest.raises(DataError, match=r"a/0\.jpg and b/0\.jpg"):
-        chosen("0.jpg,0\n0.jpg,1\n", ["a/0.jpg", "b/0.jpg"])
+def test_published_list_selects_positives(tmp_path):
+    assert listed(tmp_path, "b c.jpg, 1 2\nother.jpg,9\na.jpg,0\n") == [[1, 0, 0], [0, 1, 1]]
+    assert listed(tmp_path, "b c.jpg,\na.jpg,1\n") == [[0, 1, 0], [0, 0, 0]]
 
 
 # Tables
@@ -227,37 +219,35 @@ def build_table(rows, classes=None):
 
 FIRST = ("a/1.jpg", {})
 OUTSIDE = ["", "/etc/passwd", "../1.jpg", "a\\..\\1.jpg", "C:\\1.jpg", "a\0b", ".//a/1.jpg"]
+TWINS = ["a/0.jpg", "b/0.jpg"]
 
 
 @pytest.mark.parametrize(
     ("check", "name"),
     [
-        (lambda: Classes(("a", "b", "a")), "'a'"),
-        (lambda: Classes(("a", " ")), "class 1"),
-        (lambda: as_name("\x1b", "a.csv, row 3"), "a.csv, row 3"),
-        (lambda: check_names(["a", "A"], "a.txt"), "a.txt"),
-        (lambda: check_names(["a", "b", "a"], "a.txt"), "a.txt"),
-        (lambda: given_names(["a", " "], None), "data.classes"),
-        (lambda: split_names("b;a\x1b", ";", "row 1"), "row 1"),
-        (lambda: build_table([FIRST, ("2.jpg", {"cat": 1})], ["Cat"]), "row 1.*'Cat'"),
-        (lambda: build_table([FIRST, ("2.jpg", {-1: 1})], ["Cat"]), "row 1"),
-        (lambda: build_table([FIRST, ("2.jpg", {1: 1})], ["Cat"]), "row 1"),
-        (lambda: build_table([FIRST]), "a.csv"),
-        (lambda: build_table([("1.jpg", {"cat": 1, "Cat": 1})]), "a.csv"),
+        (lambda _: Classes(("a", "b", "a")), "'a'"),
+        (lambda _: Classes(("a", " ")), "class 1"),
+        (lambda _: as_name("\x1b", "a.csv, row 3"), "a.csv, row 3"),
+        (lambda _: check_names(["a", "A"], "a.txt"), "a.txt"),
+        (lambda _: check_names(["a", "b", "a"], "a.txt"), "a.txt"),
+        (lambda _: given_names(["a", " "], None), "data.classes"),
+        (lambda _: split_names("b;a\x1b", ";", "row 1"), "row 1"),
+        (lambda _: build_table([FIRST, ("2.jpg", {"cat": 1})], ["Cat"]), "row 1.*'Cat'"),
+        (lambda _: build_table([FIRST, ("2.jpg", {-1: 1})], ["Cat"]), "row 1"),
+        (lambda _: build_table([FIRST, ("2.jpg", {1: 1})], ["Cat"]), "row 1"),
+        (lambda _: build_table([FIRST]), "a.csv"),
+        (lambda _: build_table([("1.jpg", {"cat": 1, "Cat": 1})]), "a.csv"),
+        (lambda folder: listed(folder, "a.jpg,0\n"), "kept.txt"),
+        (lambda folder: listed(folder, "a.jpg,2\nb c.jpg,1\n"), "kept.txt"),
+        (lambda folder: listed(folder, "other.jpg,0\n"), "kept.txt"),
+        (lambda folder: listed(folder, "a.jpg,cat\n"), "kept.txt"),
+        (lambda folder: listed(folder, "0.jpg,0\n0.jpg,1\n", TWINS), r"a/0\.jpg and b/0\.jpg"),
     ]
-    + [(lambda path=path: build_table([FIRST, (path, {})], ["Cat"]), "row 1") for path in OUTSIDE],
+    + [
+        (lambda _, path=path: build_table([FIRST, (path, {})], ["Cat"]), "row 1")
+        for path in OUTSIDE
+    ],
 )
-def test_fault_of_names_or_rows_is_located(check, name):
+def test_fault_of_names_or_rows_is_located(tmp_path, check, name):
     with pytest.raises(DataError, match=name):
-        check()
-
-
-def test_log_names_classes_without_image(caplog):
-    dense = np.array([[1, 0, 0, 0, -1]], np.int8)
-    table = Table(encode_paths(["a"]), from_dense(dense), ("p", "q", "r", "s", "t"))
-    with caplog.at_level(logging.INFO, "mldec"):
-        log_split("some", "val", table)
-    assert caplog.messages == [
-        "some val: 1 images, 5 classes",
-        "some val: 4 of 5 classes have no image: 'q', 'r', 's', 't'",
-    ]
+        check(tmp_path)

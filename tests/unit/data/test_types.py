@@ -24,12 +24,11 @@ from mldec.data.types import (
     Classes,
     Split,
     StoredImages,
-    check_folder,
     fixed_sample,
     in_folder,
     picture,
 )
-from mldec.errors import CheckpointError, DataError
+from mldec.errors import CheckpointError
 
 NAMES = ("cat", "dog", "cow")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [0, 1, 1], [1, 1, 1]], np.int8)
@@ -71,19 +70,6 @@ def png(seed):
 def stored(transform=SMALL):
     storage = InMemory([png(seed) for seed in range(4)])
     return StoredImages(storage, from_dense(DENSE), NAMES, transform)
-
-
-def test_item_is_image_and_target():
-    dataset = stored()
-    for index in range(len(dataset)):
-        image, target = fixed_sample(dataset, index)
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels(8, 8, 3, seed=index))
-        assert (target.dtype, target.tolist()) == (torch.int8, DENSE[index].tolist())
-        assert dataset.name(index) == f"image {index}"
-
-    broken = StoredImages(InMemory([b"no image"]), from_dense(DENSE[:1]), NAMES, SMALL)
-    with pytest.raises(DataError, match=r"^image 0: "):
-        fixed_sample(broken, 0)
 
 
 def test_split_has_another_transform_and_its_stored_pictures():
@@ -150,15 +136,6 @@ def test_absent_files_are_found_with_one_listing_per_folder(files, tmp_path, mon
     assert sorted(listed) == [tmp_path, tmp_path / "a", tmp_path / "b"]
     (tmp_path / "b").rmdir()
     assert files.absent().tolist() == [False, True, True, True, False]
-
-
-def test_root_is_relative_absolute_or_in_home(tmp_path, monkeypatch):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    (bare / "file").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert {check_folder(root, "X") for root in ("bare", "~/bare", str(bare))} == {bare}
 
 
 # Repeat-factor sampling

@@ -43,7 +43,3 @@ def test_class_is_constant_if_scores_are_equal_or_extreme_and_wrong(logits, pres
     assert constant.sums[2, 1] / 200 == pytest.approx(
         log_loss(present, expit(np.float32(logits).astype(float)), labels=[False, True]), abs=1e-5
     )
-
-
-def test_no_class_is_constant_without_images():
-    assert ConstantScores(3).classes() == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from mldec.evaluators.multi_label import MultiLabelEvaluator, top_k
+from mldec.evaluators.multi_label import MultiLabelEvaluator
 
 KEYS = ["CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1"]
 
@@ -104,22 +104,6 @@ def test_metrics_of_perfect_predictions_are_100():
     assert list(metrics) == [*means, *KEYS, *(f"{key}@1" for key in KEYS)]
     assert set(metrics.values()) == {100.0}
     json.dumps(metrics, allow_nan=False)
-
-
-@pytest.mark.parametrize("threshold", [0.05, 0.5, 0.97])
-def test_class_is_predicted_above_threshold(threshold):
-    edge = math.log(threshold / (1 - threshold))
-    logits = torch.tensor([[edge + 1e-4, edge - 1e-4, edge if threshold == 0.5 else -9]])
-    evaluator, _ = evaluated(logits, torch.ones(1, 3, dtype=torch.int8), threshold=threshold)
-    assert evaluator.per_class()["recall"] == [100, 0, 0]
-
-
-@pytest.mark.parametrize("levels", [None, 1, 8])
-@pytest.mark.parametrize("k", [1, 3, 9, 100])
-def test_ties_of_top_k_go_to_lower_class(k, levels):
-    logits, _ = predictions(60, levels=levels)
-    for row, mask in zip(logits.tolist(), top_k(logits, k), strict=True):
-        assert set(mask.nonzero().flatten().tolist()) == highest(row, k)
 
 
 def test_class_without_positives_counts_as_0_or_is_skipped():

@@ -75,9 +75,3 @@ def test_metrics_at_threshold_match_sklearn():
     labels, decisions = (torch.cat(parts) for parts in zip(*columns, strict=True))
     assert metrics["OP"] == pytest.approx(100 * precision_score(labels, decisions))
     assert metrics["OF1"] == pytest.approx(100 * f1_score(labels, decisions))
-
-
-def test_naive_map_of_fully_annotated_class_is_equal():
-    logits, targets = predictions()
-    _, full = evaluated(logits[:, :1], targets[:, :1].clamp(min=0))
-    assert full["mAP_naive"] == full["mAP_partial"]

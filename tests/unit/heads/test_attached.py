@@ -16,7 +16,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError
-from mldec.heads import GAP, MLDecoder, Query2Label, attach
+from mldec.heads import GAP, MLDecoder, attach
 from mldec.model import Classifier
 
 SMALL = {"embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
@@ -137,16 +137,6 @@ def test_class_token_of_torchvision_vit_is_dropped():
     assert torch.equal(model(IMAGES), model.heads(encoded[0][:, 1:]))
 
 
-def test_attached_head_can_be_replaced():
-    model = attach(small_vit(), 4, head=Query2Label, **SMALL, input_proj=True)
-    kind = type(model)
-    assert isinstance(model.heads, Query2Label)
-    assert model(IMAGES).shape == (2, 4)
-    attach(model, 11, head=GAP)
-    assert type(model) is kind
-    assert model(IMAGES).shape == (2, 11)
-
-
 @torch.no_grad()
 def test_word_vectors_and_attention_are_passed_through():
     model = attach(small_resnet(), 5, num_groups=None, word_dim=6, **SMALL).eval()
@@ -161,12 +151,6 @@ def test_word_vectors_and_attention_are_passed_through():
     [
         (lambda: models.vgg11(num_classes=2), {}, ConfigError, "VGG"),
         (lambda: timm.create_model("crossvit_tiny_240"), {}, ConfigError, "CrossVit"),
-        (
-            lambda: timm.create_model("resnet18", features_only=True),
-            {},
-            ConfigError,
-            "FeatureListNet",
-        ),
         (lambda: timm.create_model("resnet10t", in_chans=1), {}, ConfigError, "ResNet"),
         (small_vit, {"num_heads": 5}, ConfigError, "num_heads"),
         (small_vit, {"num_grops": 3}, TypeError, "num_grops"),
@@ -189,12 +173,8 @@ def test_image_shape_is_required_for_other_channels():
     assert model(torch.randn(2, 1, SIZE, SIZE)).shape == (2, 5)
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
-)
-@pytest.mark.parametrize(
-    "build", [lambda: timm.create_model("convnext_atto"), small_vit], ids=["timm", "torchvision"]
-)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("build", [lambda: timm.create_model("convnext_atto"), small_vit])
 @torch.no_grad()
 def test_copy_is_equal_and_independent(build, duplicate):
     model = attach(build(), 5, **SMALL).eval()
@@ -225,10 +205,3 @@ def test_modes_and_weights_are_kept_and_unused_layers_are_frozen():
     without = {key for key, value in model.named_parameters() if value.grad is None}
     frozen = {key for key, value in model.named_parameters() if not value.requires_grad}
     assert without == frozen == {"conv_head.weight", "conv_head.bias"}
-
-
-@torch.no_grad()
-def test_head_has_dtype_of_model():
-    model = attach(small_vit().bfloat16(), 5, **SMALL).eval()
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert model(IMAGES.bfloat16()).dtype == torch.bfloat16

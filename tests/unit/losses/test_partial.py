@@ -17,32 +17,6 @@ LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0], [-2.0, 0.0, 1.0, -0.5]])
 TARGETS = torch.tensor([[1, 0, -1, -1], [0, -1, 1, -1]])
 
 
-@pytest.mark.parametrize("mode", ["negative", "ignore", "ignore_normalized"])
-def test_value_matches_formula(mode):
-    options = {"gamma_pos": 1.0, "gamma_neg": 2.0, "gamma_unannotated": 3.0, "clip": 0.05}
-    alphas = {"alpha_pos": 0.5, "alpha_neg": 2.0, "alpha_unannotated": 1.5}
-    loss = PartialAsymmetricLoss(mode=mode, **options, **alphas)
-    expected = 0.0
-    for row, labels in zip(LOGITS.tolist(), TARGETS.tolist(), strict=True):
-        annotated = sum(label != -1 for label in labels)
-        for x, y in zip(row, labels, strict=True):
-            p = 1 / (1 + math.exp(-x))
-            right = p if y == 1 else min(1 - p + 0.05, 1)
-            alpha, gamma = {1: (0.5, 1), 0: (2.0, 2), -1: (1.5, 3)}[y]
-            weight = 1.0 if mode == "negative" or y != -1 else 0.0
-            if mode == "ignore_normalized":
-                weight *= 1 + 1 / (1 + annotated)
-            expected -= weight * alpha * (1 - right) ** gamma * math.log(right)
-    assert loss(LOGITS, TARGETS).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_fully_annotated_data_matches_asymmetric_loss():
-    targets = TARGETS.clamp(min=0)
-    partial = PartialAsymmetricLoss(gamma_pos=1, gamma_neg=4, clip=0.05)
-    whole = AsymmetricLoss(gamma_pos=1, gamma_neg=4)
-    torch.testing.assert_close(partial(LOGITS, targets), whole(LOGITS, targets))
-
-
 @pytest.mark.parametrize(
     ("options", "ignored"),
     [
@@ -136,15 +110,7 @@ def test_estimate_is_saved_and_read(tmp_path):
     assert from_file(MANY, LABELS).equal(loss.eval()(MANY, LABELS))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "Classes,avg_pred\na,0.1\nb,high\n",
-        "Classes,avg_pred\na,1.5\n",
-        'Classes,avg_pred\n"a,0.5\n',
-    ],
-)
+@pytest.mark.parametrize("text", [None, "Classes,avg_pred\na,high\n", "Classes,avg_pred\na,1.5\n"])
 def test_invalid_prior_file_is_named(tmp_path, text):
     path = tmp_path / "prior.csv"
     if text is not None:

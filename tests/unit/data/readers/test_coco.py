@@ -1,14 +1,12 @@
 """MS-COCO with all labels, partial labels, and zero-shot."""
 
-import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from readers import Reader, names, targets, write_picture
 from support import made
-from trees import CATEGORIES, COCO, coco_content, coco_file, tree
+from trees import COCO, coco_content, coco_file, tree
 
 from mldec.data.readers import coco, coco_zsl
 from mldec.data.readers.coco import SEEN, UNSEEN
@@ -44,7 +42,6 @@ def test_word_vectors_are_matched_by_name(build):
     for split in (data.train, data.val):
         assert split.classes.word_vectors.tolist() == [[5, 6], [3, 4], [0.5, 0.5]]
     assert data.train.classes.word_vectors is data.val.classes.word_vectors, "read once"
-    assert "nowhere.txt" in build.fault(vectors="nowhere.txt")
 
 
 def test_layout_of_2017_with_inner_folders(build):
@@ -91,24 +88,9 @@ def test_roboflow_project_is_not_a_class(tmp_path, project):
     assert (targets(data.train), targets(data.val)) == ([[0, 1], [0, 0]], [[1, 1]])
 
 
-def test_numeric_names_become_text(build):
-    for split, objects in COCO.items():
-        numbers = [{"id": 7, "name": 1}, {"id": 1, "name": 2.5}, CATEGORIES[2]]
-        write(build.root, split, coco_content(split, objects, numbers))
-    for _ in range(2):  # the second time from the cache
-        assert build().train.classes.names == ("2.5", "1", "tooth brush")
-
-
 def test_sample_has_labels_of_annotations(sample_data, tmp_path):
     root = sample_data / "coco2014_mini"
-    place = {"root": str(root), "cache_dir": str(tmp_path)}
-    annotated = made(coco, **place)
-    data = made(coco, **place, image_size=32, annotated_only=False)
-    assert (len(annotated.train.dataset), len(annotated.val.dataset)) == (59, 38)
-    assert (len(data.train.dataset), len(data.val.dataset)) == (60, 40)
-    omitted = {Path(name).stem for name in set(names(data.val)) - set(names(annotated.val))}
-    assert omitted == {"COCO_val2014_000000010263", "COCO_val2014_000000010440"}
-
+    data = made(coco, root=str(root), cache_dir=str(tmp_path), annotated_only=False)
     file = sample_data / "label_embeddings" / "coco80_category_id_order.txt"
     assert list(data.val.classes.names) == file.read_text().split("\n")[:80]
 
@@ -118,14 +100,10 @@ def test_sample_has_labels_of_annotations(sample_data, tmp_path):
         objects = {image["id"]: set() for image in raw["images"]}
         for annotation in raw["annotations"]:
             objects[annotation["image_id"]].add(names_of[annotation["category_id"]])
-        images = sorted(raw["images"], key=lambda image: image["id"])
-        assert names(part) == [image["file_name"] for image in images]
-        for image, row in zip(images, targets(part), strict=True):
+        assert len(objects) == {"train2014": 60, "val2014": 40}[split]
+        for (_, expected), row in zip(sorted(objects.items()), targets(part), strict=True):
             found = {name for name, value in zip(part.classes.names, row, strict=True) if value}
-            assert found == objects[image["id"]]
-
-        with gzip.open(sample_data / "coco2014_ids" / f"{split}_ids.txt.gz", "rt") as stream:
-            assert {image["id"] for image in images} <= {int(line) for line in stream}
+            assert found == expected
 
 
 # Zero-shot
@@ -137,7 +115,7 @@ def test_zero_shot_has_48_seen_and_17_unseen_classes(sample_data):
     indices = json.loads((folder / "coco_zsl_48_17_cls_ids.json").read_text())
     assert tuple(every[index] for index in indices["train"]) == SEEN
     assert tuple(every[index] for index in indices["test"]) == UNSEEN
-    assert (len(set(SEEN)), len(set(UNSEEN)), len({*SEEN, *UNSEEN})) == (48, 17, 65)
+    assert (len(SEEN), len(UNSEEN), len({*SEEN, *UNSEEN})) == (48, 17, 65)
 
 
 def test_zero_shot_labels_and_vectors(sample_data, tmp_path):
@@ -158,9 +136,6 @@ def test_zero_shot_labels_and_vectors(sample_data, tmp_path):
     unseen = dense[:, [every.index(name) for name in UNSEEN]].any(1)
     used = [every.index(name) for name in data.val.classes.names]
     assert np.array_equal(targets(data.val), dense[unseen][:, used])
-    more = made(coco_zsl, **place, vectors=str(vectors), val_images="all")
-    assert len(more.val.dataset) == dense[:, used].any(1).sum() > unseen.sum() > 0
-
     columns = [every.index(name) for name in data.train.classes.names]
     seen = np.array(targets(whole.train))[:, columns]
     assert np.array_equal(targets(data.train), seen[seen.any(1)])

