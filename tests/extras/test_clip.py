@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import open_clip
 import pytest
@@ -14,7 +13,7 @@ from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import check_start
 from mldec.config.schema import Config
 from mldec.data.transforms import EvalTransform
-from mldec.errors import CheckpointError, ConfigError
+from mldec.errors import CheckpointError
 
 # Like RN50 of open_clip, with a custom text tower.
 RESNET = {
@@ -113,5 +112,3 @@ def test_init_timm_is_removed_from_the_config():
     backbone = {"name": "tresnet_v2_l.miil_in21k", "pretrained": True}
     config = Config(name="x", data={}, backbone=backbone, head={}, loss={}, init="timm")
     assert check_start(config).init is None
-    with pytest.raises(ConfigError, match=r"^init=timm"):
-        check_start(replace(config, backbone={"name": "resnet18", "pretrained": False}))

@@ -183,8 +183,6 @@ def test_names_are_encoded_once(clip, tmp_path, asked, monkeypatch):
     again, same_hash = encode_names(source, ["cat", "ox"], TEMPLATES, cache)
     assert torch.equal(again.flip(0), first)
     assert same_hash == hash_of_weights
-    with pytest.raises(ConfigError, match=r"\.\[text\]"):
-        encode_names(source, ["cat", "new"], TEMPLATES, cache)
 
 
 def test_changed_weights_invalidate_the_cache(clip, tmp_path, asked):
@@ -209,7 +207,7 @@ def test_changed_weights_invalidate_the_cache(clip, tmp_path, asked):
 # Sentences
 
 
-def test_template_lists_equal_open_clip(tmp_path, monkeypatch):
+def test_template_lists_equal_open_clip(tmp_path):
     lists = {
         "clip80": open_clip.OPENAI_IMAGENET_TEMPLATES,
         "simple7": open_clip.SIMPLE_IMAGENET_TEMPLATES,
@@ -218,12 +216,8 @@ def test_template_lists_equal_open_clip(tmp_path, monkeypatch):
         filled = [template.replace("{}", "zebra") for template in read_templates(name, tmp_path)]
         assert filled == [function("zebra") for function in functions]
 
-    monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[text\]'$"):
-        read_templates("clip80", tmp_path)
 
-
-def test_templates_from_a_sentence_or_file(tmp_path):
+def test_templates_from_a_sentence_or_file(tmp_path, monkeypatch):
     assert read_templates("a photo of a {}.", tmp_path) == ("a photo of a {}.",)
     (tmp_path / "mine.txt").write_text("a {}\n\nthe {} and the {}\n")
     assert read_templates("mine.txt", tmp_path) == ("a {}", "the {} and the {}")
@@ -239,3 +233,6 @@ def test_templates_from_a_sentence_or_file(tmp_path):
     ):
         with pytest.raises(UserError, match=name):
             read_templates(setting, tmp_path)
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[text\]'$"):
+        read_templates("clip80", tmp_path)

@@ -150,13 +150,6 @@ def test_drop_path_of_cvt_drops_branches_of_last_stage(tmp_path):
     assert 30 < unchanged.sum() < 64
 
 
-def test_drop_path_overrides_config(tmp_path):
-    settings = {**NETWORKS[-2][1], "drop_path_rate": 0.1}
-    name = saved(tmp_path, classifier("convnext", settings))
-    for rate in (0.0, 0.4):
-        assert build(**name, drop_path=rate).network.config.drop_path_rate == rate
-
-
 # Weights and configs
 
 
@@ -198,9 +191,6 @@ def test_recorded_config_is_complete_and_without_code(tmp_path):
     assert (config["model_type"], config["hidden_size"]) == ("vit", 32)
     assert not config.keys() & {*code, "id2label", "architectures"}
     HFBackbone(**arguments)
-    path.write_text(json.dumps({**content, **code, "model_type": "evil"}))
-    with pytest.raises(ConfigError, match=r"backbone\.name="):
-        build(**name)
     assert not (tmp_path / "mark").exists()
 
 
@@ -226,7 +216,7 @@ def wide():
 ERRORS = [
     ({"config": None}, r"backbone\.config"),
     ({"config": {"model_type": "bert"}}, r"backbone\.config\.model_type=bert"),
-    ({"config": {"model_type": "clip"}}, r"backbone\.config\.model_type=clip"),
+    ({"config": {"model_type": "evil"}}, r"backbone\.config\.model_type=evil"),
     ({"config": {"model_type": "hgnet_v2"}}, "224 x 224"),
     ({"config": {"model_type": "vit", "hidden_size": "wide"}}, r"backbone\.config"),
     ({"config": {"model_type": "cvt"}, "checkpointing": True}, r"backbone\.checkpointing=true: x"),

@@ -9,14 +9,11 @@ import pytest
 import ram_files
 import torch
 from pictures import picture
-from starlette.testclient import TestClient
 
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import load
 from mldec.checkpoint.sources import TAG_LIST, TAG_THRESHOLDS
 from mldec.evaluation.run import scores
-from mldec.tools.demo.app import Predictor, create_app
-from mldec.tools.predict.engine import TorchEngine
 
 TAGS = ("dog", "living room", "sofa", "tree", "Set")
 CLASSES = ("tree", "couch", "puppy")  # of other data
@@ -85,18 +82,6 @@ def test_predict_tags(cli, root):
     more = ["--class-names", root / "names.txt", "--thresholds", root / "all.csv"]
     _, out, _ = cli(*words, "--jsonl", "-", *more)
     assert {"狗", "树", "集"} <= {row["name"] for row in json.loads(out)["predictions"]}
-
-
-def test_demo_returns_tags_and_heat_maps(root):
-    engine = TorchEngine(load_model(file(root)))
-    client = TestClient(create_app(Predictor(engine)), base_url="http://127.0.0.1:7860")
-    photo = (root / "data" / "0.png").read_bytes()
-    settings = {"heat_maps": "true", "threshold": "0"}
-    answer = client.post("/api/predict", files=[("photos", ("a.png", photo))], data=settings)
-    assert answer.status_code == 200, answer.text
-    assert client.get("/api/model").json()["calibrated"] is False
-    names = {row["name"] for row in answer.json()[0]["predictions"]}
-    assert names == set(TAGS)
 
 
 def test_exported_file_gives_same_scores(cli, root):

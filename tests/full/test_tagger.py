@@ -7,10 +7,9 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from clip_models import clip_folder, siglip_folder
+from clip_models import clip_folder
 from PIL import Image
 from sklearn.metrics import average_precision_score
-from support import one_line
 
 NAMES = ("zebra", "traffic jam", "cat")
 CLASSES = ",".join(NAMES)
@@ -61,18 +60,6 @@ def logits_of_open_clip(folder, photos):
     return np.asarray(logits)
 
 
-def test_predict_scores_any_classes(folder, photos, tmp_path, cli):
-    files = sorted(photos.glob("*.jpg"))
-    words = ["--classes", CLASSES, "--content", "scores", "--json", "scores.json"]
-    assert cli("predict", f"clip:{folder}", *files, *words, "--features", "f.npy").status == 0
-
-    rows = json.loads((tmp_path / "scores.json").read_text())
-    scores = np.array([[row["scores"][name] for name in NAMES] for row in rows])
-    expected = torch.from_numpy(logits_of_open_clip(folder, files)).softmax(1).numpy()
-    assert np.abs(scores - expected).max() < 1e-4
-    assert np.load(tmp_path / "f.npy").shape == (PHOTOS, 16)
-
-
 def test_evaluate_and_calibrate_on_several_labels(folder, photos, tmp_path, cli):
     source, data = f"clip:{folder}", ["data=csv", f"data.root={photos}"]
     settings = [*data, f"data.classes=[{CLASSES}]", "train.workers=0"]
@@ -98,21 +85,6 @@ def test_evaluate_and_calibrate_on_several_labels(folder, photos, tmp_path, cli)
     )
 
 
-def test_evaluate_and_calibrate_on_one_label(folder, photos, tmp_path, cli):
-    settings = ["data=folders", f"data.root={photos / 'folders'}", "data.train=val"]
-    settings += ["train.workers=0"]
-    source = f"clip:{folder}"
-    assert cli("evaluate", source, *settings, "--json", "e.json").status == 0
-    files = sorted((photos / "folders").rglob("*.jpg"))
-    best = logits_of_open_clip(folder, files).argmax(1)
-    top1 = np.mean([NAMES[k] == file.parent.name for k, file in zip(best, files, strict=True)])
-    metrics = json.loads((tmp_path / "e.json").read_text())["metrics"]
-    assert metrics["top1"] == pytest.approx(100 * top1)
-
-    assert cli("calibrate", source, *settings, "--out", "c.pt", "--folds", "2").status == 0
-    assert cli("predict", "c.pt", files[0]).status == 0
-
-
 def test_export_has_the_given_classes(folder, photos, cli):
     words = ["--classes", CLASSES, "--verify", photos / "folders" / "val" / "cat"]
     done = cli("export", f"clip:{folder}", "tagger.onnx", *words)
@@ -124,17 +96,3 @@ def test_export_has_the_given_classes(folder, photos, cli):
         for model, *options in (["tagger.onnx"], [f"clip:{folder}", "--classes", CLASSES])
     ]
     assert answers[0] == answers[1]
-
-
-def test_invalid_input_raises_an_error(folder, photos, tmp_path, cli):
-    photo = next(photos.glob("*.jpg"))
-    source = f"clip:{folder}"
-    other = f"clip:{siglip_folder(tmp_path / 'siglip', seed=3)}"
-    for words, name in (
-        (["predict", source, photo], "--classes"),
-        (["predict", source, photo, "--classes", "zebra"], "--classes"),
-        (["predict", source, photo, "--classes", CLASSES, "--vectors", other], "word vectors"),
-        (["evaluate", source], "data._target_"),
-        (["calibrate", source, "--weights", "ema"], "open_clip_model.safetensors"),
-    ):
-        one_line(cli.fault(*words), name)

@@ -6,16 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import official
 import pytest
 import torch
-from clip_models import siglip_folder
-from support import CONFIGS, one_line
+from support import CONFIGS
 
-from mldec.checkpoint import load_model, loading
+from mldec.checkpoint import load_model
 from mldec.data.transforms import read_image
 from mldec.files.torch_files import read_torch
-from mldec.words.encoder import open_encoder
 from mldec.words.vectors import load_word_vectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
@@ -143,82 +140,3 @@ def test_calibration_is_global(command, cli, folder, tmp_path):
     for item in json.loads(text)[0]["predictions"]:
         assert item["score"] >= item["threshold"]
         assert {item["threshold"]} == thresholds
-
-
-def test_new_classes_use_the_text_encoder_of_the_training(cli, folder, here, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
-    source = f"clip:{siglip_folder(here / 'tower')}"
-    settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
-    cli.out("train", *QUICK, *settings, "head.word_dim=16")
-    best = here / "outputs/zsl/checkpoints/best.pt"
-    origin = loading.load(best).classes.origin
-    assert origin is not None
-    assert origin.source == source
-    assert len(origin.templates) == 7
-
-    def predicted(path, *words):
-        options = ["--plugin", "patches", "--classes", "zebra, traffic jam", *words]
-        out = cli.out("predict", path, some_image(folder), *options, "--json", "-")
-        [row] = json.loads(out)
-        return {item["name"]: item["score"] for item in row["predictions"]}
-
-    alone = predicted(best)
-    loaded = load_model(best, plugins=["patches"])
-    vectors = open_encoder(source).encode_names(["zebra", "traffic jam"], origin.templates)
-    image = loaded.transform(read_image(some_image(folder)))
-    with torch.no_grad():
-        wanted = loaded.model(image[None], vectors)[0].sigmoid().tolist()
-    assert [alone["zebra"], alone["traffic jam"]] == pytest.approx(wanted, abs=1e-6)
-
-    # A published checkpoint has no local folder. The encoder is passed by name.
-    out = here / "published"
-    cli.out("publish", best, "me/x", "--plugin", "patches", "--dry-run", out)
-    assert str(here) not in (out / "config.json").read_text()
-    assert predicted(out, "--vectors", source) == pytest.approx(alone, abs=1e-6)
-    words = ["--plugin", "patches", "--classes", "zebra"]
-    err = cli.fault("predict", out, some_image(folder), *words)
-    one_line(err, "clip:.../tower", "--vectors")
-
-
-def test_check_data_lists_nearest_seen_classes(cli, folder, tmp_path):
-    words = ["data=nuswide_zsl", f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}"]
-    out = cli.out("check_data", *words, "--json", tmp_path / "r.json")
-    near = json.loads((tmp_path / "r.json").read_text())["nearest_seen"]
-    assert len(near) == 8
-    for name, found in near.items():
-        # The digit or the colour is the same.
-        assert [cosine for _, cosine in found] == pytest.approx([0.5] * 3)
-        assert {other for other, _ in found}.isdisjoint(near)
-        assert f"unseen {name}: nearest {found[0][0]} 0.50, " in out
-
-
-def test_official_zero_shot_file_with_names_and_vectors(cli, folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(folder)
-    body = official.rebuilt(official.read("tresnet_m_coco_224.keys"))
-    path = tmp_path / "official.pth"
-    torch.save(official.zero_shot_file(body, word_dim=14), path)
-    size = ["--image-size", "32"]
-    data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
-
-    report = tmp_path / "r.json"
-    out = cli.out("evaluate", path, *size, *data, "device=cpu", "--json", report)
-    assert "pixels" not in out
-    assert len(json.loads(report.read_text())["per_class"]) == 40
-    classes = ["--classes", "redfive,bluetwo", "--vectors", "data/wordvec_array.pth"]
-    out = cli.out("predict", path, some_image(folder), *size, *classes)
-    assert "redfive " in out
-    assert "bluetwo " in out
-
-    err = cli.fault("predict", path, some_image(folder), *size)
-    one_line(err, str(path), "--classes")
-
-    err = cli.fault("calibrate", path, *size, *data, "device=cpu", "--out", tmp_path / "x.pt")
-    one_line(err, str(path))
-
-
-def test_other_image_size_is_a_warning(command):
-    data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
-    for words, is_warned in [(data, True), ([*data, "data.image_size=64"], False)]:
-        status, out, err = command("evaluate", *words)
-        assert status == 0, err
-        assert ("data.image_size=32" in out) is is_warned

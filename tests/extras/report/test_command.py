@@ -1,7 +1,6 @@
 """The command `mldec report`: its page, its JSON file and its errors."""
 
 import base64
-import importlib.util
 import io
 import json
 import math
@@ -90,15 +89,6 @@ def test_report_equals_evaluate_and_compares_two_checkpoints(cli, best, digits_r
     assert 'class="heat" src="data:image/png;base64,' in text
 
 
-def test_views_apply_to_the_report(cli, best, contents):
-    words = ["data.val_images=20", "--views", "scales"]
-    cli.out("report", best, *PLUGIN, *words, "--out", "r.html", "--json", "r.json")
-    own = json.loads(Path("r.json").read_text())
-    expected = evaluate(cli, best, *words)
-    assert own["views"] == expected["views"] == "scales"
-    assert own["metrics"] == expected["metrics"] != evaluate(cli, best, *words[:1])["metrics"]
-
-
 class Tags(HTMLParser):
     """Collects tags with their attributes."""
 
@@ -185,11 +175,6 @@ def test_report_supports_single_label_and_zero_shot_data(cli, contents, experime
 def test_errors_come_before_the_first_image(cli, digits_run, here, monkeypatch, words, part):
     monkeypatch.setattr(module, "build_content", None)
     one_line(cli.fault("report", digits_run, *PLUGIN, *words), part)
-
-
-def test_report_needs_plotly(cli, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    one_line(cli.fault("report", "no.pt", "--out", "r.html"), "plotly")
 
 
 def test_training_cost_and_curves_are_read_from_the_run(digits_run, tmp_path):

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import load_model
 
 FOLDER = Path(__file__).parents[3] / "configs" / "backbone"
 # Option files with a network of timm.
@@ -141,19 +140,6 @@ def save_cvt(folder):
     transformers.CvtForImageClassification(config).save_pretrained(folder)
     text = f'{{"image_mean": {MEAN}, "image_std": {STD}}}'
     (folder / "preprocessor_config.json").write_text(text)
-
-
-def test_checkpoint_loads_without_folder_of_its_network(cli, tmp_path):
-    model = tmp_path / "model"
-    save_cvt(model)
-    sizes = ["data.train_images=64", "data.val_images=32", "train.batch_size=32", "train.epochs=1"]
-    words = ["+experiment=digits", "backbone=hf", f"backbone.name={model}", *sizes]
-    run = ["train.workers=0", "device=cpu", f"hydra.run.dir={tmp_path / 'run'}"]
-    cli.out("train", *words, *run)
-    model.rename(tmp_path / "gone")
-    loaded = load_model(tmp_path / "run")
-    assert loaded.config.backbone["config"]["embed_dim"] == [16, 32, 64]
-    assert loaded.model.backbone.mean.flatten().tolist() == pytest.approx(MEAN)
 
 
 HUB = """

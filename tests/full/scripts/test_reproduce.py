@@ -71,13 +71,6 @@ def test_a_dry_run_prints_commands_and_an_empty_table(reproduce, tmp_path):
     assert "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run; our choice: " in table
 
 
-def test_missing_data_is_an_error_with_its_section(reproduce):
-    status, _, err = reproduce("voc", "--data-root", "nowhere", "--gpus", "1")
-    assert status == 1
-    assert "nowhere/voc" in err
-    assert "Pascal VOC 2007 and 2012" in err
-
-
 def test_unfinished_runs_are_trained_and_reported(reproduce, tmp_path, monkeypatch):
     settings = ["+experiment=digits", "head=gap", "data.image_size=16", "train.workers=0"]
     settings += ["data.train_images=32", "data.val_images=32"]

@@ -67,21 +67,6 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
             assert present[name] == {**item, "threshold": threshold}
 
 
-def test_rare_classes_and_unreachable_objectives_are_logged(cli, best, tmp_path):
-    words = ["--objective", "precision:1", "--min-positives", "30", "--out", tmp_path / "x.pt"]
-    out = cli.out("calibrate", best, *WORDS, *words, "--json", tmp_path / "c.json")
-    per_class = json.loads((tmp_path / "c.json").read_text())["per_class"]
-    sharing = [name for name, values in per_class.items() if values["shares_threshold"]]
-    missed = [name for name, values in per_class.items() if not values["objective_reached"]]
-    assert [per_class[name]["positives"] < 30 for name in per_class] == [
-        name in sharing for name in per_class
-    ]
-    assert len({per_class[name]["threshold"] for name in sharing}) == 1 < len(sharing)
-    assert ", ".join(sharing) in out
-    assert missed
-    assert ", ".join(missed) in out
-
-
 def test_training_resumes_from_calibrated_copy(cli, digits_run, here):
     last = digits_run / "checkpoints" / "last.pt"
     assert cli("calibrate", last, *WORDS, "--out", "x.pt")[0] == 0

@@ -151,12 +151,6 @@ def test_temperature_is_the_best_of_a_fine_grid():
     assert of_all(*more) == fitted
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_separable_and_reversed_scores_have_no_temperature(sign):
-    labels = np.array([[1, 0], [1, 0], [0, 1]], np.int8)
-    assert of_all(sign * (4.0 * labels - 2), labels) is None
-
-
 def test_temperature_is_fitted_to_a_subsample_of_many_scores(monkeypatch):
     logits, labels = of_one_label(images=4000)
     whole = of_all(logits, labels)
@@ -305,15 +299,6 @@ def test_classes_with_too_few_positives_together_use_threshold_of_all_classes():
     assert fitted.thresholds[:2] == pytest.approx(everything.thresholds[:2])
     assert len(set(everything.thresholds)) == 1
     assert not everything.is_shared.any()
-
-
-def test_best_precision_is_reported_if_objective_is_not_reached():
-    logits = np.array([[2.0, 2], [1, 1], [0, 0]])
-    labels = np.array([[0, 1], [1, 1], [0, 0]], np.int8)
-    choice = Choice(parse_objective("precision:0.9"), "class", 1)
-    np.testing.assert_array_equal(
-        fit(logits, labels, np.ones(3, bool), choice).best_precision, [0.5, np.nan]
-    )
 
 
 @pytest.mark.parametrize("shared", [False, True])

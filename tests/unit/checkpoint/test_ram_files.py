@@ -1,7 +1,6 @@
 """Small files in the layout of RAM; logits of the official code are in tests/parity."""
 
 import hashlib
-import logging
 from dataclasses import replace
 
 import fake_hub
@@ -220,12 +219,3 @@ def test_interrupted_download_is_resumed(zoo, monkeypatch):
     with pytest.raises(CheckpointError, match=RELEASED[NAME].file):
         local(f"zoo:{NAME}")
     assert local(f"zoo:{NAME}") == path
-
-
-def test_missing_lists_are_a_warning(zoo, monkeypatch, caplog):
-    hashes = sources.TAG_LISTS | {TAG_LIST: "0" * 64, "none.txt": "0" * 64}
-    monkeypatch.setattr(sources, "TAG_LISTS", hashes)
-    with caplog.at_level(logging.WARNING, "mldec"):
-        local(f"zoo:{NAME}")
-    assert TAG_LIST in caplog.text
-    assert "none.txt" in caplog.text

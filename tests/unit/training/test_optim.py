@@ -150,9 +150,6 @@ def test_layer_rates_decay_from_backbone_lr():
 
     model.backbone.requires_grad_(False)
     assert {lr for lr, _, _ in named_groups(model, parameter_groups(model, **settings))} == {1e-3}
-    plain = Classifier(nn.Linear(3, 3), MLDecoder(3, 2, embed_dim=8))
-    with pytest.raises(ConfigError, match=r"optim\.layer_decay: Linear"):
-        parameter_groups(plain, lr=1e-3, weight_decay=0.1, layer_decay=0.5)
 
 
 # Optimizers
@@ -172,20 +169,6 @@ def test_adam_is_fused_by_default(name, options, fused):
     groups = optimizer(Net(), name, **options).param_groups
     assert {group.get("fused") for group in groups} == {fused}
     assert not optimizer(Net().to("meta"), name).param_groups[0].get("fused")
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "key"),
-    [
-        ("adm", {}, r"optim\.name.*'adam'"),
-        ("adam", {"epsilon": 1e-4}, "epsilon"),
-        ("adam", {"eps": -1.0}, r"optim\.options"),
-    ],
-)
-def test_unknown_optimizer_or_option_is_named(name, options, key):
-    assert optimizer(Net(), eps=1e-4).param_groups[0]["eps"] == 1e-4
-    with pytest.raises(ConfigError, match=key):
-        optimizer(Net(), name, **options)
 
 
 @pytest.mark.parametrize(("name", "nesterov"), [("sgd", True), ("momentum", False)])
@@ -403,16 +386,30 @@ def test_freeze_matches_whole_names():
     assert trainable_names(model) == {"layer10.weight"}
 
 
+# Errors
+
+
+def frozen(*parts, batchnorm=None):
+    freeze(classifier("test_resnet"), Train(freeze=list(parts), freeze_batchnorm=batchnorm))
+
+
 @pytest.mark.parametrize(
-    ("settings", "name"),
+    ("call", "name"),
     [
-        ({"freeze": ["backbone.network.layr1"]}, "'backbone.network.layer1'"),
-        ({"freeze": ["layer1"]}, "'backbone.network.layer1'"),
-        ({"freeze": ["head.pool_wieght"]}, "'head.pool_weight'"),
-        ({"freeze": ["backbone", "head"]}, "train.freeze"),
-        ({"freeze": ["head"], "freeze_batchnorm": FreezeBatchNorm.frozen}, "freeze_batchnorm"),
+        (lambda: frozen("backbone.network.layr1"), "'backbone.network.layer1'"),
+        (lambda: frozen("layer1"), "'backbone.network.layer1'"),
+        (lambda: frozen("head.pool_wieght"), "'head.pool_weight'"),
+        (lambda: frozen("backbone", "head"), "train.freeze"),
+        (lambda: frozen("head", batchnorm=FreezeBatchNorm.frozen), "freeze_batchnorm"),
+        (lambda: optimizer(Net(), "adm"), r"optim\.name.*'adam'"),
+        (lambda: optimizer(Net(), epsilon=1e-4), "epsilon"),
+        (lambda: optimizer(Net(), eps=-1.0), r"optim\.options"),
+        (
+            lambda: parameter_groups(Net(), lr=1, weight_decay=0, layer_decay=0.5),
+            r"optim\.layer_decay",
+        ),
     ],
 )
-def test_freeze_names_unknown_parts(settings, name):
+def test_error_names_the_setting(call, name):
     with pytest.raises(ConfigError, match=name):
-        freeze(classifier("test_resnet"), Train(**settings))
+        call()

@@ -139,10 +139,9 @@ def in_pieces(config, pieces, limit):
     return ours
 
 
-def test_out_of_memory_halves_micro_batches_and_repeats_step(config, caplog):
+def test_out_of_memory_halves_micro_batches_and_repeats_step(config):
     ours = in_pieces(config, 1, limit=2)
     assert ours.pieces == 4
-    assert caplog.text.count("train.batch_size=auto") == 2
 
     smaller = in_pieces(config, 4, limit=2)
     assert_equal(ours.state(), smaller.state())
@@ -151,9 +150,6 @@ def test_out_of_memory_halves_micro_batches_and_repeats_step(config, caplog):
     undivided = in_pieces(config, 1, limit=6)
     assert undivided.pieces == 1
     assert_equal(undivided.state(), in_pieces(config, "null", limit=6).state())
-
-
-def test_out_of_memory_with_single_images_is_raised(config):
     with pytest.raises(torch.OutOfMemoryError):
         in_pieces(config, 1, limit=0)
 
@@ -187,8 +183,9 @@ def test_stop_request_during_step_is_reported(config):
     assert ours.step == 1
 
 
-@pytest.mark.parametrize("call", [1, 3])
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "momentum", "lamb", "lion"])
+@pytest.mark.parametrize(
+    ("name", "call"), [("adamw", 1), ("adam", 3), ("sgd", 1), ("lamb", 3), ("lion", 3)]
+)
 def test_skipped_step_has_no_effect(config, name, call):
     words = [f"optim.name={name}", "train.nonfinite=skip", "schedule.name=cosine"]
     ours, without = learner(config, *words, loss=Spoilt(call)), learner(config, *words)
