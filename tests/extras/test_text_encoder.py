@@ -42,9 +42,6 @@ def register(tmp_path, monkeypatch):
     return register
 
 
-# Sources
-
-
 def test_sources_are_absolute(tmp_path, clip, monkeypatch):
     (tmp_path / "weights.pt").touch()
     (tmp_path / "link").symlink_to(clip)
@@ -105,20 +102,6 @@ def test_third_party_folder_runs_no_code(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=str(path)):
         open_model(f"clip:{path}")
     assert not (tmp_path / "ran").exists()
-
-
-def test_tag_sets_activation_and_normalization(clip, register, monkeypatch):
-    register("Tiny", CLIP)
-    tag = {"file": str(clip / "open_clip_model.safetensors"), "quick_gelu": True}
-    tag["mean"] = (0.1, 0.2, 0.3)
-    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "Tiny", {"mine": tag})
-    opened = open_model("clip:Tiny:mine")
-    assert "QuickGELU" in {type(module).__name__ for module in opened.model.modules()}
-    assert opened.preprocessing["mean"] == (0.1, 0.2, 0.3)
-    assert opened.preprocessing["size"] == (32, 32)
-
-
-# Vectors of texts and names
 
 
 @pytest.mark.parametrize("folder", [clip_folder, siglip_folder])
@@ -202,9 +185,6 @@ def test_changed_weights_invalidate_the_cache(clip, tmp_path, asked):
         np.savez(file, **{**content, "sha256": "0" * 64})
     encode_names(source, ["ox", "cat"], TEMPLATES, str(cache))
     assert asked == [["ox"], ["ox"], ["ox", "cat"]]
-
-
-# Sentences
 
 
 def test_template_lists_equal_open_clip(tmp_path):

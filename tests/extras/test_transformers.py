@@ -150,9 +150,6 @@ def test_drop_path_of_cvt_drops_branches_of_last_stage(tmp_path):
     assert 30 < unchanged.sum() < 64
 
 
-# Weights and configs
-
-
 @pytest.mark.parametrize("form", ["base model", "bin"])
 def test_weights_of_base_model_and_of_file_are_loaded(tmp_path, form):
     network = classifier("vit", VIT)
@@ -221,12 +218,10 @@ ERRORS = [
     ({"config": {"model_type": "vit", "hidden_size": "wide"}}, r"backbone\.config"),
     ({"config": {"model_type": "cvt"}, "checkpointing": True}, r"backbone\.checkpointing=true: x"),
     ({"feature_norm": "pretrained"}, r"backbone\.feature_norm=pretrained: x"),
-    ({"drop_path": 1}, r"backbone\.drop_path is 1"),
     ({"drop_path": 0.1}, r"backbone\.drop_path=0\.1: x"),
     ({"image_size": 8}, "8 x 8"),
     ({"pretrained": gap}, r"backbone\.pretrained=.*vit\.layernorm\.weight"),
     ({"pretrained": wide}, r"backbone\.pretrained=.*such as vit\."),
-    ({"pretrained": lambda: {"a": torch.ones(1)}}, r"backbone\.pretrained=.*such as vit\."),
 ]
 for key in ("attn_implementation", "id2label", "auto_map", "sise"):
     ERRORS.append(

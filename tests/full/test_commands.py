@@ -75,13 +75,10 @@ def test_evaluate_with_settings_and_other_weights(cli, digits_run, tmp_path):
 @pytest.mark.parametrize(
     ("command", "words", "name"),
     [
-        ("train", [], "+experiment="),
-        ("train", ["+experiment=digits", "+train.epoch=3"], "epochs"),
         ("train", ["+experiment=digits", "loss._target_=os.system"], "os.system"),
         ("train", ["+experiment=digits", "init=nothing.pt"], "nothing.pt"),
         ("evaluate", ["no.pt", "--json", "/nowhere/r.json"], "/nowhere/r.json"),
         ("evaluate", ["no.pt", "--class-names", "none.txt"], "none.txt"),
-        ("evaluate", ["no.pt"], "no.pt"),
     ],
 )
 def test_command_errors_are_one_line(cli, here, command, words, name):
@@ -98,26 +95,6 @@ def test_resumed_run_with_label_counts_equals_whole_run(cli, here, words):
     files = [Path("outputs", name, "checkpoints", "last.pt") for name in ("whole", "parts")]
     weights = [loading.load(file).model for file in files]
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
-
-
-def test_finished_run_can_be_extended(cli, here):
-    folder = Path("outputs/digits")
-    words = [*QUICK, "train.epochs=3"]
-
-    out = cli.out("train", *words, "train.stop_epoch=1")
-    reason = "train.stop_epoch is 1, of 3 planned epochs"
-    assert f"ended after epoch 1: {reason}" in out
-    assert json.loads((folder / "run.json").read_text())["ended"] == reason
-    before = (folder / "checkpoints" / "last.pt").read_bytes()
-
-    out = cli.out("train", *words, "train.stop_epoch=1", "resume=auto")
-    assert "ended after epoch 1, nothing is left to train" in out
-    assert (folder / "checkpoints" / "last.pt").read_bytes() == before
-    assert cli("summary").out.splitlines()[1].split()[3:5] == ["1/3", "finished"]
-
-    out = cli.out("train", *words, "resume=auto")
-    assert "epoch 2 of 3" in out
-    assert "ended after epoch 3: train.epochs is 3" in out
 
 
 def test_init_starts_from_weights(cli, best, here):

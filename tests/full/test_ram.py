@@ -73,15 +73,6 @@ def test_predict_tags(cli, root):
     items = minidom.parse(str(root / "data" / "0.png.xmp")).getElementsByTagName("dc:subject")
     keywords = [item.firstChild.data for item in items[0].getElementsByTagName("rdf:li")]
     assert sorted(keywords) == sorted(decided(root))
-    err = cli.fault(*words, "--xmp", "--content", "scores")
-    assert "--xmp" in err
-
-    # Other names and thresholds.
-    (root / "names.txt").write_text("狗\n客厅\n沙发\n树\n集", encoding="utf-8")
-    (root / "all.csv").write_text("class,threshold\n" + "".join(f"{n},0\n" for n in "狗树集"))
-    more = ["--class-names", root / "names.txt", "--thresholds", root / "all.csv"]
-    _, out, _ = cli(*words, "--jsonl", "-", *more)
-    assert {"狗", "树", "集"} <= {row["name"] for row in json.loads(out)["predictions"]}
 
 
 def test_exported_file_gives_same_scores(cli, root):

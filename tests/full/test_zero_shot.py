@@ -1,19 +1,14 @@
 """Zero-shot training, evaluation and prediction of new classes by commands."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from support import CONFIGS
 
-from mldec.checkpoint import load_model
-from mldec.data.transforms import read_image
 from mldec.files.torch_files import read_torch
-from mldec.words.vectors import load_word_vectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 QUICK = [
@@ -69,52 +64,6 @@ def test_evaluate_gives_the_metric_of_the_run(command, folder, tmp_path):
     assert found["metrics"]["zsl_mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
     assert sum(row["unseen"] for row in found["per_class"].values()) == 8
     assert f"{state['best']['value']:.3f}" in out
-
-
-def test_evaluate_on_all_images_and_other_unseen_classes(command, folder, tmp_path):
-    status, out, err = command("evaluate", "data.val_images=all")
-    assert status == 0, err
-    assert "zsl_all_mAP" in out
-    assert "on 48 images" in out
-    other = tmp_path / "other"
-    shutil.copytree(folder / "data", other)
-    # Ten classes are new.
-    for file in (other / "data.csv", other / "wordvec_array.txt"):
-        file.write_text(file.read_text().replace("grey", "black"))
-    unseen = ["blackone", "blacktwo", "redsix"]
-    (other / "benchmark_81_v0.json").write_text(json.dumps({"test class": unseen}))
-    status, _, err = command("evaluate", f"data.root={other}", "--json", tmp_path / "r.json")
-    assert status == 0, err
-    rows = json.loads((tmp_path / "r.json").read_text())["per_class"]
-    assert [name for name, row in rows.items() if row["unseen"]] == unseen
-
-
-def test_predict_known_and_new_classes(command, folder, tmp_path):
-    image = some_image(folder)
-
-    def predicted(*words):
-        status, out, err = command("predict", image, *words, "--json", "-")
-        assert status == 0, err
-        return {item["name"]: item["score"] for item in json.loads(out)[0]["predictions"]}
-
-    own = predicted("--top", "40")
-    assert len(own) == 40
-    vectors = load_word_vectors(
-        str(folder / "data/wordvec_array.pth"), ["redfive", "bluetwo"]
-    ).word_vectors
-    lines = [
-        f"{name} {' '.join(map(str, row.tolist()))}\n"
-        for name, row in zip(("a", "b"), vectors, strict=True)
-    ]
-    (tmp_path / "v.txt").write_text("".join(lines) + "c " + "0.1 " * 14 + "\n")
-    new = predicted("--classes", "b, a,c", "--vectors", tmp_path / "v.txt")
-    assert new.keys() == {"a", "b", "c"}
-    assert new["a"] == pytest.approx(own["redfive"], abs=1e-6)
-    assert new["b"] == pytest.approx(own["bluetwo"], abs=1e-6)
-    loaded = load_model(folder / "outputs/zsl/checkpoints/best.pt", plugins=["patches"])
-    with torch.no_grad():
-        logits = loaded.model(loaded.transform(read_image(image))[None], torch.full((1, 14), 0.1))
-    assert new["c"] == pytest.approx(logits.sigmoid().item(), abs=1e-6)
 
 
 def test_calibration_is_global(command, cli, folder, tmp_path):

@@ -81,8 +81,6 @@ def test_dataclass_arguments_are_flat_keys():
     assert build.data({"data": part}).val.dataset.seed == 3
 
 
-# A loss that counts the training labels
-
 LABELS = from_dense(np.array([[1, 0, 1], [1, 0, 0], [-1, -1, 0], [1, 1, 0]], np.int8))
 
 
@@ -121,9 +119,6 @@ def test_start_at_frequency_sets_scores_to_frequencies():
 def test_error_names_the_key_or_class(call, name):
     with pytest.raises(ConfigError, match=name):
         call()
-
-
-# Parts that do not fit each other
 
 
 def together(*words, data="digits_single", loss=None):

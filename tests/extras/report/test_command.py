@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from PIL import Image
 from support import QUICK, one_line
 
 from mldec.tools.report import content as module
-from mldec.tools.report.page import heat_image, render_page
+from mldec.tools.report.page import heat_image
 from mldec.tools.report.training import learning_curves, read_training
 from mldec.words.digits import NAMES
 
@@ -121,7 +120,7 @@ def test_heat_image_has_the_heat_as_opacity():
         assert np.asarray(image.getchannel("A")).tolist() == [[0, 40, 204]]
 
 
-def test_report_lists_unreadable_images_and_escapes_names(cli, digits_run, here, contents):
+def test_report_lists_unreadable_images(cli, digits_run, here, contents):
     rows = ["path,labels,split"]
     for number in range(12):
         pixels = np.random.default_rng(number).integers(0, 255, (20, 40, 3), np.uint8)
@@ -142,12 +141,6 @@ def test_report_lists_unreadable_images_and_escapes_names(cli, digits_run, here,
     text = Path("r.html").read_text()
     assert re.search(r'alt="Image \d+\.png; ', text)
     assert "<li>7.png: " in text
-
-    hostile = '</script><img src=x onerror="x()">{{ 7 * 7 }}'
-    table = replace(content.table, names=(hostile, *content.table.names[1:]))
-    text = render_page(replace(content, table=table, unreadable=[hostile], title=hostile))
-    assert not [tag for tag, attributes in Tags(text).tags if attributes.get("src") == "x"]
-    assert "</script><img" not in text
 
 
 @pytest.mark.parametrize("experiment", ["digits_single", "digits_zsl"])
@@ -183,7 +176,6 @@ def test_training_cost_and_curves_are_read_from_the_run(digits_run, tmp_path):
     facts = json.loads((copy / "run.json").read_text())
     assert cost["Trainable parameters"] == f"{facts['parameters']:,}"
     assert facts["command"] in cost["Trained by"]
-    assert cost["Training time"].startswith("0:00:")
     assert list(curves) == ["train/loss", "val/mAP", "val_raw/mAP"]
     assert notes == []
 

@@ -28,17 +28,11 @@ SHALLOW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 # Name, settings, pixels per side, number of tokens.
 NETWORKS = [
     ("tresnet_m", {}, 64, 4),
-    ("regnety_002", {}, 64, 4),
     ("efficientnet_b0", {}, 64, 4),
     ("swinv2_tiny_window8_256", {"image_size": 64}, 64, 4),
-    ("mixer_s32_224", {"image_size": 64}, 64, 4),
     ("volo_d1_224", {"image_size": 64}, 64, 16),
-    ("davit_tiny", {}, 64, 4),
     ("hiera_tiny_224", {}, 224, 49),
-    ("mambaout_femto", {}, 64, 4),
     ("eva02_tiny_patch14_224", {"image_size": 56}, 56, 16),
-    ("inception_next_atto", {}, 64, 4),
-    ("levit_128s", {"image_size": 64}, 64, 1),
     ("vit_small_patch14_reg4_dinov2", {"image_size": 56, "model_args": SHALLOW}, 56, 16),
     ("vit_base_patch16_siglip_224.v2_webli", {"image_size": 64, "model_args": SHALLOW}, 64, 16),
 ]
@@ -67,7 +61,7 @@ def test_weights_are_loaded_and_mean_token_is_pooled_feature(tmp_path, name, set
     assert tokens.shape == (2, count, backbone.num_features)
 
     # These networks have no norm after the pooling.
-    if name.startswith(("tresnet", "regnet", "efficientnet", "swin", "mixer")):
+    if name.startswith(("tresnet", "efficientnet", "swin")):
         normalized = (images.float() / 255 - backbone.mean) / backbone.std
         features = whole.eval().forward_features(normalized)
         pooled = whole.forward_head(features, pre_logits=True).flatten(1)

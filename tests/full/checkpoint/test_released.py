@@ -86,9 +86,6 @@ def saved(path, backbone, head):
     return path
 
 
-@pytest.fixture(scope="module")
-def medium():
-    return from_keys("tresnet_m_coco_224")
 
 
 @pytest.fixture
@@ -176,27 +173,6 @@ def test_asl_file_gives_logits_of_the_formulas(
         expected = official.gap_logits(state, official.tresnet_features(state, images))
         assert expected.abs().max() > 0.1
         torch.testing.assert_close(loaded.model(images), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_zero_shot_file_of_official_code(save, medium):
-    state = official.zero_shot_file(medium)
-    path = save(state, "zsl.pth")
-    loaded = load_model(path, image_size=64)
-    # The head alone was compared with the official one in tests/parity.
-    head = MLDecoder(2048, 0, num_groups=None, word_dim=300).eval()
-    inner = {key.removeprefix("head."): value for key, value in state.items() if "head." in key}
-    for old, new in ML_DECODER:
-        inner = {key.replace(old, new): value for key, value in inner.items()}
-    head.load_state_dict(inner)
-    images = torch.from_numpy(fill.images(64))
-    words = torch.from_numpy(fill.word_vectors(23))
-    with torch.no_grad():
-        tokens = loaded.model.backbone(images)
-        features = official.tresnet_features(state, images)
-        torch.testing.assert_close(tokens.mean(1), features, rtol=1e-4, atol=1e-4)
-        logits = loaded.model(images, words)
-        assert logits.shape == (2, 23)
-        torch.testing.assert_close(logits, head(tokens, words))
 
 
 @pytest.mark.parametrize("self_attention", [False, True])

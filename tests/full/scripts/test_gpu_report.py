@@ -75,18 +75,6 @@ def test_a_part_is_killed_with_its_descendants(script, tmp_path):
     wait_until(lambda: all(process_state(number) == "Z" for number in numbers))
 
 
-def test_speed_of_a_run_excludes_the_warm_up(script):
-    reports = [
-        {"train/loss": 3.0, "train/images_per_second": speed, "train/data_wait": wait}
-        for speed, wait in ((10, 0.9), (200, 0.01), (180, 0.03), (9000, 0.02))
-    ]
-    lines = [json.dumps(line) for line in ({"val/mAP": 1}, *reports)]
-    figures = script.run_figures("\n".join([*lines, '{"train/lo']))
-    assert figures["images_per_second"] == 200
-    assert figures["data_wait_percent"] == pytest.approx(2)
-    assert script.run_figures("") == {}
-
-
 # The other parts are further calls of the same commands.
 @pytest.mark.parametrize(
     ("command", "parts"),

@@ -3,7 +3,6 @@
 import os
 import signal
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -86,26 +85,3 @@ class MeanSquare(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         return (logits.sigmoid() - targets).square().mean()
-
-
-class Exploding(nn.Module):
-    """A loss that is not finite from its third call on."""
-
-    reduction = "sum"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
-        return logits.sum() * (torch.inf if self.calls > 2 else 1.0)
-
-
-class Hungry(nn.Module):
-    """A loss that asks for more memory than any machine has."""
-
-    reduction = "sum"
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return logits.sum() + torch.empty(2**60, dtype=torch.uint8).sum()

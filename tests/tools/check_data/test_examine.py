@@ -48,11 +48,6 @@ def test_invalid_labels_name_their_first_image(labels, exclusive, name):
     assert fault is None if name is None else fault.endswith(name)
 
 
-def test_exclusive_classes_may_have_several_labels():
-    labels = from_dense(np.array([[1, 1, 0], [0, 0, 0]], np.int8))
-    assert label_fault(split_of(labels, exclusive=True), labels, several=True) is None
-
-
 def test_statistics_equal_loops():
     labels = from_dense(DENSE)
     per_class = Counter(NAMES[k] for row in DENSE for k, value in enumerate(row) if value == 1)

@@ -90,13 +90,6 @@ def test_checkpoint_is_complete(digits_run):
     state = read_torch(path)
     assert state["versions"].keys() == {"mldec", "torch", "timm"}
     assert (state["epoch"], state["step"]) == (2, 8)
-    assert state["transform"] == {
-        "image_size": 64,
-        "crop": None,
-        "interpolation": "bilinear",
-        "decoder": "pillow",
-        "resize": "pillow",
-    }
     loaded = load_model(path, plugins=["patches"])
     assert loaded.config.name == "digits"
     assert not loaded.model.training

@@ -122,9 +122,6 @@ def test_other_counts_of_descriptions_and_older_names_are_read(tmp_path):
     assert checkpoint.model["head.reweight_scale"] == 2
 
 
-# Thresholds of a file
-
-
 @pytest.mark.parametrize(
     ("file", "text", "classes", "name"),
     [
@@ -162,8 +159,6 @@ def test_thresholds_of_a_file_are_exclusive_and_keep_the_calibration(tmp_path):
     assert mixed.thresholds == pytest.approx((0.25, 0.25, 0.25, 0.125))
     assert (mixed.slopes, mixed.images, mixed.reason) == ((2.0,), 20, "from one.csv")
 
-
-# zoo:
 
 NAME = "ram_plus_swin_l_384"
 

@@ -187,26 +187,3 @@ def test_unfitting_class_list_raises_an_error(config, tmp_path, changes, options
     data = module(evaluator, exclusive=options.pop("exclusive", False))
     with pytest.raises(error, match=name):
         with_class_list(replace(loaded(config), **changes), data, listing(tmp_path, **options))
-
-
-def test_model_without_word_vectors_uses_known_names(config, tmp_path):
-    known = ("zebra", "Pet-Cat", "bus", "Couch", "dog", "kitten", "boat")
-
-    class Tags(nn.Module):
-        """Logits of the names in the spelling of the class list."""
-
-        def forward(self, images, word_vectors=None):
-            names = [name.lower().replace("-", " ") for name in known]
-            return Words()(images, vectors(names))
-
-    tagger = replace(loaded(config), model=Tags(), classes=Classes(known))
-    model, data = with_class_list(tagger, module(), listing(tmp_path, vectors=None))
-    results = evaluate(model, data, config, device=CPU)
-
-    scores, labels = best_scores()
-    # "cat" and "sofa" are only known by their synonyms.
-    images = torch.stack([fixed_sample(Random(), index)[0] for index in range(IMAGES)])
-    for column, names in ((1, ["kitten", "pet cat"]), (2, ["couch"])):
-        scores[:, column] = Words()(images, vectors(names)).amax(1)
-    assert data.val.classes.names == tuple(names[0] for names in LISTED)
-    assert results.metrics["mAP"] == pytest.approx(mean_ap(scores, labels, range(5)))

@@ -15,7 +15,7 @@ from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.evaluate import class_table, table
 from mldec.evaluation.open import EvaluationSetup
-from mldec.evaluation.output import Results, left_out, report, same_scores, to_csv
+from mldec.evaluation.output import Results, report, same_scores, to_csv
 from mldec.evaluation.run import all_scores, evaluate, evaluate_all, score
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
@@ -181,15 +181,6 @@ def test_precision_of_the_config_is_used(config, precision, dtype):
     half = override(config, [f"train.precision={precision}"])
     evaluate(Matrix(), data(3), half, device=CPU)
     assert seen == [dtype]
-
-
-def test_left_out_images_are_abbreviated():
-    assert left_out([], 7) == []
-    many = [f"image {n}" for n in range(11)]
-    [line] = left_out(many, 1200)
-    assert "11 " in line
-    assert "1,200 " in line
-    assert line.endswith("image 8; image 9; ...")
 
 
 def test_constant_classes_are_named(config):

@@ -151,8 +151,6 @@ def test_half_precision_is_not_used_on_a_cpu_unless_chosen(recorded, words, used
     assert (config.train.channels_last, on_cuda.train.channels_last) == (False, True)
 
 
-# Thresholds
-
 TRAINED, CURRENT = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
 IMAGES = range(7)
 DATA = SimpleNamespace(val=Split(IMAGES, CURRENT))

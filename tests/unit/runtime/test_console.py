@@ -147,9 +147,6 @@ def test_bug_and_user_error_on_request_have_a_traceback(error, monkeypatch):
         run_command(argparse.Namespace, fail)
 
 
-# Messages
-
-
 def test_messages_are_printed_once(capsys, monkeypatch):
     to_console()
     to_console()
@@ -168,9 +165,6 @@ def test_messages_are_printed_once(capsys, monkeypatch):
     log.info("one")
     log.warning("two")
     assert capsys.readouterr() == ("two\n", ""), "other ranks print warnings only"
-
-
-# Options
 
 
 @pytest.mark.parametrize(

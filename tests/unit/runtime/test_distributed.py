@@ -37,9 +37,6 @@ def in_a_group(monkeypatch):
     del store  # keeps it alive until here
 
 
-# Devices and number formats
-
-
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:-1", "cuda:12345", "cpu ", "mps"])
 def test_unknown_or_missing_device_is_named(name):
     for known in ("auto", "cpu", "mps", "cuda", "cuda:0", "cuda:9999"):
@@ -150,21 +147,6 @@ def test_import_disables_triton_without_compiler(can_compile, has_torch, tmp_pat
     runpy.run_path(mldec.__file__)
     is_off = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
     assert is_off is (not can_compile and not has_torch)
-
-
-@pytest.mark.parametrize("is_hidden", [False, True])
-def test_auto_warns_about_gpu_with_old_driver(is_hidden, tmp_path, monkeypatch, caplog):
-    driver = tmp_path / "version"
-    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(distributed, "DEVICE_FILES", tmp_path)
-    monkeypatch.setattr(distributed, "DRIVER_FILE", driver)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if is_hidden:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    distributed._warn_about_unused_gpu.cache_clear()
-    assert pick_device("auto") == CPU
-    assert ("driver 535.104.05" in caplog.text) is not is_hidden
 
 
 def test_prepare_device_disables_cudnn_attention(monkeypatch):

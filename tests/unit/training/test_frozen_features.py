@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from photos import write_photos
 from pictures import picture, saved
 from torch import nn
 
@@ -20,7 +21,6 @@ from mldec.training.frozen_features import with_tokens
 from mldec.training.optim import check_trainable
 
 CPU = torch.device("cpu")
-CLASSES = ("cat", "dog", "tree")
 DATA = ["data=csv", "data.root=own", "data.cache_dir=cache"]
 DATA += ["data.augment=none", "data.cutout=0", "data.image_size=32"]
 CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
@@ -31,15 +31,7 @@ PARTS = ["name=tokens", "backbone=tiny", "head=gap", "loss=asl", "train.workers=
 def own_photos(tmp_path, monkeypatch):
     """Create 16 training and 8 validation images in a new working folder."""
     monkeypatch.chdir(tmp_path)
-    folder = Path("own")
-    folder.mkdir()
-    rows = []
-    for number in range(24):
-        saved(picture(seed=number), folder / f"{number}.png")
-        labels = ";".join(name for bit, name in enumerate(CLASSES) if (number + 1) >> bit & 1)
-        rows.append(f"{number}.png,{labels},{'train' if number < 16 else 'val'}\n")
-    (folder / "data.csv").write_text("path,labels,split\n" + "".join(rows))
-    return folder
+    return write_photos(Path("own"))
 
 
 class Counting(nn.Module):

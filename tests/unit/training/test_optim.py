@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 from support import assert_equal
-from timm.layers import convert_sync_batchnorm, freeze_batch_norm_2d
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.utils import freeze as timm_freeze
@@ -87,9 +86,6 @@ def classifier(name):
     return Classifier(backbone, MLDecoder(backbone.num_features, 4, embed_dim=32))
 
 
-# Groups
-
-
 def named_groups(model, groups, inside="", without="-"):
     """Return (rate, weight decay, names) of each group, for the parameters of a part."""
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -152,9 +148,6 @@ def test_layer_rates_decay_from_backbone_lr():
     assert {lr for lr, _, _ in named_groups(model, parameter_groups(model, **settings))} == {1e-3}
 
 
-# Optimizers
-
-
 @pytest.mark.parametrize(("name", "kind"), [("adam", Adam), ("adamw", AdamW)])
 def test_adam_and_adamw_equal_torch(name, kind):
     ours, theirs = Net(), Net()
@@ -205,9 +198,6 @@ def test_muon_uses_float32_on_cpu():
     update = (before - layer.weight).detach()
     gradient = layer.weight.grad
     torch.testing.assert_close(update / update.norm(), gradient / gradient.norm())
-
-
-# Schedules
 
 
 def rates(built, schedule, steps):
@@ -327,9 +317,6 @@ def test_fast_forward_equals_single_steps(options, done):
     assert rates(jumped, jump, 100 - done) == rates(walked, walk, 100 - done)
 
 
-# Frozen parts
-
-
 def trainable_names(model):
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -358,35 +345,10 @@ def test_frozen_parts_equal_timm(name):
     assert bool(norms) is has_batch_norm
 
 
-def test_frozen_batch_norms_compute_the_same_as_timm():
-    ours = classifier("test_resnet")
-    for norm in batch_norms(ours):
-        for tensor in (norm.weight, norm.bias, norm.running_mean):
-            nn.init.normal_(tensor)
-        nn.init.uniform_(norm.running_var, 0.5, 2.0)
-    theirs = copy.deepcopy(ours)
-    theirs.backbone.network = freeze_batch_norm_2d(theirs.backbone.network)
-    synchronized = convert_sync_batchnorm(copy.deepcopy(ours))
-    everywhere = Train(freeze_batchnorm=FreezeBatchNorm.all)
-    assert len(freeze(synchronized, everywhere)) == len(batch_norms(ours)) > 0
-
-    norms = freeze(ours, everywhere)
-    ours.train()
-    for norm in norms:
-        norm.eval()
-    images = torch.rand(2, 3, 64, 64)
-    tokens, expected = ours.backbone(images), theirs.train().backbone(images)
-    torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-4)
-    assert trainable_names(ours) == trainable_names(theirs)
-
-
 def test_freeze_matches_whole_names():
     model = nn.ModuleDict({"layer1": nn.Linear(2, 2), "layer10": nn.Linear(2, 2)})
     freeze(model, Train(freeze=["layer1", "layer10.bias"]))
     assert trainable_names(model) == {"layer10.weight"}
-
-
-# Errors
 
 
 def frozen(*parts, batchnorm=None):

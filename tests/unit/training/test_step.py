@@ -175,14 +175,6 @@ def test_random_numbers_depend_on_seed_and_step(config):
     assert numbers(learner(config, *PLAIN, "seed=1", dropout=0.5), [batch()]).loss != first
 
 
-def test_stop_request_during_step_is_reported(config):
-    requests = []
-    ours = learner(config, *PLAIN)
-    ours.model.head.register_forward_hook(lambda *_: requests.append(15))
-    assert ours.learn([batch()], 6, stop=requests).stop_requested
-    assert ours.step == 1
-
-
 @pytest.mark.parametrize(
     ("name", "call"), [("adamw", 1), ("adam", 3), ("sgd", 1), ("lamb", 3), ("lion", 3)]
 )
@@ -260,9 +252,6 @@ def test_cooldown_is_at_most_half_of_run(config, epochs, cooldown, flat):
     assert sum(rate == pytest.approx(1e-6) for rate in rates) == flat
 
 
-# States
-
-
 def restored(ours, state):
     """Restore the state of a learner."""
     ours.load_state(SimpleNamespace(**state), Path("x.pt"))
@@ -314,8 +303,6 @@ def test_state_of_another_model_raises(config, part, value):
     with pytest.raises(CheckpointError, match=r"^x\.pt"):
         restored(ours, state)
 
-
-# Word queries
 
 HEADS = {
     "full": lambda: MLDecoder(48, 4, **NARROW, **OF_WORDS),

@@ -19,14 +19,13 @@ from mldec.data.sampling import Sampling
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, UserError
 from mldec.evaluation.output import Results
-from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.training import trainer as module
-from mldec.training.start import check_same_run, describe_run, run_facts, used_precision
+from mldec.training.start import check_same_run, used_precision
 from mldec.training.trainer import Trainer, update_best
 
 STEM = ("backbone.network.conv1.", "backbone.network.bn1.", "backbone.network.layer1.")
@@ -160,18 +159,6 @@ def test_best_result_is_highest_then_earliest(before, scores, after):
     assert update_best(before, "mAP", found, 7) == after
 
 
-def test_resume_keeps_metric_of_best(tmp_path):
-    fit(trainer(settings("train.epochs=1"), tmp_path), tmp_path)
-
-    job = trainer(settings("train.epochs=2"), tmp_path)
-    evaluator = partial(MultiLabelEvaluator, 4, top_k=1, skip_empty=True)
-    job.data = replace(job.data, make_evaluator=lambda classes: evaluator())
-    resume(job, tmp_path)
-    fit(job, tmp_path)
-    assert job.best.metric == "mAP"
-    assert list(numbers(tmp_path)[-1])[:3] == ["step", "epoch", "val/mAP"]
-
-
 def test_stop_epoch_keeps_schedule_of_whole_run(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fit(trainer(settings(), whole), whole)
@@ -188,9 +175,6 @@ def test_stop_epoch_keeps_schedule_of_whole_run(tmp_path):
     states = [read_torch(run / "checkpoints" / "last.pt") for run in (whole, parts)]
     for part in ("model", "ema", "optimizer", "best", "metrics"):
         assert_equal(states[0][part], states[1][part])
-
-
-# Checks at a resume
 
 
 @pytest.mark.parametrize(
@@ -293,9 +277,6 @@ def test_next_save_raises_error_of_failed_save(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.rglob("*.pt")} == {"last.pt", "best.pt"}
 
 
-# Trained parameters
-
-
 def test_frozen_parameters_do_not_change(tmp_path):
     job = trainer(settings(*FINE_TUNING), tmp_path, network="test_resnet")
     before = {key: value.clone() for key, value in job.learner.model.state_dict().items()}
@@ -329,9 +310,6 @@ def test_late_average_starts_as_copy_of_weights(tmp_path):
     torch.testing.assert_close(job.learner.average.state_dict()["head.pool_bias"], expected)
 
 
-# Faults during training
-
-
 @pytest.mark.parametrize(
     ("options", "name"),
     [
@@ -358,23 +336,6 @@ def test_unreadable_images_are_skipped_and_counted(tmp_path):
     job = trainer(settings(), tmp_path, broken=(3, 4, 21), bad_images="skip")
     fit(job, tmp_path)
     assert job.bad_images == 12 == numbers(tmp_path)[-2]["train/bad_images"]
-
-
-# Log and run.json
-
-
-def test_description_counts_trainable_parameters(tmp_path):
-    job = trainer(settings(*FINE_TUNING), tmp_path, network="test_resnet")
-    parameters = dict(job.learner.model.named_parameters())
-    trained = sum(value.numel() for name, value in parameters.items() if not name.startswith(STEM))
-    total = sum(value.numel() for value in parameters.values())
-    total += job.learner.model.head.queries.numel()
-    description = describe_run(job, Precision.auto)
-    assert f": {trained / 1e6:.2f} of {total / 1e6:.2f} M parameters trainable" in description
-    assert run_facts(job).parameters == trained
-
-
-# The command
 
 
 def test_cfg_job_prints_recorded_config(cli, digits_run, here):
