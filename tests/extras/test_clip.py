@@ -92,14 +92,11 @@ def test_other_preprocessing(folders, tmp_path):
     assert (backbone["mean"], backbone["std"]) == ([0.5] * 3, [0.25] * 3)
 
     source = with_images(folders["clip"], tmp_path / "long", resize_mode="longest")
-    wide = {**CLIP, "vision_cfg": {**CLIP["vision_cfg"], "image_size": [32, 48]}}
-    wide_source = f"clip:{write_folder(tmp_path / 'wide', wide, {})}"
     names = tmp_path / "names.txt"
     names.write_text("cat\ndog\n")
     clip = f"clip:{folders['clip']}"
     for path, options, name in (
         (source, {}, "longest"),
-        (wide_source, {}, "32 x 48"),
         (clip, {"weights": "ema"}, "--weights raw"),
         (clip, {"class_names": names}, "--class-names"),
         (clip, {"image_size": 64}, "--image-size 64"),

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-import torch
 from clip_models import CLIP, SIGLIP, WIDTH
 
 from mldec.backbones import OpenClipBackbone
@@ -16,12 +15,6 @@ STD = (0.5, 0.25, 1.0)
 def build(vision, **settings):
     settings = {"embed_dim": WIDTH, "image_size": 32, "mean": MEAN, "std": STD, **settings}
     return OpenClipBackbone("small", vision=vision, **settings).eval()
-
-
-@torch.no_grad()
-def test_output_tokens_are_disabled():
-    vision = {**CLIP["vision_cfg"], "output_tokens": True}
-    assert build(vision)(torch.zeros(1, 3, 32, 32)).shape == (1, 1, WIDTH)
 
 
 def test_quick_gelu_selects_activation():

@@ -166,10 +166,6 @@ def test_unreadable_object_is_an_error_row(s3, images, cli, best):
     assert rows[2]["predictions"] == rows[0]["predictions"]
     assert (s3.requests["busy.png"], s3.requests["down.png"]) == (3, 3)
 
-    s3.unavailable["more.tar.gz"] = 10**6
-    [item] = Inputs([f"{images}/more.tar.gz"])
-    assert "more.tar.gz" in item.fault
-
 
 def test_unusable_addresses_raise_an_error(s3, images, cli, best):
     words = ["predict", best, *SHARED]

@@ -159,12 +159,7 @@ def test_weights_of_base_model_and_of_file_are_loaded(tmp_path, form):
         pretrained = str(tmp_path / "weights.bin")
         torch.save(network.state_dict(), pretrained)
 
-    torch.manual_seed(5)
-    build(**name)
-    after = torch.rand(4)
-    torch.manual_seed(5)
     backbone = build(**name, pretrained=pretrained).eval()
-    assert torch.equal(torch.rand(4), after)
     with torch.no_grad():
         assert torch.equal(backbone(noise(64)), hidden_state(network, noise(64))[:, 1:])
 

@@ -177,14 +177,3 @@ def test_evaluation_does_not_depend_on_processes(cli, digits_run, tmp_path):
     done = finish(tmp_path, torchrun(4, "-m", "mldec.evaluate", *words, "--json", target))
     assert done.returncode == 0, done.stderr
     assert target.read_text() == (tmp_path / "1.json").read_text()
-
-
-def faults(done):
-    """Return the lines of user errors."""
-    assert done.returncode != 0
-    return [line for line in done.stderr.splitlines() if line.startswith("mldec: ")]
-
-
-def test_error_of_all_processes_is_printed_once(tmp_path):
-    [line] = faults(finish(tmp_path, torchrun(2, *TRAIN, "train.batch_size=15")))
-    assert line.startswith("mldec: train.batch_size")

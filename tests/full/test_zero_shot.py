@@ -40,52 +40,30 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def command(cli, folder, monkeypatch):
+def test_run_is_evaluated_calibrated_and_predicts_new_classes(cli, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
-
-    def command(name, *words):
-        return cli(name, "outputs/zsl/checkpoints/best.pt", "--plugin", "patches", *words)
-
-    return command
-
-
-def some_image(folder):
-    return min((folder / "data" / "images").iterdir())
-
-
-def test_evaluate_gives_the_metric_of_the_run(command, folder, tmp_path):
-    state = read_torch(folder / "outputs/zsl/checkpoints/best.pt")
+    best = folder / "outputs/zsl/checkpoints/best.pt"
+    state = read_torch(best)
     assert state["best"]["metric"] == "zsl_mAP"
     assert state["classes"]["queries"].shape == (40, 14)
-    status, out, err = command("evaluate", "--json", tmp_path / "r.json")
-    assert status == 0, err
-    found = json.loads((tmp_path / "r.json").read_text())
+
+    def report(command, path, *words):
+        cli.out(command, path, "--plugin", "patches", *words, "--json", tmp_path / "r.json")
+        return json.loads((tmp_path / "r.json").read_text())
+
+    found = report("evaluate", best)
     assert found["metrics"]["zsl_mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
     assert sum(row["unseen"] for row in found["per_class"].values()) == 8
-    assert f"{state['best']['value']:.3f}" in out
 
-
-def test_calibration_is_global(command, cli, folder, tmp_path):
+    # All classes share one threshold, which new classes also have.
     out = tmp_path / "x.pt"
-    status, text, err = command("calibrate", "--out", out, "--json", tmp_path / "c.json")
-    assert status == 0, err
-    assert "images: threshold 0." in text
-    content = json.loads((tmp_path / "c.json").read_text())
-    thresholds = {values["threshold"] for values in content["per_class"].values()}
+    content = report("calibrate", best, "--out", out)
+    [threshold] = {values["threshold"] for values in content["per_class"].values()}
     assert content["scope"] == "global"
-    assert len(thresholds) == 1
-
-    words = ["--plugin", "patches", "--json", tmp_path / "r.json"]
-    text = cli.out("evaluate", out, *words)
-    assert "fitted on these images" in text
-    metrics = json.loads((tmp_path / "r.json").read_text())["metrics"]
+    metrics = report("evaluate", out)["metrics"]
     assert metrics["gzsl_OF1"] == pytest.approx(content["fitted"]["OF1"])
-
-    words = [*words[:2], "--classes", "redfive,bluetwo", "--json", "-"]
-    words += ["--vectors", folder / "data/wordvec_array.pth"]
-    status, text, err = cli("predict", out, some_image(folder), *words)
-    assert (status, err) == (0, "")
-    for item in json.loads(text)[0]["predictions"]:
-        assert item["score"] >= item["threshold"]
-        assert {item["threshold"]} == thresholds
+    image = min((folder / "data" / "images").iterdir())
+    vectors = ["--classes", "redfive,bluetwo", "--vectors", "data/wordvec_array.pth"]
+    [row] = report("predict", out, image, *vectors)
+    for item in row["predictions"]:
+        assert item["score"] >= item["threshold"] == threshold

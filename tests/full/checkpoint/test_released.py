@@ -86,8 +86,6 @@ def saved(path, backbone, head):
     return path
 
 
-
-
 @pytest.fixture
 def save(tmp_path):
     def save(content, name="tresnet_m_COCO_224_84_2.pth"):

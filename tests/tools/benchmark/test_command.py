@@ -40,9 +40,7 @@ def test_figures_before_an_error_are_written(cli, tmp_path, monkeypatch):
     ("words", "status", "name"),
     [
         (["throughput", "--json", "folder"], 1, "folder"),
-        (["data", "folder"], 1, "folder"),
         (["data", "folder", "head=gap"], 2, "head=gap"),
-        (["throughput", "--repeats", "0"], 2, "--repeats"),
         (["predict", "x.pt", "folder", "--device", "cpu"], 1, "folder"),
     ],
 )

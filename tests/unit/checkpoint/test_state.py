@@ -92,9 +92,7 @@ def test_state_round_trip(state, tmp_path, calibration):
         ("format", 1, "format"),
         # Checkpoints of an earlier or a later commit.
         ("sampler", {}, "sampler"),
-        ("transform/zoom", 2, "zoom"),
         ("best/of", 1, "of"),
-        ("fingerprint", {"images": 1}, "Fingerprint"),
         ("calibration", {"slopes": [1]}, "thresholds"),
     ],
 )

@@ -80,19 +80,6 @@ def test_tokens_equal_those_of_backbone():
             assert split.dataset.name(index) == expected.dataset.name(index)
 
 
-def test_second_run_reads_cached_tokens():
-    backbone = Counting()
-    data = cached(backbone)
-    assert len(data.train.dataset) + len(data.val.dataset) == backbone.images == 24
-
-    again = cached(backbone)
-    assert torch.equal(
-        fixed_sample(again.train.dataset, 3)[0], fixed_sample(data.train.dataset, 3)[0]
-    )
-    assert len(again.val.dataset) == 8
-    assert backbone.images == 24
-
-
 def test_folds_share_tokens():
     backbone = Counting()
     for fold in (1, 2, 3):

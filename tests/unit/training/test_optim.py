@@ -367,7 +367,9 @@ def frozen(*parts, batchnorm=None):
         (lambda: optimizer(Net(), epsilon=1e-4), "epsilon"),
         (lambda: optimizer(Net(), eps=-1.0), r"optim\.options"),
         (
-            lambda: parameter_groups(Net(), lr=1, weight_decay=0, layer_decay=0.5),
+            lambda: parameter_groups(
+                Classifier(nn.Linear(3, 3), nn.Linear(3, 2)), lr=1, weight_decay=0, layer_decay=0.5
+            ),
             r"optim\.layer_decay",
         ),
     ],
