@@ -183,6 +183,9 @@ def test_recorded_config_is_complete_and_without_code(tmp_path):
     assert (config["model_type"], config["hidden_size"]) == ("vit", 32)
     assert not config.keys() & {*code, "id2label", "architectures"}
     HFBackbone(**arguments)
+    path.write_text(json.dumps({**content, **code, "model_type": "evil"}))
+    with pytest.raises(ConfigError, match=r"backbone\.name="):
+        build(**name)
     assert not (tmp_path / "mark").exists()
 
 

@@ -39,7 +39,7 @@ def test_existing_run_is_not_overwritten(cli, digits_run, monkeypatch):
 
 def test_evaluate_gives_the_metrics_of_the_run(cli, best, tmp_path):
     words = ["--plugin", "patches", "--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv"]
-    out = cli.out("evaluate", best, *words)
+    cli.out("evaluate", best, *words)
     found = json.loads((tmp_path / "r.json").read_text())
     state = read_torch(best)
     assert found["metrics"]["mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
@@ -50,8 +50,6 @@ def test_evaluate_gives_the_metrics_of_the_run(cli, best, tmp_path):
     assert tuple(found["per_class"]) == NAMES
     mean = sum(row["AP"] or 0 for row in found["per_class"].values()) / 10
     assert mean == pytest.approx(found["metrics"]["mAP"])
-    assert f"mAP               {found['metrics']['mAP']:7.3f}" in out
-    assert "on 40 images" in out
     rows = list(csv.DictReader((tmp_path / "r.csv").open()))
     assert [row["class"] for row in rows] == list(NAMES)
     assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"], abs=1e-3)

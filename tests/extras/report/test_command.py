@@ -81,9 +81,6 @@ def test_report_equals_evaluate_and_compares_two_checkpoints(cli, best, digits_r
     assert positives == content.table.columns["positives"]
 
     text = Path("r.html").read_text(encoding="utf-8")
-    assert f'<p class="verdict">mAP {own["metrics"]["mAP"]:.2f} % (95 % interval: ' in text
-    is_significant = re.search(r"[AB] has the better mAP", text) is not None
-    assert is_significant == (content.comparison.p_value < 0.05)
     check_offline(text)
     assert 'class="heat" src="data:image/png;base64,' in text
 

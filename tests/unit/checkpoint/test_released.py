@@ -138,14 +138,15 @@ def test_unfitting_file_raises_an_error(medium, tmp_path, lost, more, name):
     torch.save({"model": state | more}, tmp_path / FILE)
     with pytest.raises(CheckpointError, match=f"^{tmp_path / FILE} .*{name}"):
         load_model(tmp_path / FILE)
-    if not lost:
-        return
-    for file, options, option in (
+
+
+def test_missing_or_wrong_options_raise_an_error(medium):
+    for file, options, name in (
         ("renamed.pth", {}, "--image-size"),
         (FILE, {"image_size": 100}, "--image-size 100"),
         (FILE, {"names": ["a", "b"]}, "--class-names"),
     ):
-        with pytest.raises(UserError, match=option):
+        with pytest.raises(UserError, match=name):
             converted({"model": medium}, file, **options)
 
 

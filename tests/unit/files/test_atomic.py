@@ -30,7 +30,7 @@ from mldec.files.atomic import (
         ((), {"json": "{}/best.pt"}, "best.pt"),
     ],
 )
-def test_unwritable_targets_raise_an_error(tmp_path, targets, with_ending, name):
+def test_unwritable_targets_raise_an_error(tmp_path, monkeypatch, targets, with_ending, name):
     (tmp_path / "best.pt").write_text("mine")
     targets = [target.format(tmp_path) for target in targets]
     with_ending = {ending: target.format(tmp_path) for ending, target in with_ending.items()}
@@ -38,6 +38,10 @@ def test_unwritable_targets_raise_an_error(tmp_path, targets, with_ending, name)
         check_targets(*targets, **with_ending)
     with pytest.raises(ConfigError, match=r"^--out .*best.pt/deeper"):
         check_folder("--out", str(tmp_path / "best.pt/deeper"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for call in (lambda: check_folder("--out", str(tmp_path)), lambda: check_targets("r.json")):
+        with pytest.raises(ConfigError, match="permission"):
+            call()
 
 
 def test_writable_targets_are_accepted(tmp_path):
