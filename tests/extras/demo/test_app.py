@@ -15,7 +15,7 @@ from mldec.data.images import read_image
 from mldec.evaluation.run import scores
 from mldec.tools.demo import app
 from mldec.tools.demo.app import Predictor, create_app
-from mldec.tools.predict.engine import TorchEngine
+from mldec.tools.predict.engine import ExportedEngine, OnnxFile, TorchEngine
 from mldec.tools.predict.heat_maps import Explainer
 
 PREDICT = "/api/predict"
@@ -124,6 +124,14 @@ def test_zero_shot_model_scores_typed_classes(tmp_path):
 
     for classes in ("zebra, unicorn", ", ".join(map(str, range(1001)))):
         assert post(client, png(1), classes=classes).status_code == 400
+
+
+def test_exported_file_has_scores_but_no_heat_maps(tmp_path):
+    client = client_of(ExportedEngine(OnnxFile(networks.save_onnx(tmp_path / "x.onnx", "groups"))))
+    assert len(results_of(client, png(1))[0]["predictions"]) == networks.CLASSES
+    response = post(client, png(1), heat_maps=True)
+    assert response.status_code == 400
+    assert "heat_maps" in response.json()["detail"]
 
 
 def test_model_is_described(client, engine):

@@ -52,18 +52,6 @@ class Interruptible(TimmBackbone):
         return super().forward(images)
 
 
-class MeanHead(nn.Module):
-    """A head of a user's own."""
-
-    def __init__(self, in_features: int, num_classes: int, *, scale: float = 1.0) -> None:
-        super().__init__()
-        self.fc = nn.Linear(in_features, num_classes)
-        self.scale = scale
-
-    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
-        return self.scale * self.fc(tokens.mean(1))
-
-
 class Particular(nn.Module):
     """A head that refuses its arguments as ordinary Python code does: with plain `ValueError`s."""
 
