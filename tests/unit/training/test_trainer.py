@@ -192,7 +192,7 @@ def test_resume_raises_for_other_settings_or_data(ended, tmp_path, words, images
     path = ended / "checkpoints" / "last.pt"
     job = trainer(settings(*words), tmp_path, images=images)
     with pytest.raises(CheckpointError, match=name):
-        job.resume(replace(load(path), **changes), path)
+        check_same_run(job, replace(load(path), **changes), path)
 
 
 def test_resume_allows_harmless_settings_and_changed_data(ended, tmp_path):
