@@ -48,8 +48,9 @@ def test_run_is_evaluated_calibrated_and_predicts_new_classes(cli, folder, tmp_p
     assert state["classes"]["queries"].shape == (40, 14)
 
     def report(command, path, *words):
-        cli.out(command, path, "--plugin", "patches", *words, "--json", tmp_path / "r.json")
-        return json.loads((tmp_path / "r.json").read_text())
+        target = tmp_path / f"{command}.json"
+        cli.out(command, path, "--plugin", "patches", *words, "--json", target)
+        return json.loads(target.read_text())
 
     found = report("evaluate", best)
     assert found["metrics"]["zsl_mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
