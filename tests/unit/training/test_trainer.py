@@ -185,7 +185,7 @@ def test_stop_epoch_keeps_schedule_of_whole_run(tmp_path):
         ([], 40, {}, "steps per epoch"),
         ([], 33, {}, "32 training images, now"),
         ([], 32, {"classes": Classes(("red", "green"))}, "classes"),
-        ([], 32, {"val_fingerprint": Fingerprint(48, "", "", "")}, "48 validation images"),
+        ([], 32, {"val_fingerprint": Fingerprint(48, "", "", "")}, "validation classes"),
     ],
 )
 def test_resume_raises_for_other_settings_or_data(ended, tmp_path, words, images, changes, name):
