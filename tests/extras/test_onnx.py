@@ -71,9 +71,7 @@ def test_int8_changes_probabilities_slightly(whole, tmp_path, monkeypatch):
 
 
 def test_unusable_files_raise_an_error(tmp_path):
-    path = tmp_path / "x.onnx"
-    with pytest.raises(CheckpointError, match=r"x\.onnx"):
-        OnnxFile(path)
-    path.write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match=r"x\.onnx"):
-        OnnxFile(path)
+    (tmp_path / "damaged.onnx").write_bytes(b"\xff" * 100)
+    for name in ("none.onnx", "damaged.onnx"):
+        with pytest.raises(CheckpointError, match=name):
+            OnnxFile(tmp_path / name)

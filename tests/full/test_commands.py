@@ -3,16 +3,12 @@
 import csv
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from support import QUICK, one_line
 
-import mldec
 from mldec.checkpoint import loading
 from mldec.files.torch_files import read_torch
 from mldec.words.digits import NAMES
@@ -34,29 +30,16 @@ def test_files_of_a_run(digits_run):
     assert "val_raw/mAP" in lines[-1]
 
 
-def test_log_starts_with_command_version_and_commit(digits_run):
-    first, second = (digits_run / "train.log").read_text().splitlines()[:2]
-    assert "-m mldec.train +experiment=digits" in first
-    assert "data.train_images=64" in first
-    state = read_torch(digits_run / "checkpoints" / "best.pt")
-    assert first.endswith(f"(mldec {mldec.__version__}, commit {state['git'] or 'none'})")
-    assert "fp32 (train.precision=auto) on cpu x 1" in second
-    facts = json.loads((digits_run / "run.json").read_text())
-    assert (facts["name"], facts["epochs"], facts["commit"]) == ("digits", 2, state["git"])
-    assert facts["command"] in first
-
-
 def test_existing_run_is_not_overwritten(cli, digits_run, monkeypatch):
     monkeypatch.chdir(digits_run.parents[1])
     before = (digits_run / "checkpoints" / "last.pt").read_bytes()
-    err = cli.fault("train", *QUICK)
-    one_line(err, "resume=auto", "name=")
+    assert "resume=auto" in cli.fault("train", *QUICK)
     assert (digits_run / "checkpoints" / "last.pt").read_bytes() == before
 
 
 def test_evaluate_gives_the_metrics_of_the_run(cli, best, tmp_path):
     words = ["--plugin", "patches", "--json", tmp_path / "r.json", "--csv", tmp_path / "r.csv"]
-    out = cli.out("evaluate", best, *words)
+    cli.out("evaluate", best, *words)
     found = json.loads((tmp_path / "r.json").read_text())
     state = read_torch(best)
     assert found["metrics"]["mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
@@ -67,8 +50,6 @@ def test_evaluate_gives_the_metrics_of_the_run(cli, best, tmp_path):
     assert tuple(found["per_class"]) == NAMES
     mean = sum(row["AP"] or 0 for row in found["per_class"].values()) / 10
     assert mean == pytest.approx(found["metrics"]["mAP"])
-    assert f"mAP               {found['metrics']['mAP']:7.3f}" in out
-    assert "on 40 images" in out
     rows = list(csv.DictReader((tmp_path / "r.csv").open()))
     assert [row["class"] for row in rows] == list(NAMES)
     assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"], abs=1e-3)
@@ -92,35 +73,15 @@ def test_evaluate_with_settings_and_other_weights(cli, digits_run, tmp_path):
 @pytest.mark.parametrize(
     ("command", "words", "name"),
     [
-        ("train", [], "+experiment="),
-        ("train", ["+experiment=digits", "+train.epoch=3"], "epochs"),
         ("train", ["+experiment=digits", "loss._target_=os.system"], "os.system"),
         ("train", ["+experiment=digits", "init=nothing.pt"], "nothing.pt"),
         ("evaluate", ["no.pt", "--json", "/nowhere/r.json"], "/nowhere/r.json"),
         ("evaluate", ["no.pt", "--class-names", "none.txt"], "none.txt"),
-        ("evaluate", ["no.pt"], "no.pt"),
     ],
 )
 def test_command_errors_are_one_line(cli, here, command, words, name):
     one_line(cli.fault(command, *words), name)
     assert not list(here.rglob("*.pt"))
-
-
-def test_non_finite_loss_names_step_and_images(cli, here):
-    err = cli.fault("train", *QUICK, "loss._target_=patches.Exploding")
-    one_line(err, "in step 3 (epoch 1)", "digit scene ", "no checkpoint was written yet")
-
-
-def test_resume_ends_like_the_whole_run(cli, digits_run, here):
-    assert cli("train", *QUICK, "train.epochs=1")[0] == 0
-    out = cli.out("train", *QUICK, "resume=auto")
-    assert "epoch 2 of 2" in out
-    steps = [
-        json.loads(line)["step"]
-        for line in Path("outputs/digits/metrics.jsonl").read_text().splitlines()
-    ]
-    assert steps == [2, 4, 4, 6, 8, 8]
-    one_line(cli.fault("train", *QUICK, "resume=auto", "optim.lr=1"), "optim.lr: 0.01 -> 1.0")
 
 
 @pytest.mark.parametrize("words", [["loss=distribution_balanced"], ["loss.pos_weight=auto"]])
@@ -134,41 +95,6 @@ def test_resumed_run_with_label_counts_equals_whole_run(cli, here, words):
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
 
 
-def test_finished_run_can_be_extended(cli, here):
-    folder = Path("outputs/digits")
-    words = [*QUICK, "train.epochs=3"]
-
-    out = cli.out("train", *words, "train.stop_epoch=1")
-    reason = "train.stop_epoch is 1, of 3 planned epochs"
-    assert f"ended after epoch 1: {reason}" in out
-    assert json.loads((folder / "run.json").read_text())["ended"] == reason
-    before = (folder / "checkpoints" / "last.pt").read_bytes()
-
-    out = cli.out("train", *words, "train.stop_epoch=1", "resume=auto")
-    assert "ended after epoch 1, nothing is left to train" in out
-    assert (folder / "checkpoints" / "last.pt").read_bytes() == before
-    assert cli("summary").out.splitlines()[1].split()[3:5] == ["1/3", "finished"]
-
-    out = cli.out("train", *words, "resume=auto")
-    assert "epoch 2 of 3" in out
-    assert "ended after epoch 3: train.epochs is 3" in out
-
-
-def test_batch_per_gpu_replaces_batch_size(cli, here):
-    words = [*QUICK, "train.accumulate=2"]
-
-    out = cli.out("train", *words, "train.batch_per_gpu=4", "train.epochs=1")
-    assert "batches of 8 images" in out
-    recorded = yaml.safe_load(Path("outputs/digits/config.yaml").read_text())["train"]
-    assert (recorded["batch_size"], recorded["batch_per_gpu"]) == (8, 4)
-
-    # A resume compares the resulting batch size.
-    status, _, err = cli("train", *words, "train.batch_per_gpu=8", "resume=auto")
-    assert status == 1
-    one_line(err, "train.batch_size: 8 -> 16")
-    assert cli("train", *words, "train.batch_size=8", "resume=auto").status == 0
-
-
 def test_init_starts_from_weights(cli, best, here):
     out = cli.out(
         "train", *QUICK, f"init={best}", "train.epochs=1", "optim.lr=1e-9", "train.ema_decay=null"
@@ -180,16 +106,3 @@ def test_init_starts_from_weights(cli, best, here):
     end = read_torch(Path("outputs/digits/checkpoints/last.pt"))["model"]
     torch.testing.assert_close(end, start, atol=1e-5, rtol=0)
     assert not math.isnan(read_torch(Path("outputs/digits/checkpoints/last.pt"))["best"]["value"])
-
-
-def test_full_standard_output_is_a_one_line_error(tmp_path):
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "mldec.train", *QUICK],
-            cwd=tmp_path,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert done.returncode == 1
-    one_line(done.stderr, "cannot write standard output: No space left on device")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from support import QUICK, numbers, wait_until
 
-from mldec.files.run_folder import RunLock
 from mldec.files.torch_files import read_torch
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -37,16 +36,6 @@ def two(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("best mAP") == 1
     return folder / "outputs" / "digits"
-
-
-def test_two_processes_train_like_one(tmp_path, two):
-    done = finish(tmp_path, [sys.executable, *TRAIN])
-    assert done.returncode == 0, done.stderr
-    one = tmp_path / "outputs" / "digits"
-    states = [read_torch(run / "checkpoints" / "last.pt")["model"] for run in (one, two)]
-    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
-    for a, b in zip(numbers(one), numbers(two), strict=True):
-        assert a == pytest.approx(b, rel=1e-3)
 
 
 def test_two_processes_with_accumulation_fine_tune_like_one(tmp_path):
@@ -188,39 +177,3 @@ def test_evaluation_does_not_depend_on_processes(cli, digits_run, tmp_path):
     done = finish(tmp_path, torchrun(4, "-m", "mldec.evaluate", *words, "--json", target))
     assert done.returncode == 0, done.stderr
     assert target.read_text() == (tmp_path / "1.json").read_text()
-
-
-def faults(done):
-    """Return the lines of user errors."""
-    assert done.returncode != 0
-    return [line for line in done.stderr.splitlines() if line.startswith("mldec: ")]
-
-
-def test_error_of_all_processes_is_printed_once(tmp_path):
-    [line] = faults(finish(tmp_path, torchrun(2, *TRAIN, "train.batch_size=15")))
-    assert line.startswith("mldec: train.batch_size")
-
-
-def test_error_of_one_process_names_its_rank(tmp_path):
-    script = tmp_path / "one_fault.py"
-    script.write_text(
-        "import os, sys\n"
-        "from mldec import train\n"
-        "sys.argv[1:] = sys.argv[1:][:-1] if os.environ['RANK'] == '0' else sys.argv[1:]\n"
-        "train.main()\n"
-    )
-    words = TRAIN[TRAIN.index("mldec.train") + 1 :]
-    done = finish(tmp_path, torchrun(2, str(script), *words, "train.epochs=0"))
-    [line] = faults(done)
-    assert line.startswith("mldec: rank 1: train.epochs")
-
-
-def test_locked_folder_ends_all_processes(tmp_path):
-    folder = tmp_path / "outputs" / "digits"
-    folder.mkdir(parents=True)
-    with RunLock(folder) as lock:
-        lock.take()
-        done = finish(tmp_path, torchrun(2, *TRAIN))
-    [line] = faults(done)
-    assert f"process {os.getpid()}" in line
-    assert list(folder.iterdir()) == []

@@ -1,7 +1,4 @@
-"""Digits in each on-disk layout: check_data, training, evaluation and shards.
-
-The zero-shot layout "nuswide" is tested in tests/full/scripts/test_make_digits.py.
-"""
+"""Digits in each on-disk layout: check_data, training and evaluation."""
 
 import json
 import runpy
@@ -27,7 +24,6 @@ DATA = {
 # First metric; otherwise mAP.
 FIRST = {"openimages": "mAP_partial", "imagenet": "top1"}
 FIRST |= dict.fromkeys(("csv", "yolo"), "mAP_skip_empty")
-LOSS = {"openimages": "partial", "imagenet": "asl_single_label"}
 # One layer, one epoch.
 TINY = [word for word in QUICK if not word.startswith(("+experiment", "data.", "train.log"))]
 TINY += ["data.image_size=32", "train.epochs=1"]
@@ -79,27 +75,6 @@ def test_layout_is_checked_trained_and_evaluated(cli, tree, layout):
     assert found["images"] == val
 
 
-@pytest.mark.parametrize("layout", LOSS)
-def test_shards_give_metrics_of_files(cli, tree, monkeypatch, layout):
-    root = tree(layout)
-    files = [f"data={DATA[layout]}", f"data.root={root}"]
-    shared = ["+experiment=digits", *TINY, "data.augment=none", "data.cutout=0"]
-    shared.append(f"loss={LOSS[layout]}")
-    if layout == "imagenet":
-        files.append("data.class_map=folders")
-        shared += ["data.flip=true", "data.crop=0.5", "data.test_crop=0.9"]
-        shared.append("data.interpolation=random")
-    script(monkeypatch, "pack_shards", "shards", *files, "--images", "20", "--workers", "0")
-
-    reports = []
-    for name, data in (("files", files), ("shards", ["data=shards", "data.root=shards"])):
-        cli.out("train", *shared, *data, f"name={name}")
-        last = Path("outputs", name, "checkpoints", "last.pt")
-        reports.append(report(cli, last, "--weights", "raw"))
-    for key in ("metrics", "per_class"):
-        assert reports[0][key] == reports[1][key]
-
-
 def test_estimated_priors_survive_a_stop(cli, tree, monkeypatch):
     root = tree("openimages")
     words = ["+experiment=digits_openimages", f"data.root={root}", *TINY]
@@ -122,36 +97,3 @@ def test_estimated_priors_survive_a_stop(cli, tree, monkeypatch):
     second = ["name=second", "loss=partial_selective", f"loss.class_prior={whole}/class_prior.csv"]
     cli.out("train", *words, *second)
     assert not Path("outputs/second/class_prior.csv").exists()
-
-
-# Experiment -> layout and settings for few images.
-TWO_STEPS = {
-    "coco_tresnet_l": ("coco", ["data=coco_json", "data.train=train2014", "data.val=val2014"]),
-    "coco_partial_rps": ("coco", []),
-    "coco_single_positive": ("coco", ["loss=gr"]),
-    "voc_single_positive": ("voc", ["loss=em", "data.single_positive=null", "data.observed=0.4"]),
-    "openimages_tresnet_m": ("openimages", ["head.num_groups=5"]),
-    "voc2007_tresnet_l": ("voc", ["data=voc2012"]),
-}
-
-
-@pytest.mark.parametrize("name", TWO_STEPS)
-def test_experiment_trains_two_steps(cli, tree, name):
-    layout, words = TWO_STEPS[name]
-    root = tree(layout)
-    if layout == "voc":
-        lists = root / "VOCdevkit" / "VOC2007" / "ImageSets" / "Main"
-        (lists / "trainval.txt").rename(lists / "train.txt")
-        (lists / "test.txt").rename(lists / "val.txt")
-        (root / "VOCdevkit" / "VOC2007").rename(root / "VOCdevkit" / "VOC2012")
-
-    # The GAP head has no decoder settings.
-    tiny = [
-        word
-        for word in TINY
-        if not (word.startswith("head.") and ("partial" in name or "positive" in name))
-    ]
-    words = [f"+experiment={name}", f"data.root={root}", *tiny, "train.batch_size=24", *words]
-    cli.out("train", *words)
-    state = read_torch(Path("outputs", name, "checkpoints", "last.pt"))
-    assert (state["step"], state["epoch"]) == (2, 1)

@@ -9,14 +9,11 @@ import pytest
 import ram_files
 import torch
 from pictures import picture
-from starlette.testclient import TestClient
 
 from mldec.checkpoint import load_model
 from mldec.checkpoint.loading import load
 from mldec.checkpoint.sources import TAG_LIST, TAG_THRESHOLDS
 from mldec.evaluation.run import scores
-from mldec.tools.demo.app import Predictor, create_app
-from mldec.tools.predict.engine import TorchEngine
 
 TAGS = ("dog", "living room", "sofa", "tree", "Set")
 CLASSES = ("tree", "couch", "puppy")  # of other data
@@ -76,27 +73,6 @@ def test_predict_tags(cli, root):
     items = minidom.parse(str(root / "data" / "0.png.xmp")).getElementsByTagName("dc:subject")
     keywords = [item.firstChild.data for item in items[0].getElementsByTagName("rdf:li")]
     assert sorted(keywords) == sorted(decided(root))
-    err = cli.fault(*words, "--xmp", "--content", "scores")
-    assert "--xmp" in err
-
-    # Other names and thresholds.
-    (root / "names.txt").write_text("狗\n客厅\n沙发\n树\n集", encoding="utf-8")
-    (root / "all.csv").write_text("class,threshold\n" + "".join(f"{n},0\n" for n in "狗树集"))
-    more = ["--class-names", root / "names.txt", "--thresholds", root / "all.csv"]
-    _, out, _ = cli(*words, "--jsonl", "-", *more)
-    assert {"狗", "树", "集"} <= {row["name"] for row in json.loads(out)["predictions"]}
-
-
-def test_demo_returns_tags_and_heat_maps(root):
-    engine = TorchEngine(load_model(file(root)))
-    client = TestClient(create_app(Predictor(engine)), base_url="http://127.0.0.1:7860")
-    photo = (root / "data" / "0.png").read_bytes()
-    settings = {"heat_maps": "true", "threshold": "0"}
-    answer = client.post("/api/predict", files=[("photos", ("a.png", photo))], data=settings)
-    assert answer.status_code == 200, answer.text
-    assert client.get("/api/model").json()["calibrated"] is False
-    names = {row["name"] for row in answer.json()[0]["predictions"]}
-    assert names == set(TAGS)
 
 
 def test_exported_file_gives_same_scores(cli, root):

@@ -4,11 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from hashlib import sha256
-from pathlib import Path
 
 import pytest
-from PIL import Image
+from photos import write_photos
 from support import QUICK, numbers, one_line, wait_until
 
 from mldec.files.torch_files import read_torch
@@ -39,15 +37,13 @@ def test_folder_is_locked_until_run_is_killed(cli, here):
         wait_until(lambda: first.poll() is not None or (last.exists() and log.exists()))
         assert first.poll() is None
         for word in ("seed=1", "resume=auto", f"resume={folder}/checkpoints/last.pt"):
-            err = cli.fault("train", *QUICK, word)
-            one_line(err, f"process {first.pid}", "name=...")
+            assert f"process {first.pid}" in cli.fault("train", *QUICK, word)
     finally:
         first.kill()
         first.wait()
 
     # A loader process that still lives holds no lock.
-    err = cli.fault("train", *words, "resume=auto", "seed=1")
-    one_line(err, "seed: 0 -> 1")
+    assert "seed: 0 -> 1" in cli.fault("train", *words, "resume=auto", "seed=1")
     steps = [line["step"] for line in numbers(folder)]
     assert steps == sorted(steps)
     assert not (folder / "run.lock").exists()
@@ -58,8 +54,7 @@ def test_resume_from_other_folder_keeps_run(run, cli, tmp_path):
     other.parent.mkdir()
     shutil.copy(run / "checkpoints" / "last.pt", other)
     before = content(run)
-    err = cli.fault("train", *QUICK, f"resume={other}")
-    one_line(err, f"resume={other}: {run}", "name=...")
+    assert f"resume={other}: {run}" in cli.fault("train", *QUICK, f"resume={other}")
     assert content(run) == before
 
     # A new folder, or a checkpoint of the same folder, is allowed.
@@ -90,7 +85,7 @@ def test_full_disk_at_resume_is_one_line(name, run, cli):
     full.unlink(missing_ok=True)
     full.symlink_to("/dev/full")
     before = content(run / "checkpoints")
-    one_line(cli.fault("train", *QUICK, "resume=auto"), str(run / name), "resume=auto")
+    one_line(cli.fault("train", *QUICK, "resume=auto"), str(run / name))
     assert content(run / "checkpoints") == before
     assert not (run / "run.lock").exists()
     full.unlink(missing_ok=True)
@@ -111,68 +106,23 @@ def test_small_disk_is_one_line(kibibytes, tmp_path):
     one_line(done.stderr, "free space")
 
 
-# A quick run on a CSV table.
-ON_PHOTOS = [word for word in QUICK if not word.startswith("data.")]
-ON_PHOTOS += ["data=csv", "data.image_size=32", "train.batch_size=8", "train.epochs=1"]
-
-
-@pytest.fixture
-def photos(here):
-    """A CSV dataset of small images in the working folder."""
-    root = here / "photos"
-    root.mkdir()
-    rows = ["path,labels,split"]
-    for number in range(24):
-        Image.new("RGB", (16, 16), (10 * number, 0, 0)).save(root / f"{number}.png")
-        name, split = ("green", "red")[number % 2], "train" if number < 16 else "val"
-        rows.append(f"{number}.png,{name},{split}")
-    (root / "data.csv").write_text("\n".join(rows) + "\n")
-    return root
-
-
-def test_repeat_factor_lengthens_epoch(photos, cli):
-    # 16 images of two classes: each appears sqrt(1 / (1 / 2)) times, together 22.6 times.
-    words = ["data.repeat_threshold=1", "data.sampler=repeat_factor"]
-    out = cli.out("train", *ON_PHOTOS, f"data.root={photos}", *words)
-    assert "(23 images per epoch" in out
-    assert "0 of 3 steps done" in out
-
-
-def test_run_keeps_its_fold(photos, cli):
-    base = [*ON_PHOTOS, f"data.root={photos}", "train.batch_size=4", "name=fold"]
-    # The 8 validation images are not read.
-    (photos / "20.png").unlink()
-    folds = [sha256(f"0 {number}.png".encode()).digest()[7] % 2 for number in range(16)]
-    out = cli.out("train", *base, "data.fold=2/2")
-    assert f"{folds.count(0)} training and {folds.count(1)} validation images" in out
-    assert "fold: 2/2" in Path("outputs/fold/config.yaml").read_text()
-
-    err = cli.fault("train", *base, "data.fold=1/2", "resume=auto", "train.epochs=2")
-    one_line(err, "data.fold: 2/2 -> 1/2")
-
-
-def test_changed_data_must_be_allowed_at_resume(photos, cli, tmp_path):
-    words = [*ON_PHOTOS, f"data.root={photos}"]
-    cli.out("train", *words)
-    last = tmp_path / "outputs" / "digits" / "checkpoints" / "last.pt"
+def test_changed_data_must_be_allowed_at_resume(cli, here):
+    photos = write_photos(here / "photos")
+    words = [word for word in QUICK if not word.startswith("data.")]
+    words += ["data=csv", f"data.root={photos}", "data.image_size=32", "train.batch_size=8"]
+    cli.out("train", *words, "train.epochs=1")
+    last = here / "outputs" / "digits" / "checkpoints" / "last.pt"
     before = last.read_bytes()
     table = (photos / "data.csv").read_text()
     more = [*words, "train.epochs=2", "resume=auto"]
 
-    for old, new, name in [
-        ("3.png,red", "3.png,green", "labels"),
-        ("23.png,red,val\n", "", "8 validation images"),
-        ("15.png,red,train\n", "", "16 training images"),
-    ]:
-        assert old in table
-        (photos / "data.csv").write_text(table.replace(old, new, 1))
-        one_line(cli.fault("train", *more), str(last), name, "data.changed=allow")
-        assert last.read_bytes() == before
+    (photos / "data.csv").write_text(table.replace("15.png,,train\n", ""))
+    assert "data.changed=allow" in cli.fault("train", *more)
+    assert last.read_bytes() == before
 
     assert "data.changed=allow" in cli.out("train", *more, "data.changed=allow")
     assert "changed" not in read_torch(last)["config"]["data"]
 
     # Later resumes compare with the changed table. The folder may move.
-    shutil.move(photos, tmp_path / "moved")
-    words = [*ON_PHOTOS, f"data.root={tmp_path / 'moved'}", "train.epochs=3", "resume=auto"]
-    cli.out("train", *words)
+    shutil.move(photos, here / "moved")
+    cli.out("train", *words, f"data.root={here / 'moved'}", "train.epochs=3", "resume=auto")

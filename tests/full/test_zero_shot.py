@@ -1,22 +1,14 @@
 """Zero-shot training, evaluation and prediction of new classes by commands."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import official
 import pytest
-import torch
-from clip_models import siglip_folder
-from support import CONFIGS, one_line
+from support import CONFIGS
 
-from mldec.checkpoint import load_model, loading
-from mldec.data.transforms import read_image
 from mldec.files.torch_files import read_torch
-from mldec.words.encoder import open_encoder
-from mldec.words.vectors import load_word_vectors
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_digits.py"
 QUICK = [
@@ -48,177 +40,31 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def command(cli, folder, monkeypatch):
+def test_run_is_evaluated_calibrated_and_predicts_new_classes(cli, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
-
-    def command(name, *words):
-        return cli(name, "outputs/zsl/checkpoints/best.pt", "--plugin", "patches", *words)
-
-    return command
-
-
-def some_image(folder):
-    return min((folder / "data" / "images").iterdir())
-
-
-def test_evaluate_gives_the_metric_of_the_run(command, folder, tmp_path):
-    state = read_torch(folder / "outputs/zsl/checkpoints/best.pt")
+    best = folder / "outputs/zsl/checkpoints/best.pt"
+    state = read_torch(best)
     assert state["best"]["metric"] == "zsl_mAP"
     assert state["classes"]["queries"].shape == (40, 14)
-    status, out, err = command("evaluate", "--json", tmp_path / "r.json")
-    assert status == 0, err
-    found = json.loads((tmp_path / "r.json").read_text())
+
+    def report(command, path, *words):
+        target = tmp_path / f"{command}.json"
+        cli.out(command, path, "--plugin", "patches", *words, "--json", target)
+        return json.loads(target.read_text())
+
+    found = report("evaluate", best)
     assert found["metrics"]["zsl_mAP"] == pytest.approx(state["best"]["value"], abs=1e-9)
     assert sum(row["unseen"] for row in found["per_class"].values()) == 8
-    assert f"{state['best']['value']:.3f}" in out
 
-
-def test_evaluate_on_all_images_and_other_unseen_classes(command, folder, tmp_path):
-    status, out, err = command("evaluate", "data.val_images=all")
-    assert status == 0, err
-    assert "zsl_all_mAP" in out
-    assert "on 48 images" in out
-    other = tmp_path / "other"
-    shutil.copytree(folder / "data", other)
-    # Ten classes are new.
-    for file in (other / "data.csv", other / "wordvec_array.txt"):
-        file.write_text(file.read_text().replace("grey", "black"))
-    unseen = ["blackone", "blacktwo", "redsix"]
-    (other / "benchmark_81_v0.json").write_text(json.dumps({"test class": unseen}))
-    status, _, err = command("evaluate", f"data.root={other}", "--json", tmp_path / "r.json")
-    assert status == 0, err
-    rows = json.loads((tmp_path / "r.json").read_text())["per_class"]
-    assert [name for name, row in rows.items() if row["unseen"]] == unseen
-
-
-def test_predict_known_and_new_classes(command, folder, tmp_path):
-    image = some_image(folder)
-
-    def predicted(*words):
-        status, out, err = command("predict", image, *words, "--json", "-")
-        assert status == 0, err
-        return {item["name"]: item["score"] for item in json.loads(out)[0]["predictions"]}
-
-    own = predicted("--top", "40")
-    assert len(own) == 40
-    vectors = load_word_vectors(
-        str(folder / "data/wordvec_array.pth"), ["redfive", "bluetwo"]
-    ).word_vectors
-    lines = [
-        f"{name} {' '.join(map(str, row.tolist()))}\n"
-        for name, row in zip(("a", "b"), vectors, strict=True)
-    ]
-    (tmp_path / "v.txt").write_text("".join(lines) + "c " + "0.1 " * 14 + "\n")
-    new = predicted("--classes", "b, a,c", "--vectors", tmp_path / "v.txt")
-    assert new.keys() == {"a", "b", "c"}
-    assert new["a"] == pytest.approx(own["redfive"], abs=1e-6)
-    assert new["b"] == pytest.approx(own["bluetwo"], abs=1e-6)
-    loaded = load_model(folder / "outputs/zsl/checkpoints/best.pt", plugins=["patches"])
-    with torch.no_grad():
-        logits = loaded.model(loaded.transform(read_image(image))[None], torch.full((1, 14), 0.1))
-    assert new["c"] == pytest.approx(logits.sigmoid().item(), abs=1e-6)
-
-
-def test_calibration_is_global(command, cli, folder, tmp_path):
+    # All classes share one threshold, which new classes also have.
     out = tmp_path / "x.pt"
-    status, text, err = command("calibrate", "--out", out, "--json", tmp_path / "c.json")
-    assert status == 0, err
-    assert "images: threshold 0." in text
-    content = json.loads((tmp_path / "c.json").read_text())
-    thresholds = {values["threshold"] for values in content["per_class"].values()}
+    content = report("calibrate", best, "--out", out)
+    [threshold] = {values["threshold"] for values in content["per_class"].values()}
     assert content["scope"] == "global"
-    assert len(thresholds) == 1
-
-    words = ["--plugin", "patches", "--json", tmp_path / "r.json"]
-    text = cli.out("evaluate", out, *words)
-    assert "fitted on these images" in text
-    metrics = json.loads((tmp_path / "r.json").read_text())["metrics"]
+    metrics = report("evaluate", out)["metrics"]
     assert metrics["gzsl_OF1"] == pytest.approx(content["fitted"]["OF1"])
-
-    words = [*words[:2], "--classes", "redfive,bluetwo", "--json", "-"]
-    words += ["--vectors", folder / "data/wordvec_array.pth"]
-    status, text, err = cli("predict", out, some_image(folder), *words)
-    assert (status, err) == (0, "")
-    for item in json.loads(text)[0]["predictions"]:
-        assert item["score"] >= item["threshold"]
-        assert {item["threshold"]} == thresholds
-
-
-def test_new_classes_use_the_text_encoder_of_the_training(cli, folder, here, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
-    source = f"clip:{siglip_folder(here / 'tower')}"
-    settings = [f"data.root={folder / 'data'}", f"data.vectors={source}", "data.prompts=simple7"]
-    cli.out("train", *QUICK, *settings, "head.word_dim=16")
-    best = here / "outputs/zsl/checkpoints/best.pt"
-    origin = loading.load(best).classes.origin
-    assert origin is not None
-    assert origin.source == source
-    assert len(origin.templates) == 7
-
-    def predicted(path, *words):
-        options = ["--plugin", "patches", "--classes", "zebra, traffic jam", *words]
-        out = cli.out("predict", path, some_image(folder), *options, "--json", "-")
-        [row] = json.loads(out)
-        return {item["name"]: item["score"] for item in row["predictions"]}
-
-    alone = predicted(best)
-    loaded = load_model(best, plugins=["patches"])
-    vectors = open_encoder(source).encode_names(["zebra", "traffic jam"], origin.templates)
-    image = loaded.transform(read_image(some_image(folder)))
-    with torch.no_grad():
-        wanted = loaded.model(image[None], vectors)[0].sigmoid().tolist()
-    assert [alone["zebra"], alone["traffic jam"]] == pytest.approx(wanted, abs=1e-6)
-
-    # A published checkpoint has no local folder. The encoder is passed by name.
-    out = here / "published"
-    cli.out("publish", best, "me/x", "--plugin", "patches", "--dry-run", out)
-    assert str(here) not in (out / "config.json").read_text()
-    assert predicted(out, "--vectors", source) == pytest.approx(alone, abs=1e-6)
-    words = ["--plugin", "patches", "--classes", "zebra"]
-    err = cli.fault("predict", out, some_image(folder), *words)
-    one_line(err, "clip:.../tower", "--vectors")
-
-
-def test_check_data_lists_nearest_seen_classes(cli, folder, tmp_path):
-    words = ["data=nuswide_zsl", f"data.root={folder / 'data'}", f"data.cache_dir={tmp_path}"]
-    out = cli.out("check_data", *words, "--json", tmp_path / "r.json")
-    near = json.loads((tmp_path / "r.json").read_text())["nearest_seen"]
-    assert len(near) == 8
-    for name, found in near.items():
-        # The digit or the colour is the same.
-        assert [cosine for _, cosine in found] == pytest.approx([0.5] * 3)
-        assert {other for other, _ in found}.isdisjoint(near)
-        assert f"unseen {name}: nearest {found[0][0]} 0.50, " in out
-
-
-def test_official_zero_shot_file_with_names_and_vectors(cli, folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(folder)
-    body = official.rebuilt(official.read("tresnet_m_coco_224.keys"))
-    path = tmp_path / "official.pth"
-    torch.save(official.zero_shot_file(body, word_dim=14), path)
-    size = ["--image-size", "32"]
-    data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
-
-    report = tmp_path / "r.json"
-    out = cli.out("evaluate", path, *size, *data, "device=cpu", "--json", report)
-    assert "pixels" not in out
-    assert len(json.loads(report.read_text())["per_class"]) == 40
-    classes = ["--classes", "redfive,bluetwo", "--vectors", "data/wordvec_array.pth"]
-    out = cli.out("predict", path, some_image(folder), *size, *classes)
-    assert "redfive " in out
-    assert "bluetwo " in out
-
-    err = cli.fault("predict", path, some_image(folder), *size)
-    one_line(err, str(path), "--classes")
-
-    err = cli.fault("calibrate", path, *size, *data, "device=cpu", "--out", tmp_path / "x.pt")
-    one_line(err, str(path))
-
-
-def test_other_image_size_is_a_warning(command):
-    data = ["data=nuswide_zsl", "data.root=data", "data.cache_dir=cache", "train.workers=0"]
-    for words, is_warned in [(data, True), ([*data, "data.image_size=64"], False)]:
-        status, out, err = command("evaluate", *words)
-        assert status == 0, err
-        assert ("data.image_size=32" in out) is is_warned
+    image = min((folder / "data" / "images").iterdir())
+    vectors = ["--classes", "redfive,bluetwo", "--vectors", "data/wordvec_array.pth"]
+    [row] = report("predict", out, image, *vectors)
+    for item in row["predictions"]:
+        assert item["score"] >= item["threshold"] == threshold

@@ -1,12 +1,10 @@
 """The charts of `mldec check-data --out`, which need matplotlib."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import one_line, write_coco
+from support import write_coco
 
 from mldec.tools.check_data import examine
 from mldec.tools.check_data.examine import bar_chart
@@ -34,13 +32,9 @@ def test_bar_chart_names_the_largest_counts_first(tmp_path):
     assert [label.get_text() for label in labels][:2] == ["dog", "$x^2$"]
     assert not labels[1].get_parse_math()
     assert len(labels[2].get_text()) <= NAME_LENGTH
-    assert labels[2].get_text().isprintable()
 
     # The chart of many classes has one outline without names.
     many = bar_chart(np.arange(9_605), [str(index) for index in range(9_605)], "title")
-    save(many, tmp_path / "many.png")
-    with Image.open(tmp_path / "many.png") as image:
-        assert image.size == (800, 600)
     [outline] = many.axes[0].patches
     assert outline.get_data().values.tolist() == list(range(9_605))[::-1]
 
@@ -68,11 +62,3 @@ def test_sample_sheet_shows_the_settings_of_training(cli, words, tmp_path, monke
     with Image.open(tmp_path / "charts" / "samples.png") as samples:
         assert samples.size == (1200, 960)  # four rows of six images
         assert len(samples.getcolors(1 << 24)) > 1_000
-
-
-def test_only_charts_need_matplotlib(cli, words, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, out, err = cli("check_data", *words, "--out", tmp_path / "charts")
-    assert (status, out) == (1, "")
-    one_line(err, "--out", "matplotlib")
-    assert cli("check_data", *words).status == 0

@@ -4,8 +4,7 @@ import networks
 import pytest
 from support import one_line
 
-from mldec.tools.demo import listener, parser, print_address
-from mldec.tools.predict.engine import EngineOptions, ExportedEngine, open_engine
+from mldec.tools.demo import listener, print_address
 
 
 @pytest.mark.parametrize(
@@ -45,18 +44,3 @@ def test_address_on_a_network_has_a_warning(capsys):
         out, err = capsys.readouterr()
         assert out.startswith(f"http://{host}:")
         assert ("--host 0.0.0.0" in err) == warns
-
-
-def test_exported_zero_shot_file_has_the_classes_of_the_vectors(tmp_path):
-    exported = networks.save_onnx(tmp_path / "x.onnx", "words")
-    vectors = tmp_path / "vectors.txt"
-    vectors.write_text("".join(f"thing_{number} 1 0 {number} 0 1\n" for number in range(7)))
-    args = parser().parse_args([str(exported), "--vectors", str(vectors)])
-    engine = open_engine(EngineOptions.of(vars(args)), typed_classes=True)
-    assert isinstance(engine, ExportedEngine)
-    assert engine.classes.names == tuple(f"thing {number}" for number in range(7))
-
-    # Released zero-shot files have no classes.
-    networks.save_onnx(exported, "words", classes=[])
-    engine = open_engine(EngineOptions.of(vars(args)), typed_classes=True)
-    assert engine.classes.names == ()

@@ -20,7 +20,7 @@ from mldec.errors import CheckpointError, DataError
 from mldec.evaluation.run import scores
 from mldec.files.torch_files import sha256_of
 from mldec.tools import export as exporting
-from mldec.tools.export import MAX_BATCH, Program, calibration_inputs, compare, read_folder
+from mldec.tools.export import MAX_BATCH, Program, compare, read_folder
 from mldec.tools.predict.engine import OnnxFile
 
 GENERATED = exporting.generate_images(32, any_size=False)
@@ -160,9 +160,6 @@ def test_python_example_of_docs_runs(cli, checkpoint, here, capsys):
     ]
 
 
-# Comparison, with the program in place of the exported file
-
-
 def compared(loaded, pictures=GENERATED, mistake=lambda scores: scores, **about):
     """Return the result of `compare` and the batch sizes."""
     described = metadata(**about)
@@ -196,16 +193,6 @@ def test_comparison_of_equal_outputs(loaded):
     assert batches == [MAX_BATCH, 1, 1, 1]
 
 
-def test_comparison_counts_decisions(loaded):
-    other = replace(loaded, calibration=None)
-    summary = compare(Program(other, [0.5]), metadata(precision="int8"), loaded, GENERATED, "x")
-    images = torch.stack([loaded.transform(image) for image, _ in GENERATED])
-    equal = (scores(other, images) >= 0.5) == (scores(loaded, images) >= 0.5)
-    share = 100 * equal.float().mean().item()
-    assert 0 < share < 100
-    assert summary.endswith(f"equal decisions {share:.2f} %")
-
-
 def labeled(count=9):
     """Return images with one label each, of three classes in turn."""
     eye = torch.eye(CLASSES, dtype=torch.int8)
@@ -214,18 +201,6 @@ def labeled(count=9):
 
 def shifted(scores):
     return scores + 2e-4 * torch.eye(CLASSES)[3]
-
-
-def test_limits_depend_on_precision(loaded):
-    assert difference_of(compared(loaded, mistake=shifted, resizes=True)[0]) > 1e-4
-    summary, _ = compared(loaded, labeled(), lambda scores: 1 - scores, precision="int8")
-    file, checkpoint = map(
-        float, re.search(r"mAP ([\d.]+) \(checkpoint: ([\d.]+)\)", summary).groups()
-    )
-    assert file != checkpoint
-    # Each of the three classes has a third of the images.
-    assert 20 < file <= 100
-    assert 20 < checkpoint <= 100
 
 
 @pytest.mark.parametrize(
@@ -260,10 +235,3 @@ def test_folder_has_labels_of_csv_or_class_folders_or_none(loaded, tmp_path, cap
     (folder / "other" / "c.png").write_bytes(b"no image")
     assert targets(folder, loaded) == [None, None]
     assert "c.png" in capsys.readouterr().err
-
-
-def test_int8_is_calibrated_on_images_of_a_folder(loaded, tmp_path, monkeypatch):
-    folder = write_photos(tmp_path, "a.png", "b.png", "c.png")
-    monkeypatch.setattr(exporting, "CALIBRATION_IMAGES", 2)
-    inputs = list(calibration_inputs(metadata(), loaded, str(folder)))
-    assert [batch["images"].shape for batch in inputs] == [(1, 3, 32, 32)] * 2

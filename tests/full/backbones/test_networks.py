@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from mldec.backbones import TimmBackbone
-from mldec.checkpoint import load_model
 
 FOLDER = Path(__file__).parents[3] / "configs" / "backbone"
 # Option files with a network of timm.
@@ -29,17 +28,11 @@ SHALLOW = {"depth": 2, "embed_dim": 64, "num_heads": 4}
 # Name, settings, pixels per side, number of tokens.
 NETWORKS = [
     ("tresnet_m", {}, 64, 4),
-    ("regnety_002", {}, 64, 4),
     ("efficientnet_b0", {}, 64, 4),
     ("swinv2_tiny_window8_256", {"image_size": 64}, 64, 4),
-    ("mixer_s32_224", {"image_size": 64}, 64, 4),
     ("volo_d1_224", {"image_size": 64}, 64, 16),
-    ("davit_tiny", {}, 64, 4),
     ("hiera_tiny_224", {}, 224, 49),
-    ("mambaout_femto", {}, 64, 4),
     ("eva02_tiny_patch14_224", {"image_size": 56}, 56, 16),
-    ("inception_next_atto", {}, 64, 4),
-    ("levit_128s", {"image_size": 64}, 64, 1),
     ("vit_small_patch14_reg4_dinov2", {"image_size": 56, "model_args": SHALLOW}, 56, 16),
     ("vit_base_patch16_siglip_224.v2_webli", {"image_size": 64, "model_args": SHALLOW}, 64, 16),
 ]
@@ -68,7 +61,7 @@ def test_weights_are_loaded_and_mean_token_is_pooled_feature(tmp_path, name, set
     assert tokens.shape == (2, count, backbone.num_features)
 
     # These networks have no norm after the pooling.
-    if name.startswith(("tresnet", "regnet", "efficientnet", "swin", "mixer")):
+    if name.startswith(("tresnet", "efficientnet", "swin")):
         normalized = (images.float() / 255 - backbone.mean) / backbone.std
         features = whole.eval().forward_features(normalized)
         pooled = whole.forward_head(features, pre_logits=True).flatten(1)
@@ -141,19 +134,6 @@ def save_cvt(folder):
     transformers.CvtForImageClassification(config).save_pretrained(folder)
     text = f'{{"image_mean": {MEAN}, "image_std": {STD}}}'
     (folder / "preprocessor_config.json").write_text(text)
-
-
-def test_checkpoint_loads_without_folder_of_its_network(cli, tmp_path):
-    model = tmp_path / "model"
-    save_cvt(model)
-    sizes = ["data.train_images=64", "data.val_images=32", "train.batch_size=32", "train.epochs=1"]
-    words = ["+experiment=digits", "backbone=hf", f"backbone.name={model}", *sizes]
-    run = ["train.workers=0", "device=cpu", f"hydra.run.dir={tmp_path / 'run'}"]
-    cli.out("train", *words, *run)
-    model.rename(tmp_path / "gone")
-    loaded = load_model(tmp_path / "run")
-    assert loaded.config.backbone["config"]["embed_dim"] == [16, 32, 64]
-    assert loaded.model.backbone.mean.flatten().tolist() == pytest.approx(MEAN)
 
 
 HUB = """

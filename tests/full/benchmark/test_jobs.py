@@ -89,10 +89,3 @@ def test_operations_of_a_step(profiled):
     first_macs = outputs * math.prod(first.weight.shape[1:])
     flops = 16 * 2 * (3 * multiply_accumulates(model, 32) - first_macs)
     assert figures["step_gflop"] == pytest.approx(flops / 1e9)
-
-
-def test_a_compiled_model_is_one_part(profiled):
-    figures = profiled("train.compile=true", "head.embed_dim=16", "head.mlp_dim=16")
-    assert figures["model_ms"] > 0
-    assert "backbone_ms" not in figures
-    assert figures["step_gflop"] > 0

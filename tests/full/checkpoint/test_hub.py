@@ -1,7 +1,6 @@
 """`hf:owner/name[@revision]` with a local server of the Hub's protocol."""
 
 import shutil
-from pathlib import Path
 
 import fake_hub
 import hostile
@@ -99,20 +98,6 @@ def test_unavailable_checkpoint_raises_an_error(hub, commit, monkeypatch, addres
         assert load_model(f"hf:{address}").weights == "raw"
 
 
-def test_error_of_damaged_weights_names_the_cached_file(hub, commit, folder):
-    repository = hub.repositories[NAME]
-    good = (folder / WEIGHTS).read_bytes()
-    repository.commit({WEIGHTS: good[:-1] + bytes([good[-1] ^ 1])})
-    with pytest.raises(CheckpointError, match="sha256") as info:
-        load_model(f"hf:{NAME}")
-
-    # The advice of the message works.
-    blob = Path(str(info.value).partition("delete ")[2].partition(",")[0])
-    blob.unlink()
-    repository.commits[repository.refs["main"]][WEIGHTS] = good
-    assert load_model(f"hf:{NAME}").weights == "raw"
-
-
 def test_upload_is_one_commit(hub, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", fake_hub.WRITER)
     commit = upload(folder, NAME, private=False)
@@ -131,8 +116,6 @@ def test_upload_is_one_commit(hub, folder, monkeypatch):
 
 
 def test_failed_upload_raises_an_error(hub, folder, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="HF_TOKEN"):
-        require_token()
     monkeypatch.setenv("HF_TOKEN", fake_hub.READER)
     require_token()
     hub.repositories["me/public"] = fake_hub.Repository()

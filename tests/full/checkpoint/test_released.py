@@ -1,6 +1,5 @@
 """Big networks in the layouts of the authors give their logits, and commands take such files."""
 
-import json
 import re
 
 import fill
@@ -10,7 +9,6 @@ import official_cvt
 import pytest
 import timm
 import torch
-from PIL import Image
 from timm.models.swin_transformer import checkpoint_filter_fn
 from torch import nn
 
@@ -86,11 +84,6 @@ def saved(path, backbone, head):
     state = {f"module.{key}": value for key, value in state.items()}
     torch.save({"state_dict": state, "epoch": 9, "best_mAP": 90.5}, path)
     return path
-
-
-@pytest.fixture(scope="module")
-def medium():
-    return from_keys("tresnet_m_coco_224")
 
 
 @pytest.fixture
@@ -180,27 +173,6 @@ def test_asl_file_gives_logits_of_the_formulas(
         torch.testing.assert_close(loaded.model(images), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_zero_shot_file_of_official_code(save, medium):
-    state = official.zero_shot_file(medium)
-    path = save(state, "zsl.pth")
-    loaded = load_model(path, image_size=64)
-    # The head alone was compared with the official one in tests/parity.
-    head = MLDecoder(2048, 0, num_groups=None, word_dim=300).eval()
-    inner = {key.removeprefix("head."): value for key, value in state.items() if "head." in key}
-    for old, new in ML_DECODER:
-        inner = {key.replace(old, new): value for key, value in inner.items()}
-    head.load_state_dict(inner)
-    images = torch.from_numpy(fill.images(64))
-    words = torch.from_numpy(fill.word_vectors(23))
-    with torch.no_grad():
-        tokens = loaded.model.backbone(images)
-        features = official.tresnet_features(state, images)
-        torch.testing.assert_close(tokens.mean(1), features, rtol=1e-4, atol=1e-4)
-        logits = loaded.model(images, words)
-        assert logits.shape == (2, 23)
-        torch.testing.assert_close(logits, head(tokens, words))
-
-
 @pytest.mark.parametrize("self_attention", [False, True])
 @pytest.mark.parametrize("network", ["resnet101", "tresnet_l", "tresnet_v2_l"])
 def test_query2label_files(tmp_path, network, self_attention):
@@ -228,55 +200,6 @@ def test_resnet_with_official_head(save):
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(images), model(images))
     assert loaded.classes.names[3] == "class 3"
-
-
-def test_commands_accept_a_released_file(cli, save, medium, tmp_path, sample_data):
-    path = save({"model": medium})
-    Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
-    size = ["--image-size", "64"]
-    out = cli.out("predict", path, tmp_path / "red.png", *size, "--top", "2", "--device", "cpu")
-    assert out.startswith(f"{tmp_path / 'red.png'}: ")
-
-    # The data set is known by its class names.
-    settings = [f"data.root={sample_data / 'coco2014_mini'}", "train.workers=0", "device=cpu"]
-    cli.out("evaluate", path, *settings, *size, "--json", tmp_path / "report.json")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["images"] == 38
-    assert 0 <= report["metrics"]["mAP"] <= 100
-
-    # Its calibrated copy is a checkpoint of mldec with the same model.
-    copy = tmp_path / "copy.pth"
-    cli.out("calibrate", path, *settings, *size, "--out", copy)
-    cli.out("evaluate", copy, *settings, "--json", tmp_path / "copy.json")
-    calibrated = json.loads((tmp_path / "copy.json").read_text())
-    assert calibrated["metrics"]["mAP"] == pytest.approx(report["metrics"]["mAP"])
-    assert calibrated["metrics"]["OF1"] > report["metrics"]["OF1"]
-
-
-def test_released_open_images_file_is_evaluated(cli, save, tmp_path):
-    mids = [f"/m/{index:05}" for index in range(9605)]
-    # Ten classes share five names.
-    names = {mid: f" 'Thing {index % 9600}'" for index, mid in enumerate(mids)}
-    file = "tresnet_m_open_images_200_groups_86_8.pth"
-    weights = from_keys("tresnet_m_openimages_224")
-    path = save({"model": weights, "idx_to_class": dict(enumerate(names.values()))}, file)
-    root = tmp_path / "openimages"
-    (root / "test").mkdir(parents=True)
-    torch.save(names, root / "mid_to_classes.pth")
-    (root / "classes.txt").write_text("\n".join(mids))
-    rows = ["image_id,class_list,class_list_neg,split"]
-    for number, (one, other) in enumerate((mids[:2], mids[1::-1])):
-        Image.new("RGB", (20, 20), (90 * number, 30, 60)).save(root / f"test/{number}.jpg")
-        rows.append(f"test/{number}.jpg,['{one}'],['{other}'],val")
-    (root / "data.csv").write_text("\n".join(rows) + "\n")
-    words = ["data=openimages_miil", f"data.root={root}", "data.class_list=classes.txt"]
-    words += ["train.workers=0", "device=cpu", f"data.cache_dir={tmp_path}"]
-    words += ["--json", str(tmp_path / "r.json")]
-    cli.out("evaluate", path, *words)
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert found["metrics"]["classes_valid"] == 2
-    assert list(found["per_class"])[4:6] == ["Thing 4 (4)", "Thing 5"]
-    assert list(found["per_class"])[-1] == "Thing 4 (9604)"
 
 
 def swin_shapes(name, windows):

@@ -1,6 +1,5 @@
 """A server process, and its page in a browser."""
 
-import base64
 import itertools
 import json
 import os
@@ -12,11 +11,9 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-import hostile
 import httpx
 import networks
 import pytest
-import torch
 from browser import opened
 from pictures import png
 from selenium.webdriver.common.by import By
@@ -81,14 +78,6 @@ def waited(driver, condition):
     wait_until(
         lambda: driver.execute_script(f"return {condition}"), lambda: driver.page_source[-3000:]
     )
-
-
-DROP = """
-const bytes = Uint8Array.from(atob(arguments[0]), letter => letter.charCodeAt(0));
-const dataTransfer = new DataTransfer();
-dataTransfer.items.add(new File([bytes], "1.png", {type: "image/png"}));
-document.body.dispatchEvent(new DragEvent("drop", {dataTransfer, bubbles: true}));
-"""
 
 
 HOLD_AT_0 = """
@@ -171,33 +160,3 @@ def test_page_shows_the_predictions_of_the_model(calibrated, tmp_path, width):
         driver.find_element(By.ID, "clear").click()
         waited(driver, f"{count('.card')} === 0")
         check_quiet(driver, url)
-
-
-def test_zero_shot_page_accepts_typed_classes(tmp_path):
-    checkpoint = tmp_path / "words.pt"
-    words = [word for word in hostile.WORDS if not word.startswith("head.")]
-    word_vectors = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    vectors = tmp_path / "vectors.txt"
-    vectors.write_text("zebra 1 0 0 0 0\numbrella 0 1 0 1 0\nred_<i> 1 0 1 0 1\n")
-    words += ["head=gap_words", "head.word_dim=5"]
-    torch.save(hostile.good(words, word_vectors), checkpoint)
-    with (
-        served(tmp_path / "x", checkpoint, "--vectors", vectors) as url,
-        opened(url, width=1400) as driver,
-    ):
-        # Photos are dropped anywhere on the page.
-        driver.execute_script(DROP, base64.b64encode(png(1, 400, 300)).decode())
-        waited(driver, f"{count('.bar .score')} === 3")
-        assert {name for name, *_ in bars(driver)} == set(hostile.NAMES)
-
-        box = driver.find_element(By.ID, "classes")
-        box.send_keys("zebra, red <i>", Keys.ENTER)
-        waited(driver, f"{count('.bar .score')} === 2")
-        assert {name for name, *_ in bars(driver)} == {"zebra", "red <i>"}
-
-        # A name without a vector is an error on the page.
-        box.send_keys(", unicorn", Keys.ENTER)
-        waited(driver, "document.querySelector('.fault')?.textContent.includes('unicorn')")
-        box.send_keys(Keys.BACKSPACE * len(", unicorn"), Keys.ENTER)
-        waited(driver, f"{count('.bar .score')} === 2")
-        assert [log for log in driver.get_log("browser") if "400" not in log["message"]] == []

@@ -48,11 +48,6 @@ def test_published_run_has_the_same_scores(cli, hub, digits_run, few_resamples, 
     for name in ("hf:me/digits", "hf:me/digits@main", address[1]):
         other = TorchEngine(load_model(name, plugins=["patches"])).answer([image])
         assert torch.equal(own.scores, other.scores), name
-    tables = [
-        cli("evaluate", name, *few)[1].splitlines()[-18:] for name in (digits_run, address[1])
-    ]
-    assert tables[0] == tables[1]
-    assert len(tables[0]) > 5
 
     # The example of the card runs.
     [example] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)

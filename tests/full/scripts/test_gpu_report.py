@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from support import process_state, wait_until
 
-from mldec.errors import ConfigError
-
 TOP = Path(__file__).parents[3]
 
 
@@ -40,18 +38,6 @@ def measured(script, tmp_path):
     return measure
 
 
-def test_parts_are_in_order_of_importance(script, tmp_path):
-    parts = script.training(script.Setup(tmp_path, tmp_path / "out.json", "cuda"))
-    names = ["throughput", "profile", "official", "head_80", "head_9605", "head", "compile"]
-    assert [part.name for part in parts[:7]] == names
-    assert {goal.part for goal in script.GOALS.values()} < {*names, "loader", "loader_alone"}
-    [command] = parts[0].commands
-    assert command[1:5] == ["-m", "mldec", "benchmark", "throughput"]
-    assert "device=cuda" in command
-    assert not any(word.startswith(("backbone=", "train.")) for word in command)
-    assert Path(parts[2].commands[0][1]).is_file()
-
-
 def test_failed_parts_are_recorded_with_their_last_lines(measured):
     outcome = measured("print('first')", "print('last'); 1 / 0")
     assert outcome["status"] == "failed with status 1"
@@ -62,17 +48,6 @@ def test_failed_parts_are_recorded_with_their_last_lines(measured):
         ("Duplicate GPU detected : rank 1", "not possible here"),
     ):
         assert measured(f"raise MemoryError({text!r})")["status"].startswith(status)
-
-
-def test_missing_and_outdated_packages_are_reported_together(script, monkeypatch):
-    versions = {"filelock": "3.1", "hydra-core": "0.1"}
-    real = importlib.metadata.version
-    script.check_packages("tests")
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: versions.get(name) or real(name)
-    )
-    with pytest.raises(ConfigError, match=r"hydra-core.*filelock"):
-        script.check_packages("training")
 
 
 def test_figures_are_written_while_a_part_runs_and_kept_at_its_limit(measured, tmp_path):
@@ -98,32 +73,6 @@ def test_a_part_is_killed_with_its_descendants(script, tmp_path):
         limit *= 2
     numbers = [int(number) for number in file.read_text().split()]
     wait_until(lambda: all(process_state(number) == "Z" for number in numbers))
-
-
-def test_speed_of_a_run_excludes_the_warm_up(script):
-    reports = [
-        {"train/loss": 3.0, "train/images_per_second": speed, "train/data_wait": wait}
-        for speed, wait in ((10, 0.9), (200, 0.01), (180, 0.03), (9000, 0.02))
-    ]
-    lines = [json.dumps(line) for line in ({"val/mAP": 1}, *reports)]
-    figures = script.run_figures("\n".join([*lines, '{"train/lo']))
-    assert figures["images_per_second"] == 200
-    assert figures["data_wait_percent"] == pytest.approx(2)
-    assert script.run_figures("") == {}
-
-
-def test_goals(script):
-    parts = {
-        "official": {"figures": {"times_official_step": 1.6, "times_official_step_equal": 0.9}},
-        "profile": {"figures": {"mfu_percent": 12.3}},
-        "compile": {"figures": {}},
-    }
-    assert script.goal_lines(script.goals(parts)) == [
-        "met: times_official_step 1.6 (goal: >= 1.5)",
-        "missed: times_official_step_equal 0.9 (goal: >= 1.0)",
-        "product_percent 12.3",
-        "times_eager not measured",
-    ]
 
 
 # The other parts are further calls of the same commands.

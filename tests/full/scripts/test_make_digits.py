@@ -1,16 +1,12 @@
 """Files of make_digits.py, read by the readers of the package, match the scenes."""
 
 import argparse
-import csv
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 from support import made
 
 from mldec.data import readers
@@ -86,35 +82,6 @@ def test_readers_find_the_labels_of_each_scene(make, layout, tmp_path):
     assert (unknown > 0) == (layout in ("voc", "openimages"))
 
 
-def test_nuswide(make):
-    out, drawn = make("nuswide"), scenes(least=1)
-    with (out / "data.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    vectors = torch.load(out / "wordvec_array.pth", weights_only=True)
-    names = sorted(f"{color}{digit}" for color in make_digits.COLORS for digit in NAMES)
-    assert vectors.shape == (14, len(names))
-    assert (out / "wordvec_array.txt").read_text().splitlines() == names
-    assert torch.allclose(vectors.norm(dim=0), torch.ones(len(names)))
-    pair = vectors[:, names.index("redfive")] @ vectors[:, names.index("redsix")]
-    assert pair == pytest.approx(0.5)
-
-    # Each part of an unseen class is in seen classes.
-    [unseen] = json.loads((out / "benchmark_81_v0.json").read_text()).values()
-    seen = [index for index, name in enumerate(names) if name not in unseen]
-    assert 0 < len(seen) < len(names)
-    assert ((vectors[:, seen] > 0).sum(1) > 0).all()
-
-    for row, scene in zip(table, drawn, strict=True):
-        tags = row["label"].strip("[]").split(", ")
-        [color] = [color for color in make_digits.COLORS if tags[0].startswith(color)]
-        assert sorted(tags) == sorted(color + NAMES[digit] for digit in scene.digits)
-        assert row["split_name"] == scene.split
-        with Image.open(out / row["filepath"]) as image:
-            shown = np.asarray(image, float).mean((0, 1))
-        light = shown / np.asarray(scene.image, float).mean((0, 1))
-        assert np.abs(light - make_digits.COLORS[color]).max() < 0.1
-
-
 def content(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -126,14 +93,9 @@ def test_the_same_arguments_give_the_same_files(make, layout):
     assert content(one) == content(two) != content(make(layout, "--seed", "1", out="c"))
 
 
-@pytest.mark.parametrize(
-    ("args", "status", "name"), [((), 1, "out"), (("--size", "8"), 2, "--size")]
-)
-def test_errors_leave_an_existing_folder_unchanged(make, tmp_path, capsys, args, status, name):
+def test_existing_folder_is_not_changed(make, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
-    with pytest.raises(SystemExit) as stop:
-        make("csv", *args)
-    assert stop.value.code == status
-    assert name in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        make("csv")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]

@@ -58,26 +58,6 @@ def reproduce(monkeypatch, capsys, here):
     return call
 
 
-def test_a_dry_run_prints_commands_and_an_empty_table(reproduce, tmp_path):
-    words = ["table1", "--dry-run", "--seeds", "2", "--gpus", "8", "train.workers=2"]
-    status, out, _ = reproduce(*words)
-    assert status == 0
-    launch = "  torchrun --nproc-per-node 8 -m mldec.train "
-    commands = [line for line in out.splitlines() if line.startswith(launch)]
-    assert len(commands) == 8
-    assert commands[0].endswith("head=gap seed=0 name=coco_tresnet_m_gap train.workers=2")
-    assert "seed=1 name=coco_tresnet_m_k20_seed1" in commands[6]
-    table = (tmp_path / "outputs/reproduce/table1.md").read_text()
-    assert "| GAP | mAP | 87.0 | - | 0 | 0.0 | - | not run; our choice: " in table
-
-
-def test_missing_data_is_an_error_with_its_section(reproduce):
-    status, _, err = reproduce("voc", "--data-root", "nowhere", "--gpus", "1")
-    assert status == 1
-    assert "nowhere/voc" in err
-    assert "Pascal VOC 2007 and 2012" in err
-
-
 def test_unfinished_runs_are_trained_and_reported(reproduce, tmp_path, monkeypatch):
     settings = ["+experiment=digits", "head=gap", "data.image_size=16", "train.workers=0"]
     settings += ["data.train_images=32", "data.val_images=32"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import picture, saved
+from photos import write_photos
 from support import QUICK, assert_equal
 
 CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
@@ -18,14 +18,7 @@ WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw
 @pytest.fixture
 def train(cli, here):
     """Return a function that trains on 24 images, and returns the checkpoint."""
-    Path("own").mkdir()
-    rows = ["path,labels,split\n"]
-    for number in range(24):
-        saved(picture(seed=number), Path("own", f"{number}.png"))
-        names = enumerate(("cat", "dog", "tree"))
-        labels = ";".join(name for bit, name in names if (number + 1) >> bit & 1)
-        rows.append(f"{number}.png,{labels},{'train' if number < 16 else 'val'}\n")
-    Path("own/data.csv").write_text("".join(rows))
+    write_photos(Path("own"))
 
     def run(name, *words):
         cli.out("train", *WORDS, f"name={name}", *words)

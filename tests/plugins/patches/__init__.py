@@ -3,7 +3,6 @@
 import os
 import signal
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 

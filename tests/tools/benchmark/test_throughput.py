@@ -1,6 +1,5 @@
 """The job `throughput`: images/s of experiments, and timing of jobs in turns."""
 
-import argparse
 from functools import partial
 
 import pytest
@@ -8,8 +7,6 @@ import torch
 
 from mldec.tools.benchmark.throughput import (
     blocks,
-    build_trial,
-    compose_experiment,
     in_turns,
     step_figures,
     times_as_long,
@@ -46,29 +43,6 @@ def test_a_changed_setting_is_timed_in_turns(cli):
     assert float(figures["times_beside"]) == pytest.approx(other / ours, rel=1e-2)
     assert figures["beside"] == "head=gap"
     assert "infer_step_ms" not in figures
-
-
-def test_random_batches_are_like_those_of_a_loader():
-    def trial(experiment):
-        changed = ["backbone=tiny", "train.batch_size=8", "train.accumulate=2"]
-        settings = [*SMALL, *changed, "optim.layer_decay=null"]
-        args = argparse.Namespace(experiment=experiment, settings=settings)
-        return build_trial(compose_experiment(args), 12)
-
-    # Several labels per image.
-    digits = trial("digits")
-    batches = digits.random_batches()
-    assert [list(batch.images.shape) for batch in batches] == [[4, 3, 32, 32]] * 2
-    assert batches[0].images.dtype == torch.uint8
-    assert batches[0].targets.shape == (4, 12)
-    assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(8))
-    assert digits.classes.word_vectors is None
-
-    # One label per image, and mixed images with soft labels.
-    for batch in trial("digits_single").random_batches():
-        assert batch.targets.sum(1).tolist() == [1, 1, 1, 1]
-    [first, _] = trial("imagenet_resnet50_a2").random_batches()
-    assert first.targets.dtype == torch.float32
 
 
 def test_jobs_take_turns():

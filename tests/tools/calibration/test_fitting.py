@@ -14,9 +14,7 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 from torch.nn.functional import cross_entropy
 
 from mldec.evaluation.run import Scores
-from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
-from mldec.tools import calibrate as module
 from mldec.tools.calibrate import (
     BINS,
     TEMPERATURES,
@@ -37,9 +35,6 @@ PAIRS = st.lists(st.tuples(LOGITS, st.booleans()), min_size=1, max_size=30)
 OBJECTIVES = ["f1", "precision:0.5", "precision:0.9", "recall:0.8", "recall:1", "cost:1,5"]
 OBJECTIVES += ["cost:3,.5", "cost:1,1"]
 F1 = Choice(parse_objective("f1"), "class", 5)
-
-
-# One threshold
 
 
 def fitted_to(objective, *classes):
@@ -113,9 +108,6 @@ def test_threshold_is_halfway_to_the_next_score():
     assert fitted_to("f1", [(90.0, True), (80.0, True), (70.0, False)])[0] < 1
 
 
-# The scores
-
-
 def scores(*, images=200, classes=6, seed=0):
     """Return logits and labels [N, K] with a different scale and offset for each class."""
     rng = np.random.default_rng(seed)
@@ -149,21 +141,6 @@ def test_temperature_is_the_best_of_a_fine_grid():
     # Images without a label are ignored.
     more = np.concatenate([logits, logits[:1]]), np.concatenate([labels, 0 * labels[:1]])
     assert of_all(*more) == fitted
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_separable_and_reversed_scores_have_no_temperature(sign):
-    labels = np.array([[1, 0], [1, 0], [0, 1]], np.int8)
-    assert of_all(sign * (4.0 * labels - 2), labels) is None
-
-
-def test_temperature_is_fitted_to_a_subsample_of_many_scores(monkeypatch):
-    logits, labels = of_one_label(images=4000)
-    whole = of_all(logits, labels)
-    monkeypatch.setattr(module, "MAX_SCORES", 12_000)
-    some = of_all(logits, labels)
-    assert some == of_all(logits[::3], labels[::3])
-    assert some == pytest.approx(whole, rel=0.1)
 
 
 def test_platt_scaling_equals_logistic_regression_with_soft_targets():
@@ -243,28 +220,6 @@ def test_uninformative_logits_give_the_class_frequency(logits, present, is_order
     assert np.ptp(slope * np.array([middle, *logits])) < 0.03
 
 
-def test_shifted_scores_of_asymmetric_loss_become_probabilities():
-    logits, labels = scores(images=400)
-    # The sigmoid of the first class is 1 in float32.
-    logits += [25, 3, 3, 3, 3, 3]
-    folds = np.arange(400) % 5
-    before, after = Tally(6), cross_fitted(logits, labels, folds, F1)
-    before.add(uncalibrated(6), logits, labels, folds >= 0)
-    assert after.summary()["ECE"] < 3 < 40 < before.summary()["ECE"]
-
-    # Calibration keeps the order of the images.
-    fitted = fit(logits, labels, folds >= 0, F1)
-    assert (fitted.slopes > 0).all()
-    calibrated = np.float32(fitted.slopes) * logits + np.float32(fitted.offsets)
-    assert (
-        average_precision(torch.from_numpy(calibrated), torch.from_numpy(labels))["none"]
-        == average_precision(torch.from_numpy(logits), torch.from_numpy(labels))["none"]
-    ).all()
-
-
-# All classes
-
-
 def data(classes=70):
     """Return logits, labels with some -1, and a mask of all images. 70 classes are two blocks."""
     rng = np.random.default_rng(0)
@@ -305,15 +260,6 @@ def test_classes_with_too_few_positives_together_use_threshold_of_all_classes():
     assert fitted.thresholds[:2] == pytest.approx(everything.thresholds[:2])
     assert len(set(everything.thresholds)) == 1
     assert not everything.is_shared.any()
-
-
-def test_best_precision_is_reported_if_objective_is_not_reached():
-    logits = np.array([[2.0, 2], [1, 1], [0, 0]])
-    labels = np.array([[0, 1], [1, 1], [0, 0]], np.int8)
-    choice = Choice(parse_objective("precision:0.9"), "class", 1)
-    np.testing.assert_array_equal(
-        fit(logits, labels, np.ones(3, bool), choice).best_precision, [0.5, np.nan]
-    )
 
 
 @pytest.mark.parametrize("shared", [False, True])

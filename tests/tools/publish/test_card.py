@@ -118,12 +118,9 @@ ZERO_SHOT = Classes(("a", "b"), word_vectors=torch.zeros(2, 4))
     ("changes", "heading", "part"),
     [
         ({}, "Metrics", "Unknown"),
-        ({}, "Recipe", "The command is unknown"),
         ({}, "Thresholds", "not calibrated"),
         ({"data_name": "Our birds"}, "Data", "Our birds"),
-        ({"measured": THREE}, "Data", "Validation images: 40"),
         ({"measured": THREE}, "Limitations", "two (88), one (89), zero (90)"),
-        ({"calibration": CALIBRATION}, "Thresholds", "2026-11-22T01:20:14+00:00, for f1"),
         ({"calibration": CALIBRATION}, "Thresholds", "temperature 0.500."),
         ({"calibration": GLOBAL}, "Thresholds", "for all classes: 0.300."),
         ({"calibration": SHIFTED}, "Thresholds", "2 times the logit, plus -20."),

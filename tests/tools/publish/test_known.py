@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from mldec.data.types import Classes
 from mldec.errors import DataError
 from mldec.model import count_parameters, multiply_accumulates
 from mldec.tools.publish import (
@@ -91,7 +90,6 @@ def test_cost_and_command_of_a_run(loaded, tmp_path):
         assert cost_of(loaded, path)["Training time"].startswith("1:06:40 ")
 
 
-CLASSES = Classes(("a", "b"))
 CONTENT = {
     "metrics": {"mAP": 50.5, "OP": None, "classes_seen": 2},
     "intervals": {"mAP": [40.0, 60.25], "OP": [None, None]},

@@ -1,7 +1,6 @@
 """Small files in the layout of RAM; logits of the official code are in tests/parity."""
 
 import hashlib
-import logging
 from dataclasses import replace
 
 import fake_hub
@@ -123,9 +122,6 @@ def test_other_counts_of_descriptions_and_older_names_are_read(tmp_path):
     assert checkpoint.model["head.reweight_scale"] == 2
 
 
-# Thresholds of a file
-
-
 @pytest.mark.parametrize(
     ("file", "text", "classes", "name"),
     [
@@ -163,8 +159,6 @@ def test_thresholds_of_a_file_are_exclusive_and_keep_the_calibration(tmp_path):
     assert mixed.thresholds == pytest.approx((0.25, 0.25, 0.25, 0.125))
     assert (mixed.slopes, mixed.images, mixed.reason) == ((2.0,), 20, "from one.csv")
 
-
-# zoo:
 
 NAME = "ram_plus_swin_l_384"
 
@@ -220,12 +214,3 @@ def test_interrupted_download_is_resumed(zoo, monkeypatch):
     with pytest.raises(CheckpointError, match=RELEASED[NAME].file):
         local(f"zoo:{NAME}")
     assert local(f"zoo:{NAME}") == path
-
-
-def test_missing_lists_are_a_warning(zoo, monkeypatch, caplog):
-    hashes = sources.TAG_LISTS | {TAG_LIST: "0" * 64, "none.txt": "0" * 64}
-    monkeypatch.setattr(sources, "TAG_LISTS", hashes)
-    with caplog.at_level(logging.WARNING, "mldec"):
-        local(f"zoo:{NAME}")
-    assert TAG_LIST in caplog.text
-    assert "none.txt" in caplog.text

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Optional, Union, get_type_hints
+from collections.abc import Sequence
+from typing import Any, Literal, Union, get_type_hints
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from mldec.config.schema import (
     Optim,
     Schedule,
     Train,
-    describe,
     matches,
 )
 from mldec.errors import ConfigError
@@ -70,23 +69,35 @@ def test_ranges(section, name, good, bad):
             section(**{name: value})
 
 
+def whole(**settings):
+    return Config(**{"name": "x", "mix": Mix(mixup=0.1), **PARTS, **settings})
+
+
 @pytest.mark.parametrize(
-    ("section", "settings", "name"),
+    ("call", "name"),
     [
-        (Train, {"cache_features": True}, "train.cache_features"),
-        (Config, {"train": Train(cache_features=True, freeze=["backbone"])}, "cache_features"),
-        (Config, {"name": "a/b"}, "name"),
-        (Config, {"name": ".."}, "name"),
-        (Config, {"device": "tpu"}, "device"),
-        (Config, {"seed": -1}, "seed"),
-        (Config, {"seed": MAX_SEED + 1}, "seed"),
+        (lambda: Train(cache_features=True), "train.cache_features"),
+        (
+            lambda: whole(train=Train(cache_features=True, freeze=["backbone"])),
+            "train.cache_features",
+        ),
+        (lambda: whole(name="a/b"), "name"),
+        (lambda: whole(name=".."), "name"),
+        (lambda: whole(device="tpu"), "device"),
+        (lambda: whole(seed=-1), "seed"),
+        (lambda: whole(seed=MAX_SEED + 1), "seed"),
+        (lambda: Train(batch_size=56).for_world_size(3), "train.batch_size.* 54 or 57$"),
+        (
+            lambda: Train(batch_size=10, accumulate=2).for_world_size(2),
+            "train.batch_size.* 8 or 12$",
+        ),
+        (lambda: Train(batch_size=2).for_world_size(3), "train.batch_size.* 3$"),
+        (lambda: Train(pieces=1).for_world_size(2), "train.batch_size=auto"),
     ],
 )
-def test_invalid_combination_is_named(section, settings, name):
-    if section is Config:
-        settings = {"name": "x", "mix": Mix(mixup=0.1), **PARTS, **settings}
-    with pytest.raises(ConfigError, match=rf"^(train\.)?{name}"):
-        section(**settings)
+def test_invalid_combination_is_named(call, name):
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        call()
 
 
 def test_torch_and_numpy_accept_highest_seed():
@@ -122,22 +133,6 @@ def test_harmless_settings_exist():
     assert known >= HARMLESS >= {key for key in known if key.startswith("log.")}
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "processes", "accumulate", "nearest"),
-    [(56, 3, 1, "54 or 57"), (10, 2, 2, "8 or 12"), (2, 3, 1, "3")],
-)
-def test_indivisible_batch_size_suggests_nearest(batch_size, processes, accumulate, nearest):
-    train = Train(batch_size=batch_size, accumulate=accumulate)
-    with pytest.raises(ConfigError, match=rf"^train\.batch_size.* {nearest}$"):
-        train.for_world_size(processes)
-
-
-def test_auto_batch_size_needs_one_process():
-    assert Train(pieces=1).for_world_size(1).pieces == 1
-    with pytest.raises(ConfigError, match=r"^train\.batch_size=auto"):
-        Train(pieces=1).for_world_size(2)
-
-
 def test_init_is_path_or_settings():
     digits = ["+experiment=digits"]
     assert compose(digits).start == Init(path=None)
@@ -153,6 +148,7 @@ def test_init_is_path_or_settings():
 def test_derived_batch_epochs_and_workers(monkeypatch):
     shared = Train(batch_size=56, accumulate=2)
     assert (shared.for_world_size(4), shared.micro_batch(4)) == (shared, 7)
+    assert Train(pieces=1).for_world_size(1).pieces == 1
     per_gpu = Train(batch_size=56, batch_per_gpu=5, accumulate=2).for_world_size(3)
     assert (per_gpu.batch_size, per_gpu.micro_batch(3), per_gpu.for_world_size(3)) == (
         30,
@@ -171,48 +167,26 @@ def test_derived_batch_epochs_and_workers(monkeypatch):
     assert Train(workers=0).loader_workers == 0
 
 
-# Annotations
-
-
 @pytest.mark.parametrize(
     ("value", "hint", "fits"),
     [
         (3, int, True),
         (3, float, True),
         (True, int, False),
-        (True, bool, True),
         (1, bool, False),
         (None, int | None, True),
-        (None, Optional[str], True),  # noqa: UP045
         ("x", bool | str, True),
         (3, Union[str, int], True),  # noqa: UP007
-        ([1, 2], list[int], True),
         ([1, True], list[int], False),
         ([1, 2], Sequence[float], True),
-        ((1, 2), tuple[int, ...], True),
         ("ab", Sequence[str], False),  # a string is not a list of letters
         ([0.5, "x"], list[float], False),
         (math.nan, float, False),
         ([math.inf], list[float] | None, False),
-        ({"a": [1]}, dict[str, Any], True),
         ([1], dict[str, Any], False),
-        ({}, Mapping[str, float], True),
-        (object(), Any, True),
         ("sum", Literal["sum", "mean"], True),
         ("max", Literal["sum", "mean"], False),
     ],
 )
 def test_matches_checks_value_against_annotation(value, hint, fits):
     assert matches(value, hint) is fits
-
-
-@pytest.mark.parametrize(
-    ("hint", "description"),
-    [
-        (Union[str, float, None], "str or float or null"),  # noqa: UP007
-        (Literal["sum", "mean"] | None, "one of sum, mean or null"),
-        (tuple[float, float], "tuple[float, float]"),
-    ],
-)
-def test_describe_formats_annotation(hint, description):
-    assert describe(hint) == description

@@ -9,14 +9,12 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch import nn
 
-from mldec import build
 from mldec.checkpoint import Loaded
 from mldec.config.compose import compose
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation.class_list import SelectedClasses, with_class_list
-from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.run import evaluate
 from mldec.evaluators.multi_label import MultiLabelEvaluator
@@ -189,71 +187,3 @@ def test_unfitting_class_list_raises_an_error(config, tmp_path, changes, options
     data = module(evaluator, exclusive=options.pop("exclusive", False))
     with pytest.raises(error, match=name):
         with_class_list(replace(loaded(config), **changes), data, listing(tmp_path, **options))
-
-
-def test_model_without_word_vectors_uses_known_names(config, tmp_path):
-    known = ("zebra", "Pet-Cat", "bus", "Couch", "dog", "kitten", "boat")
-
-    class Tags(nn.Module):
-        """Logits of the names in the spelling of the class list."""
-
-        def forward(self, images, word_vectors=None):
-            names = [name.lower().replace("-", " ") for name in known]
-            return Words()(images, vectors(names))
-
-    tagger = replace(loaded(config), model=Tags(), classes=Classes(known))
-    model, data = with_class_list(tagger, module(), listing(tmp_path, vectors=None))
-    results = evaluate(model, data, config, device=CPU)
-
-    scores, labels = best_scores()
-    # "cat" and "sofa" are only known by their synonyms.
-    images = torch.stack([fixed_sample(Random(), index)[0] for index in range(IMAGES)])
-    for column, names in ((1, ["kitten", "pet cat"]), (2, ["couch"])):
-        scores[:, column] = Words()(images, vectors(names)).amax(1)
-    assert data.val.classes.names == tuple(names[0] for names in LISTED)
-    assert results.metrics["mAP"] == pytest.approx(mean_ap(scores, labels, range(5)))
-
-
-def test_list_of_all_classes_equals_the_zero_shot_task(tmp_path):
-    settings = ["+experiment=digits_zsl", "data.train_images=1", "data.val_images=80"]
-    settings += ["head.embed_dim=32", "head.mlp_dim=32", "train.workers=0", "device=cpu"]
-    config = compose(settings)
-    parts = build.check(config)
-    data = build.data(parts)
-    trained = data.train.classes
-    classes = data.val.classes
-    torch.manual_seed(0)
-    checkpoint = Loaded(
-        build.model(parts, trained, pretrained=False).eval(),
-        build.recorded(config, parts),
-        classes,
-        data.transform,
-        {},
-        "raw",
-        Path("best.pt"),
-        unseen=tuple(name for name in classes.names if name not in trained.names),
-    )
-
-    def results(**options):
-        setup = open_for_evaluation(checkpoint, EvalOptions(checkpoint="best.pt", **options))
-        threshold = setup.logit_threshold()
-        return evaluate(
-            setup.network, setup.data, setup.config, device=CPU, logit_threshold=threshold
-        )
-
-    class_list = tmp_path / "classes.txt"
-    class_list.write_text("\n".join(reversed(classes.names)))
-    own = results()
-    listed = results(class_list=str(class_list))
-    assert listed.per_class["unseen"] == own.per_class["unseen"][::-1]
-    # The task omits the images without an unseen label, as zsl does here.
-    for name in own.metrics:
-        if name.startswith("zsl_") and "skip" not in name:
-            assert listed.metrics[name] == pytest.approx(own.metrics[name]), name
-
-    strict = results(class_list=str(class_list), threshold=0.99).metrics
-    assert strict["zsl_mAP"] == listed.metrics["zsl_mAP"]
-    assert strict["zsl_CR"] != listed.metrics["zsl_CR"]
-
-    class_list.write_text("\n".join(classes.names[-3:]))
-    assert len(results(class_list=str(class_list)).per_class["unseen"]) == 3

@@ -12,7 +12,6 @@ import pytest
 from mldec import errors
 from mldec.checkpoint import load_model
 from mldec.cli import (
-    VERSION,
     add_model_options,
     chosen_model,
     command,
@@ -46,7 +45,7 @@ def quiet():
     log.handlers[:], log.level = handlers, level
 
 
-def end(body, redirect="", **env):
+def end(body, redirect="", pass_fds=(), **env):
     """Run statements under `one_line` with a shell redirection; return status, stdout, stderr."""
     code = (
         "import sys\n"
@@ -56,7 +55,7 @@ def end(body, redirect="", **env):
     )
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, code]
     environment = {**os.environ, "PYTHONUNBUFFERED": "", **env}
-    done = subprocess.run(command, capture_output=True, env=environment)
+    done = subprocess.run(command, capture_output=True, env=environment, pass_fds=pass_fds)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
@@ -82,23 +81,17 @@ def test_output_has_no_control_characters():
     assert (status, out) == (0, "\\u65e5.png\n")
 
 
-def test_full_disk_under_standard_output_is_one_line():
+def test_full_disk_is_an_error_and_a_closed_pipe_is_none():
     for body in ("say('one')", "say('x' * 100_000)", "say('one'); sys.exit(0)"):
         status, _, err = end(body, "> /dev/full")
         assert (status, err.count("\n")) == (1, 1)
         assert err.startswith("mldec: cannot write standard output")
 
-
-def test_closed_pipe_ends_without_message():
-    code = "from mldec.errors import one_line, say\nwith one_line():\n"
-    code += "    for number in range(100_000): say('line')"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as pipe:
-        pipe.stdout.readline()
-        pipe.stdout.close()
-        assert pipe.wait() == 141
-        assert pipe.stderr.read() == b""
+    reader, writer = os.pipe()
+    os.close(reader)
+    body = "for number in range(100_000): say('line')"
+    assert end(body, f"> /dev/fd/{writer}", pass_fds=[writer])[::2] == (141, "")
+    os.close(writer)
 
 
 def test_each_error_of_several_ranks_is_printed_once(monkeypatch, capfd):
@@ -115,17 +108,11 @@ def test_each_error_of_several_ranks_is_printed_once(monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("cause", "line"),
-    [
-        (KeyError("a"), "x.pt cannot be used (KeyError: 'a'); use another copy"),
-        (ConfigError("size is 0"), "x.pt cannot be used: size is 0"),
-        (CheckpointError("of another file"), "of another file"),
-    ],
+    ("cause", "name"), [(KeyError("a"), "^x.pt.*'a'"), (ConfigError("size is 0"), "^x.pt.*size")]
 )
-def test_naming_errors_adds_file(cause, line):
-    with pytest.raises(CheckpointError) as caught, naming_errors("x.pt"):
+def test_naming_errors_adds_file(cause, name):
+    with pytest.raises(CheckpointError, match=name), naming_errors("x.pt"):
         raise cause
-    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize("place", ["options", "work"])
@@ -150,20 +137,14 @@ def test_error_of_command_is_one_line(place, error, status, line, capfd):
     assert err.count("\n") == 1
 
 
-def test_bug_has_traceback_and_user_error_on_request(monkeypatch):
-    with pytest.raises(ZeroDivisionError):
-        run_command(argparse.Namespace, lambda args: 1 // 0)
-    for result, status in ((None, 0), (0, 0), (1, 1)):
-        with pytest.raises(SystemExit) as ended:
-            run_command(argparse.Namespace, lambda args, result=result: result)
-        assert (ended.value.code or 0) == status
+@pytest.mark.parametrize("error", [ZeroDivisionError(), CheckpointError("x")])
+def test_bug_and_user_error_on_request_have_a_traceback(error, monkeypatch):
+    def fail(*_):
+        raise error
 
     monkeypatch.setenv("MLDEC_TRACEBACK", "1")
-    with pytest.raises(CheckpointError), one_line():
-        raise CheckpointError("x")
-
-
-# Messages
+    with pytest.raises(type(error)):
+        run_command(argparse.Namespace, fail)
 
 
 def test_messages_are_printed_once(capsys, monkeypatch):
@@ -186,9 +167,6 @@ def test_messages_are_printed_once(capsys, monkeypatch):
     assert capsys.readouterr() == ("two\n", ""), "other ranks print warnings only"
 
 
-# Options
-
-
 @pytest.mark.parametrize(
     ("read", "good", "bad"),
     [
@@ -208,13 +186,9 @@ def test_types_of_options(read, good, bad):
         assert ended.value.code == 2
 
 
-def test_model_options_are_arguments_of_load_model(capsys):
+def test_model_options_are_arguments_of_load_model():
     parser = command("look", "First line.\n\n  second line")
     assert "First line.\n\n  second line\n" in parser.format_help()
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--version"])
-    assert capsys.readouterr().out == f"{VERSION}\n"
-
     add_model_options(parser)
     words = ["a.pt", "--weights=raw", "--image-size=96", "--class-names=n", "--plugin=a"]
     words.append("--thresholds=t")

@@ -17,7 +17,7 @@ import mldec
 from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
-from mldec.runtime.devices import PinnedCopies, Precision, check_device, processors, to_device
+from mldec.runtime.devices import PinnedCopies, Precision, check_device, processors
 from mldec.runtime.distributed import pick_device
 from mldec.tools.predict.inputs import chosen_shard
 
@@ -35,9 +35,6 @@ def in_a_group(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     yield
     del store  # keeps it alive until here
-
-
-# Devices and number formats
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:-1", "cuda:12345", "cpu ", "mps"])
@@ -61,8 +58,6 @@ def test_cuda_is_device_of_local_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_device("cuda:1") == torch.device("cuda:1")
     assert pick_device("cuda") == GPU
-    with pytest.raises(ConfigError, match="cuda:2"):
-        pick_device("cuda:2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == torch.device("cuda:1")
 
@@ -117,12 +112,6 @@ def test_invalid_variable_of_torchrun_is_named(monkeypatch, variables, named):
         read_all()
 
 
-def test_channels_last_applies_to_images_only():
-    to_device(torch.zeros(2, 3, 4), CPU, memory_format=torch.channels_last)
-    images = to_device(torch.zeros(2, 3, 4, 5), CPU, memory_format=torch.channels_last)
-    assert images.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
 def test_triton_needs_compiler_and_python_header(tmp_path, monkeypatch):
     header = tmp_path / "Python.h"
@@ -133,18 +122,12 @@ def test_triton_needs_compiler_and_python_header(tmp_path, monkeypatch):
     assert not triton_can_compile()
 
     # Triton uses CC if it is set, else gcc or clang.
-    for name in ("clang", "gcc"):
-        compiler = tmp_path / name
-        compiler.touch(mode=0o700)
-        assert triton_can_compile()
-        monkeypatch.setenv("CC", str(tmp_path / "missing"))
-        assert not triton_can_compile()
-        monkeypatch.setenv("CC", str(compiler))
-        assert triton_can_compile()
-        monkeypatch.delenv("CC")
-        compiler.rename(tmp_path / "cc")
-
-    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    (tmp_path / "clang").touch(mode=0o700)
+    assert triton_can_compile()
+    monkeypatch.setenv("CC", str(tmp_path / "missing"))
+    assert not triton_can_compile()
+    monkeypatch.setenv("CC", str(tmp_path / "clang"))
+    assert triton_can_compile()
     header.unlink()
     assert not triton_can_compile()
 
@@ -164,32 +147,6 @@ def test_import_disables_triton_without_compiler(can_compile, has_torch, tmp_pat
     runpy.run_path(mldec.__file__)
     is_off = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
     assert is_off is (not can_compile and not has_torch)
-
-
-def test_torch_before_mldec_without_compiler_is_warned_about(monkeypatch, caplog):
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(distributed, "triton_can_compile", lambda: False)
-    monkeypatch.setitem(sys.modules, "torch._native.ops.bmm_outer_product", torch)
-    for variable, expected in (("1", False), ("0", True)):
-        monkeypatch.setenv("TORCH_DISABLE_NATIVE_JIT", variable)
-        distributed._warn_without_compiler.cache_clear()
-        distributed.prepare_device(GPU, tf32=False, deterministic=True)
-        assert ("TORCH_DISABLE_NATIVE_JIT=1" in caplog.text) is expected
-
-
-@pytest.mark.parametrize("is_hidden", [False, True])
-def test_auto_warns_about_gpu_with_old_driver(is_hidden, tmp_path, monkeypatch, caplog):
-    driver = tmp_path / "version"
-    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(distributed, "DEVICE_FILES", tmp_path)
-    monkeypatch.setattr(distributed, "DRIVER_FILE", driver)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if is_hidden:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    distributed._warn_about_unused_gpu.cache_clear()
-    assert pick_device("auto") == CPU
-    assert ("driver 535.104.05" in caplog.text) is not is_hidden
 
 
 def test_prepare_device_disables_cudnn_attention(monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from photos import write_photos
 from pictures import picture, saved
 from torch import nn
 
@@ -20,7 +21,6 @@ from mldec.training.frozen_features import with_tokens
 from mldec.training.optim import check_trainable
 
 CPU = torch.device("cpu")
-CLASSES = ("cat", "dog", "tree")
 DATA = ["data=csv", "data.root=own", "data.cache_dir=cache"]
 DATA += ["data.augment=none", "data.cutout=0", "data.image_size=32"]
 CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
@@ -31,15 +31,7 @@ PARTS = ["name=tokens", "backbone=tiny", "head=gap", "loss=asl", "train.workers=
 def own_photos(tmp_path, monkeypatch):
     """Create 16 training and 8 validation images in a new working folder."""
     monkeypatch.chdir(tmp_path)
-    folder = Path("own")
-    folder.mkdir()
-    rows = []
-    for number in range(24):
-        saved(picture(seed=number), folder / f"{number}.png")
-        labels = ";".join(name for bit, name in enumerate(CLASSES) if (number + 1) >> bit & 1)
-        rows.append(f"{number}.png,{labels},{'train' if number < 16 else 'val'}\n")
-    (folder / "data.csv").write_text("path,labels,split\n" + "".join(rows))
-    return folder
+    return write_photos(Path("own"))
 
 
 class Counting(nn.Module):
@@ -88,19 +80,6 @@ def test_tokens_equal_those_of_backbone():
             assert split.dataset.name(index) == expected.dataset.name(index)
 
 
-def test_second_run_reads_cached_tokens():
-    backbone = Counting()
-    data = cached(backbone)
-    assert len(data.train.dataset) + len(data.val.dataset) == backbone.images == 24
-
-    again = cached(backbone)
-    assert torch.equal(
-        fixed_sample(again.train.dataset, 3)[0], fixed_sample(data.train.dataset, 3)[0]
-    )
-    assert len(again.val.dataset) == 8
-    assert backbone.images == 24
-
-
 def test_folds_share_tokens():
     backbone = Counting()
     for fold in (1, 2, 3):
@@ -139,27 +118,19 @@ def test_stale_tokens_are_not_read(change, computed, own_photos):
     assert backbone.images == 16 + computed + 1
 
 
-def test_damaged_token_file_is_named():
-    dataset = cached(Counting()).train.dataset
-    file = dataset.files[3]
-
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DataError, match=str(file)):
-        fixed_sample(dataset, 3)
-    file.unlink()
-    with pytest.raises(DataError, match=str(file)):
-        fixed_sample(dataset, 3)
-
-
-def test_unreadable_image_raises_or_is_skipped(own_photos):
+def test_unreadable_files_are_named_or_skipped(own_photos):
     (own_photos / "2.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"own/2\.png"):
         cached(Counting()).load_train()
-
     dataset = cached(Counting(), "data.bad_images=skip").train.dataset
-    with pytest.raises(DataError, match=r"own/2\.png"):
-        fixed_sample(dataset, 2)
     assert fixed_sample(dataset, 3)[0].isfinite().all()
+
+    damaged, missing = dataset.files[4], dataset.files[5]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    missing.unlink()
+    for index, name in ((2, "own/2.png"), (4, str(damaged)), (5, str(missing))):
+        with pytest.raises(DataError, match=name):
+            fixed_sample(dataset, index)
 
 
 def test_stopped_computation_continues():
@@ -177,19 +148,25 @@ def test_stopped_computation_continues():
     assert len(cached(backbone).train.dataset) == backbone.images == 16
 
 
-def test_cache_needs_image_files_and_one_process(monkeypatch):
+def of_generated_images():
     config = compose(["+experiment=digits"])
-    parts = build.check(config)
-    with pytest.raises(ConfigError, match=r"train\.cache_features"):
-        with_tokens(
-            build.data(parts), Counting(), config, device=CPU, stop=StopRequest()
-        ).load_train()
-
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with pytest.raises(ConfigError, match=r"train\.cache_features"):
-        cached(Counting())
+    data = build.data(build.check(config))
+    with_tokens(data, Counting(), config, device=CPU, stop=StopRequest()).load_train()
 
 
-def test_cache_excludes_augmentation():
-    with pytest.raises(ConfigError, match=r"data\.augment.*data\.flip"):
-        check_trainable(composed("data.augment=official", "data.flip=true")[0])
+@pytest.mark.parametrize(
+    ("call", "processes", "name"),
+    [
+        (of_generated_images, 1, "train.cache_features"),
+        (lambda: cached(Counting()), 2, "train.cache_features"),
+        (
+            lambda: check_trainable(composed("data.augment=official", "data.flip=true")[0]),
+            1,
+            "data.augment.*data.flip",
+        ),
+    ],
+)
+def test_unsupported_settings_are_named(call, processes, name, monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    with pytest.raises(ConfigError, match=name):
+        call()

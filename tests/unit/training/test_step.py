@@ -139,10 +139,9 @@ def in_pieces(config, pieces, limit):
     return ours
 
 
-def test_out_of_memory_halves_micro_batches_and_repeats_step(config, caplog):
+def test_out_of_memory_halves_micro_batches_and_repeats_step(config):
     ours = in_pieces(config, 1, limit=2)
     assert ours.pieces == 4
-    assert caplog.text.count("train.batch_size=auto") == 2
 
     smaller = in_pieces(config, 4, limit=2)
     assert_equal(ours.state(), smaller.state())
@@ -151,9 +150,6 @@ def test_out_of_memory_halves_micro_batches_and_repeats_step(config, caplog):
     undivided = in_pieces(config, 1, limit=6)
     assert undivided.pieces == 1
     assert_equal(undivided.state(), in_pieces(config, "null", limit=6).state())
-
-
-def test_out_of_memory_with_single_images_is_raised(config):
     with pytest.raises(torch.OutOfMemoryError):
         in_pieces(config, 1, limit=0)
 
@@ -179,16 +175,9 @@ def test_random_numbers_depend_on_seed_and_step(config):
     assert numbers(learner(config, *PLAIN, "seed=1", dropout=0.5), [batch()]).loss != first
 
 
-def test_stop_request_during_step_is_reported(config):
-    requests = []
-    ours = learner(config, *PLAIN)
-    ours.model.head.register_forward_hook(lambda *_: requests.append(15))
-    assert ours.learn([batch()], 6, stop=requests).stop_requested
-    assert ours.step == 1
-
-
-@pytest.mark.parametrize("call", [1, 3])
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "momentum", "lamb", "lion"])
+@pytest.mark.parametrize(
+    ("name", "call"), [("adamw", 1), ("adam", 3), ("sgd", 1), ("lamb", 3), ("lion", 3)]
+)
 def test_skipped_step_has_no_effect(config, name, call):
     words = [f"optim.name={name}", "train.nonfinite=skip", "schedule.name=cosine"]
     ours, without = learner(config, *words, loss=Spoilt(call)), learner(config, *words)
@@ -263,9 +252,6 @@ def test_cooldown_is_at_most_half_of_run(config, epochs, cooldown, flat):
     assert sum(rate == pytest.approx(1e-6) for rate in rates) == flat
 
 
-# States
-
-
 def restored(ours, state):
     """Restore the state of a learner."""
     ours.load_state(SimpleNamespace(**state), Path("x.pt"))
@@ -317,8 +303,6 @@ def test_state_of_another_model_raises(config, part, value):
     with pytest.raises(CheckpointError, match=r"^x\.pt"):
         restored(ours, state)
 
-
-# Word queries
 
 HEADS = {
     "full": lambda: MLDecoder(48, 4, **NARROW, **OF_WORDS),

@@ -69,18 +69,16 @@ def read_vectors(path, names, **options):
         (lines("sky", "caf\u00e9", "x").encode() + b"\n\xff\xfe 1 2 3 4\n", ["caf\u00e9"], [1]),
     ],
 )
-def test_text_formats(save, caplog, text, names, rows):
+def test_text_formats(save, text, names, rows):
     found = read_vectors(save("v.vec", text), names)
     assert found.dtype == torch.float32
     assert found.tolist() == ARRAY[rows].tolist()
-    assert caplog.text == ""
 
 
-def test_name_of_several_words_gets_their_mean(save, caplog):
+def test_name_of_several_words_gets_their_mean(save):
     path = save("v.txt", lines("traffic", "light", "dog"))
     found = read_vectors(path, ["dog", "traffic light"])
     assert found.tolist() == [ARRAY[2].tolist(), ARRAY[:2].mean(0).tolist()]
-    assert "traffic light" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -114,15 +112,12 @@ class Bomb:
         ("v.txt", "sky 0.1 0.2 0.3\ndog 0.1 0.2\n", ["dog"], None, "dog"),
         ("v.txt", "sky 1 2 3\ndog 1 x 3\n", ["dog"], None, "ValueError"),
         ("v.txt", "sky 1 2 3\ndog 0 0 0\n", ["dog"], None, "'dog'"),
-        ("v.txt", "", ["dog"], None, "ValueError"),
         ("v.npy", ARRAY[:, :2], NAMES, ["a", "b", "c", "d"], r"\[3, 2\]"),
-        ("v.npy", np.eye(3), NAMES, NAMES, r"\[3, 3\]"),
         ("v.npy", np.full((3, 4), np.inf), NAMES, NAMES, "'sky'"),
         ("v.npy", np.array([{}], object), NAMES, NAMES, "ValueError"),
         ("v.pth", [1, 2], NAMES, NAMES, "AttributeError"),
         ("v.pth", Bomb(), NAMES, NAMES, "print"),
         ("v.pickle", pickle.dumps(Bomb(), protocol=2), NAMES, NAMES, "print"),
-        ("v.npy", ARRAY, ["dog", "dog"], NAMES, "'dog'"),
         ("v.npy", ARRAY, ["sky"], ["sky", "dog", "sky"], "'sky'"),
         ("v.npy", ARRAY, ["sky", "cat"], NAMES, "cat"),
         ("v.npy", ARRAY, ["sky"], None, "No such file"),
@@ -162,18 +157,16 @@ def test_origin_is_the_name_and_hash_of_a_file(save, tmp_path):
     assert found.tolist() == ARRAY[[0]].tolist()
 
 
-def test_optional_names_may_be_missing(save, caplog):
+def test_optional_names_may_be_missing(save):
     optional = ["sea", "sky", "hot dog"]
     order = ["sky", "dog", "x"]
     array = save("v.npy", ARRAY)
     names, word_vectors, _ = load_word_vectors(str(array), ["dog"], optional=optional, order=order)
     assert (names, word_vectors.tolist()) == (("dog", "sky"), ARRAY[[1, 0]].tolist())
-    # The mean of an optional name is not reported.
     text = save("v.txt", "sky 1 2\ndog 3 4\nhot 5 6\n")
     names, word_vectors, _ = load_word_vectors(str(text), ["dog"], optional=optional)
     assert names == ("dog", "sky", "hot dog")
     assert word_vectors.tolist() == [[3, 4], [1, 2], [4, 5]]
-    assert not caplog.messages
 
 
 def test_text_encoder_with_templates_and_descriptions(tmp_path):
@@ -201,7 +194,7 @@ def test_text_encoder_with_templates_and_descriptions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"cat": ["meows"]}', '{"ox": "heavy"}', '{"ox": []}', '{"ox": [""]}']
+    "content", ["{", "[]", '{"cat": ["meows"]}', '{"ox": "heavy"}', '{"ox": [""]}']
 )
 def test_invalid_descriptions_name_the_file(tmp_path, content):
     path = tmp_path / "about.json"
