@@ -24,7 +24,7 @@ from yaml import YAMLError
 
 import mldec
 from mldec.cli import VERSION, require
-from mldec.config.compose import config_dir, explain, parse, prepare, to_yaml
+from mldec.config.compose import config_dir, explain, parse, to_hydra, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
@@ -211,7 +211,7 @@ def main() -> None:
 
     with one_line():
         task, arguments = choose_task(sys.argv[1:])
-        sys.argv[1:] = prepare(arguments)
+        sys.argv[1:] = to_hydra(arguments)
         try:
             task()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

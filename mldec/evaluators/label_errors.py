@@ -155,8 +155,8 @@ def platt(
     Args:
         logits: Float [N].
         present: Labels, bool [N].
-        common: Mean of a normal prior of the slope, which matters for few images. None for no
-            prior.
+        common: Mean of a normal prior of the slope, such as the `common_slope`. The prior has a
+            large effect only with few images. None for no prior.
 
     Returns:
         Slope and offset. The slope is 0 if all logits are equal.
@@ -171,7 +171,7 @@ def platt(
     mean = scores.mean()
     inputs = np.stack([(scores - mean) / spread, np.ones_like(scores)])
 
-    # Mean and inverse variance of the prior of both parameters.
+    # Mean and inverse variance (per image) of the prior of both parameters.
     center = np.zeros(2)
     strength = np.zeros(2)
     if common is not None:
