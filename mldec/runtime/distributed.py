@@ -27,8 +27,8 @@ from mldec.runtime.devices import check_device, env_number
 T = TypeVar("T")
 log = logging.getLogger("mldec")
 
-# Timeout of collectives. It must exceed the work of a single rank, such as a download. NCCL would
-# otherwise use the 30 minutes of gloo.
+# Timeout of collectives, for both backends. It must exceed the work of a single rank, such as a
+# download.
 TIMEOUT = timedelta(minutes=20)
 
 # Files of the NVIDIA driver on Linux.
@@ -56,8 +56,8 @@ def pick_device(name: str) -> torch.device:
 
     Args:
         name: "auto", "cpu", "mps", "cuda" or "cuda:<n>". "auto" selects CUDA if available, else
-            MPS, else the CPU. "cuda" is the GPU with the local rank of torchrun, else the first
-            one.
+            MPS, else the CPU. "cuda" selects the GPU of the local rank under torchrun, else the
+            first GPU.
 
     Returns:
         The device. CUDA devices always have an index.
@@ -152,9 +152,9 @@ def processes(device: torch.device) -> Iterator[None]:
         yield
         return
 
-    rank_and_world_size()
+    rank_and_world_size()  # validate the environment variables
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    # After a restart by torchrun, the store still holds the keys of the previous processes.
+    # After a restart by torchrun, the store has the keys of the previous processes.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
     on_cuda = device.type == "cuda"
     dist.init_process_group(
@@ -164,7 +164,7 @@ def processes(device: torch.device) -> Iterator[None]:
         rank=number,
         world_size=size,
         timeout=TIMEOUT,
-        # NCCL then connects now, so that its errors are raised here and not in the first step.
+        # With `device_id`, NCCL connects here and not in the first step.
         device_id=device if on_cuda else None,
     )
     try:
@@ -173,7 +173,7 @@ def processes(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
         raise
 
-    # Skipped after an error, because other ranks may be waiting in a collective.
+    # After another error, do not destroy the group: other ranks may be waiting in a collective.
     dist.destroy_process_group()
 
 
@@ -209,7 +209,7 @@ def copy_buffers(model: nn.Module) -> None:
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Return a context without gradient all-reduce, or with `unless` one without effect."""
+    """Return a context that disables the gradient all-reduce, unless `unless` is True."""
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
@@ -248,8 +248,7 @@ def on_main(job: Callable[[], T]) -> T:
     """Run a job on rank 0 only, and return its value on all ranks.
 
     Raises:
-        UserError: On all ranks, if the job raises it. Only rank 0 prints it.
-        OSError: In the same way.
+        UserError, OSError: On all ranks, if the job raises it. Only rank 0 prints it.
     """
     if not dist.is_initialized():
         return job()
@@ -280,7 +279,7 @@ def gather(value: T) -> list[T]:
 
 
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
-    """Exchange rows for columns, so that no rank holds the scores of all images and classes.
+    """Exchange rows of a matrix for columns, so that no rank holds the whole matrix.
 
     Args:
         rows: Blocks [n, K] of the images of this rank.

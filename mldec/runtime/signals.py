@@ -28,7 +28,7 @@ class DataTimeout(BaseException):
 
 
 class StopRequest:
-    """The first signal that was received. Its truth value is False before that."""
+    """The first signal that was received. It is falsy until then."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -55,7 +55,7 @@ class StopRequest:
 
         if self.signal is None:
             self.signal = signal.Signals(number)
-            # The loop waits inside `bounded` and cannot check for signals: set an alarm.
+            # The loop is waiting in `bounded` and cannot check for signals, so set an alarm.
             if self._waiting:
                 _set_alarm(PATIENCE)
 
@@ -95,7 +95,7 @@ def _set_alarm(seconds: float) -> None:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Record signals in a `StopRequest` that is yielded, instead of ending the process."""
+    """Record signals in the yielded `StopRequest`, instead of ending the process."""
     request = StopRequest()
     before = {number: signal.signal(number, request.note) for number in SIGNALS}
     if ALARM is not None:

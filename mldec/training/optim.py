@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
 
 
 def check_trainable(config: Config) -> None:
-    """Check optimizer and augmentation of a complete config, before the data is read."""
+    """Check the optimizer and `cache_features` of a complete config before the data is read."""
     check_optimizer(config.optim.name)
     if not config.train.cache_features:
         return
@@ -131,10 +131,10 @@ def parameter_groups(
         weight_decay: Weight decay.
         decay: With "all", biases and one-dimensional parameters have weight decay as well.
         backbone_lr: Learning rate of the backbone. Default: `lr`.
-        layer_decay: Factor of the learning rate from each layer of the backbone to the one below.
+        layer_decay: Factor between the learning rates of a backbone layer and of the layer above.
 
     Returns:
-        Parameter groups. The first two have the rate `lr`, without and with weight decay.
+        Parameter groups. The first two have the rate `lr`: one without and one with weight decay.
     """
     if backbone_lr is None:
         backbone_lr = lr
@@ -203,12 +203,14 @@ def build_optimizer(
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
 
+    # The meta device has no fused kernels.
+    devices = {parameter.device.type for parameter in model.parameters()}
+    may_fuse = devices <= {"cpu", "cuda"}
+    if options.keys() & {"fused", "foreach", "capturable", "differentiable"}:
+        may_fuse = False
+
     try:
-        chosen = {"fused", "foreach", "capturable", "differentiable"} & options.keys()
-        kind = get_optimizer_class(name, bind_defaults=False)
-        # The meta device has no fused kernels.
-        devices = {parameter.device.type for parameter in model.parameters()}
-        if kind in FUSED and not chosen and devices <= {"cpu", "cuda"}:
+        if may_fuse and get_optimizer_class(name, bind_defaults=False) in FUSED:
             options = {**options, "fused": True}
         return create_optimizer_v2(groups, opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:
@@ -217,7 +219,7 @@ def build_optimizer(
 
 
 def step_if(condition: Tensor, optimizer: Optimizer) -> None:
-    """Do an optimizer step if `condition` is True; otherwise change nothing.
+    """Do an optimizer step if `condition` is True.
 
     Fused optimizers skip the step on the device through `found_inf`, without a host sync. For all
     other optimizers the host waits for the condition.
@@ -246,9 +248,9 @@ def step_if(condition: Tensor, optimizer: Optimizer) -> None:
 
 @contextmanager
 def _muon_in_float32() -> Iterator[None]:
-    """Run timm's Muon in float32 instead of bfloat16, which timm has no setting for.
+    """Run timm's Muon in float32. timm has no setting for it, and uses bfloat16.
 
-    A step of `digits` is ten times as fast in float32 on a CPU without bfloat16 instructions.
+    float32 is ten times as fast on a CPU without bfloat16 instructions.
     """
     orthogonalize: Any = muon.zeropower_via_newtonschulz
     muon.zeropower_via_newtonschulz = partial(orthogonalize, dtype=torch.float32)
@@ -293,28 +295,28 @@ def build_schedule(
 ) -> LRScheduler:
     """Build a learning-rate schedule. Its only state is the number of finished steps.
 
-    Other rates than `lr` in parameter groups are scaled in proportion.
+    The rates of parameter groups with another rate than `lr` are scaled in proportion.
 
     Args:
         optimizer: The optimizer.
         name: "onecycle", as in the official train.py: the rate rises from lr/25 to lr and falls to
             lr/250,000 on a cosine. Adam's beta1 goes from 0.95 to 0.85 and back.
-            "cosine": a linear warmup from 0, followed by a whole cosine to `min_lr`.
+            "cosine": a linear warmup from 0, followed by a half cosine from `lr` to `min_lr`.
             "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces
-            the first part of the cosine.
-        lr: Highest learning rate.
+            the first part of the half cosine.
+        lr: Maximum learning rate.
         steps: Number of optimizer steps of the run.
-        pct_start: Share of the rise of "onecycle".
-        warmup_steps: Number of warmup steps of the cosines.
-        min_lr: Last learning rate of the cosines.
-        warmup_lr: First learning rate of "cosine_epochs".
-        cooldown_steps: Number of steps at `min_lr` at the end of "cosine_epochs".
+        pct_start: Fraction of the steps with a rising rate ("onecycle").
+        warmup_steps: Number of warmup steps ("cosine", "cosine_epochs").
+        min_lr: Final learning rate ("cosine", "cosine_epochs").
+        warmup_lr: Initial learning rate ("cosine_epochs").
+        cooldown_steps: Number of final steps at `min_lr` ("cosine_epochs").
         epoch_steps: Number of steps per epoch.
     """
     if name == "onecycle":
         return _one_cycle(optimizer, steps, pct_start)
 
-    # LambdaLR multiplies the rate of each group by the return value of these functions.
+    # LambdaLR multiplies the rate of each group by the return value of `by_step` or `by_epoch`.
     def cosine(progress: float) -> float:
         return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 
