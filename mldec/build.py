@@ -101,13 +101,6 @@ Parts = Mapping[str, Part]
 def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     """Validate the parts of a config before any file, download or device is used.
 
-    Args:
-        config: Config with nodes for the parts.
-        kinds: Parts to validate.
-
-    Returns:
-        The validated parts by kind.
-
     Raises:
         ConfigError: If a part is invalid. The message lists the errors of all parts.
     """
@@ -129,11 +122,6 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
 
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
     """Validate a node and return its part with all arguments.
-
-    Args:
-        kind: "data", "backbone", "head" or "loss".
-        node: Mapping with `_target_` and arguments.
-        plugins: Third-party packages that may define the target.
 
     Raises:
         ConfigError: If the target is not allowed, or an argument is unknown, missing or invalid.
@@ -202,14 +190,10 @@ def data(parts: Parts) -> DataModule:
 def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
     """Build the data of a command without a model.
 
-    Args:
-        settings: Settings of a training with "+experiment=NAME", or of data with "data=NAME".
+    The settings contain "+experiment=NAME", as for a training, or "data=NAME".
 
     Returns:
         The config with all arguments of the data, the data module, and the option file of the data.
-
-    Raises:
-        ConfigError: If no data is selected, or a setting is invalid.
     """
     if any(setting.startswith("+experiment=") for setting in settings):
         config, options = compose_with_options(settings)
@@ -280,13 +264,8 @@ def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classif
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
     """Import the public class or function of a `_target_`.
 
-    Args:
-        kind: "data", "backbone", "head" or "loss".
-        target: Full name, defined in a module of `HOMES[kind]` or in a plugin.
-        plugins: Third-party packages that may define the target.
-
     Raises:
-        ConfigError: If the target does not exist, or is not allowed.
+        ConfigError: If it does not exist, or is not in a module of `HOMES[kind]` or in a plugin.
     """
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing; pass {kind}=NAME")

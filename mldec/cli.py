@@ -40,12 +40,7 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
-    """Add the checkpoint argument and the options of a model.
-
-    Args:
-        arguments: Parser to extend.
-        exported: Whether the command supports exported files, for the help.
-    """
+    """Add the checkpoint argument and the options of a model. `exported` adds .onnx files."""
     files = ", an .onnx file of mldec export" if exported else ""
     arguments.add_argument(
         "checkpoint",

@@ -110,11 +110,7 @@ def naming_errors(
 
 @contextmanager
 def documented(section: str) -> Iterator[None]:
-    """Append a documentation hint to a DataError that has none.
-
-    Args:
-        section: File and section, such as "DATASETS.md, section MS-COCO". "" appends nothing.
-    """
+    """Append a hint, such as "DATASETS.md, section MS-COCO", to a DataError that has none."""
     try:
         yield
     except DataError as error:

@@ -110,11 +110,7 @@ class HFBackbone(Backbone):
     def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Read config, mean and std from the hub, its cache or a folder if they are None.
 
-        Args:
-            arguments: Arguments of the constructor, as plain data.
-
-        Returns:
-            The complete arguments, as plain data for a checkpoint.
+        The arguments of the constructor are plain data for a checkpoint.
         """
         transformers = _import_transformers()
         arguments = {"config": None, "mean": None, "std": None, **arguments}

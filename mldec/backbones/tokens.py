@@ -65,11 +65,7 @@ def check_patches(network: Any, tokens: Tensor) -> None:
 
 
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
-    """Run one image through a backbone on the meta device, in evaluation mode.
-
-    Args:
-        module: Maps images [B, C, H, W] to tokens [B, N, C].
-        image_shape: Shape [C, H, W] of the image.
+    """Run one image [C, H, W] through a backbone on the meta device, in evaluation mode.
 
     Returns:
         The tokens [1, N, C] without values, and the names of the unused parameters.

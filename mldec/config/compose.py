@@ -47,12 +47,6 @@ def to_hydra(words: list[str]) -> list[str]:
     `head.num_groups=20` becomes `++head.num_groups=20`, so that the YAML need not contain the key.
     Flags come first, because Hydra's parser drops settings after them.
 
-    Args:
-        words: Command line without the program name.
-
-    Returns:
-        Flags of Hydra, followed by the settings.
-
     Raises:
         ConfigError: If a key or an option does not exist.
     """
@@ -97,11 +91,7 @@ def _expand_home(word: str) -> str:
 
 
 def compose(words: list[str]) -> Config:
-    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"].
-
-    Raises:
-        ConfigError: If a setting is unknown or invalid.
-    """
+    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"]."""
     return compose_with_options(words)[0]
 
 
@@ -121,12 +111,7 @@ def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
 def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
     """Validate Hydra's composition or the dictionary in a checkpoint.
 
-    Args:
-        values: Node of OmegaConf or nested dictionaries.
-        changes: Nodes of OmegaConf that override settings, later ones last.
-
-    Returns:
-        The validated config.
+    `changes` are nodes of OmegaConf that override settings. Later nodes have precedence.
 
     Raises:
         ConfigError: If a setting is unknown, missing or invalid.
@@ -164,15 +149,7 @@ def to_yaml(config: Config) -> str:
 
 
 def override(config: Config, words: list[str]) -> Config:
-    """Return the config with overridden settings.
-
-    Args:
-        config: Config to start from. It is not changed.
-        words: Overrides such as ["data=coco", "data.root=/data/coco"].
-
-    Raises:
-        ConfigError: If an override is not understood, or the result is invalid.
-    """
+    """Return a new config with overrides such as ["data=coco", "data.root=/data/coco"]."""
     base: dict[str, Any] = to_dict(config)
     changes = []
 
@@ -210,10 +187,7 @@ def check_option(part: str, name: str) -> None:
 
 
 def check_key(key: str) -> None:
-    """Raise ConfigError if there is no setting of this full key, such as "optim.lr".
-
-    The arguments of parts are not checked.
-    """
+    """Raise ConfigError if a full key, such as "optim.lr", is unknown. Skips arguments of parts."""
     names = key.split(".")
     sections = get_type_hints(Config)
     keys = []

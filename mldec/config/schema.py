@@ -20,13 +20,9 @@ from mldec.runtime.devices import Precision, check_device, processors
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """Return True if a value from YAML fits the annotation of an argument.
+    """Return True if a value from YAML fits an annotation, such as `float | None`.
 
     An integer fits `float`; NaN and infinity do not. True and False fit only `bool`.
-
-    Args:
-        value: Value from YAML: a scalar, list or mapping.
-        hint: Annotation, such as `float | None` or `Literal["stop", "skip"]`.
     """
     origin = get_origin(hint)
     arguments = get_args(hint)
@@ -116,10 +112,7 @@ MAX_SEED = 2**63 - 1  # largest seed that both torch and NumPy accept
 def _require(
     settings: Any, prefix: str, names: str, rule: str, is_valid: Callable[[Any], bool]
 ) -> None:
-    """Raise ConfigError for an invalid value that is not None.
-
-    `prefix` comes before each name in the message, and `rule` describes the valid values.
-    """
+    """Raise ConfigError for an invalid value that is not None. `rule` describes valid values."""
     for name in names.split():
         value = getattr(settings, name)
         if value is not None and not is_valid(value):
@@ -276,13 +269,7 @@ class Train:
         return self.epochs if self.stop_epoch is None else self.stop_epoch
 
     def for_world_size(self, processes: int) -> "Train":
-        """Return the settings for a number of processes.
-
-        Args:
-            processes: Number of processes, at least 1.
-
-        Returns:
-            Settings with the global batch size if `batch_per_gpu` is set, otherwise unchanged.
+        """Return the settings with the batch size that follows from `batch_per_gpu`, if it is set.
 
         Raises:
             ConfigError: If the batch size is not divisible by processes x accumulate.

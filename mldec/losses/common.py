@@ -29,16 +29,9 @@ def check_above_0(**settings: float) -> None:
 def check_targets(
     logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Check the targets, and convert logits and targets to float32 (float64 is kept).
+    """Check targets [B, K], and convert logits and targets to float32 (float64 is kept).
 
-    Args:
-        logits: Logits [B, K].
-        targets: Targets [B, K] of 0 and 1.
-        unknown: Also allow targets of -1 (not annotated).
-        soft: Allow all targets in [0, 1] (mixup, cutmix).
-
-    Returns:
-        Logits and targets of the same floating point type.
+    Targets are 0 and 1. `unknown` also allows -1 (not annotated), and `soft` allows all of [0, 1].
 
     Raises:
         DataError: If the shapes differ, or a target is not allowed. On a GPU, the logits of invalid

@@ -230,17 +230,10 @@ class PriorEstimate(nn.Module):
 
 
 def read_prior(path: str | Path) -> list[float]:
-    """Read the class priors of a CSV file.
+    """Read the class priors of a CSV file, K numbers in [0, 1].
 
-    Args:
-        path: File with the header of `COLUMNS` and one row per class. The rows must be in the order
-            of the classes, because the names are not compared.
-
-    Returns:
-        K numbers in [0, 1].
-
-    Raises:
-        DataError: If the file cannot be read or contains other values.
+    The file has the header `COLUMNS` and one row per class. The rows must be in the order of the
+    classes, because the names are not compared.
     """
     form = f"a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 per class"
     with naming_errors(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):

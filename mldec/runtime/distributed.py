@@ -109,18 +109,14 @@ def _warn_about_unused_gpu() -> None:
 def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
     """Set the current device, the precision of float32 products and the cuDNN options.
 
-    Args:
-        device: The device of this rank.
-        tf32: Allow TF32 (10 instead of 23 bits of mantissa) in matrix products and convolutions
-            on CUDA. torch's default allows it in convolutions only.
-        deterministic: Disable cuDNN's benchmark, which selects the fastest kernel for each new
-            shape.
+    TF32 has 10 instead of 23 bits of mantissa. torch allows it in convolutions by default.
     """
     if device.type == "cuda":
         _warn_without_compiler()
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
+        # The benchmark selects the fastest kernel for each new shape.
         torch.backends.cudnn.benchmark = not deterministic
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -140,14 +136,7 @@ def _warn_without_compiler() -> None:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Initialize the process group of torchrun, and destroy it at the end.
-
-    Args:
-        device: The device of this rank. CUDA adds the NCCL backend.
-
-    Raises:
-        ConfigError: If RANK or WORLD_SIZE is invalid.
-    """
+    """Initialize the process group of torchrun, and destroy it at the end."""
     if "RANK" not in os.environ:
         yield
         return
@@ -178,15 +167,12 @@ def processes(device: torch.device) -> Iterator[None]:
 
 
 def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
-    """Wrap a model in DistributedDataParallel under torchrun.
+    """Wrap a model in DistributedDataParallel. Returns the model itself without torchrun.
 
     Args:
         model: The model.
         static: Whether all steps run the same graph, so that all-reduces overlap more.
         same_buffers: Whether each forward pass first broadcasts the buffers of rank 0.
-
-    Returns:
-        The wrapped model, or the model itself without torchrun.
     """
     if not dist.is_initialized():
         return model

@@ -60,11 +60,7 @@ class StopRequest:
                 _set_alarm(PATIENCE)
 
     def bounded(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over items with a time limit after a stop request.
-
-        Raises:
-            DataTimeout: If an item takes longer than `PATIENCE` seconds after the request.
-        """
+        """Yield items. After a stop request, a wait of `PATIENCE` seconds raises DataTimeout."""
         iterator = iter(items)
         while True:
             self._waiting = True

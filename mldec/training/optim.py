@@ -47,16 +47,9 @@ def check_trainable(config: Config) -> None:
 
 
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
-    """Freeze parts of a model in place.
+    """Freeze parts of a model in place, and return the batch norms to keep in evaluation mode.
 
     Frozen batch norms compute the same as Query2Label's FrozenBatchNorm2d.
-
-    Args:
-        model: The model.
-        train: `freeze` names parameters and modules, `freeze_batchnorm` selects batch norms.
-
-    Returns:
-        The batch norms that stay in evaluation mode.
 
     Raises:
         ConfigError: For unknown names, or if all parameters are frozen.
@@ -129,7 +122,7 @@ def parameter_groups(
         model: The model.
         lr: Base learning rate.
         weight_decay: Weight decay.
-        decay: With "all", biases and one-dimensional parameters have weight decay as well.
+        decay: With "all", biases and one-dimensional parameters also have weight decay.
         backbone_lr: Learning rate of the backbone. Default: `lr`.
         layer_decay: Factor between the learning rates of a backbone layer and of the layer above.
 
@@ -189,13 +182,7 @@ def build_optimizer(
 
     "adam" is torch's Adam with L2 regularization instead of decoupled weight decay, as in the
     official code. "adam" and "adamw" are fused, unless `options` select an implementation.
-
-    Args:
-        model: The model.
-        name: Name of the optimizer.
-        lr: Base learning rate.
-        options: Further arguments of the optimizer.
-        **grouping: Arguments of `parameter_groups`.
+    `options` are further arguments of the optimizer, `grouping` those of `parameter_groups`.
 
     Raises:
         ConfigError: If the optimizer cannot be built.
@@ -222,11 +209,7 @@ def step_if(condition: Tensor, optimizer: Optimizer) -> None:
     """Do an optimizer step if `condition` is True.
 
     Fused optimizers skip the step on the device through `found_inf`, without a host sync. For all
-    other optimizers the host waits for the condition.
-
-    Args:
-        condition: bool [], on the device of the parameters.
-        optimizer: The optimizer, with its gradients set.
+    other optimizers the host waits for the condition, a bool [] on the device.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
         # GradScaler sets the same two attributes.
@@ -261,11 +244,7 @@ def _muon_in_float32() -> Iterator[None]:
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer, except for its implementation options.
-
-    Raises:
-        ValueError: If the state does not fit the optimizer.
-    """
+    """Load the state of an optimizer, except for its implementation options."""
     groups = []
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
         implementation = {key: own[key] for key in IMPLEMENTATION if key in own}

@@ -110,11 +110,7 @@ def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -
 def prepare_trainer(
     config: Config, parts: build.Parts, directory: Path, device: torch.device, stop: StopRequest
 ) -> tuple[Trainer, Path | None]:
-    """Build the parts of a run, and resume or initialize it.
-
-    Returns:
-        The trainer, and the path of the checkpoint that it resumes from, if any.
-    """
+    """Build the trainer of a run. Returns it with the path of the resumed checkpoint, if any."""
     saved: Checkpoint | None = None
     path = distributed.on_main(partial(resume_point, config, directory))
     if path:
@@ -184,10 +180,7 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
 
 
 def used_precision(wanted: Precision, saved: Checkpoint | None, device: torch.device) -> Precision:
-    """Resolve the precision of a run on a device.
-
-    A resumed run keeps the precision of its checkpoint, if the setting allows it.
-    """
+    """Resolve the precision on a device. A resumed run keeps its precision, if still allowed."""
     if saved is not None:
         before = Precision(saved.config["train"]["precision"])
         if wanted.may_fall_back_to(before):

@@ -124,13 +124,10 @@ class Trainer:
         return None
 
     def fit(self, runlog: RunLog) -> dict[str, float]:
-        """Train until the run ends.
-
-        Returns:
-            The metrics of the last evaluation.
+        """Train until the run ends, and return the metrics of the last evaluation.
 
         Raises:
-            Stopped: After a stop request; a checkpoint is written first.
+            Stopped: After a stop request, which writes a checkpoint first.
         """
         train = self.config.train
         # A damaged metrics.jsonl may have fewer lines than the checkpoint expects.
@@ -229,13 +226,10 @@ class Trainer:
         return DataError(f"{error}; saved in {self.files.last}; pass resume=auto to continue")
 
     def collect_outcomes(self, *, now: bool) -> bool:
-        """Process the pending status of past steps: stop requests and unreadable images.
+        """Process the pending status of past steps. Returns True if training should stop.
 
         With several ranks, the newest status is read one step later unless `now` is set, so that
         the next step does not wait for the all-reduce. All ranks stop after the same step.
-
-        Returns:
-            True if training should stop.
         """
         ready = self.pending
         if distributed.world_size() > 1 and not now:
@@ -301,12 +295,7 @@ class Trainer:
         self.lines += 1
 
     def _stop(self, moment: str, *, together: bool = False) -> None:
-        """Raise Stopped.
-
-        Args:
-            moment: When the run was stopped, for the message.
-            together: Whether all ranks stop, so that only the main rank needs a message.
-        """
+        """Raise Stopped. If all ranks stop `together`, only the main rank has a message."""
         self.files.wait()
 
         message = f"stopped by {self.stop.name} {moment}"
