@@ -47,7 +47,7 @@ REQUIRED = inspect.Parameter.empty
 # Parts that are needed for evaluation and prediction.
 MODEL_PARTS = ("backbone", "head")
 
-# An argument of a part: its annotation, and its default or REQUIRED.
+# Annotation of an argument, and its default or REQUIRED.
 Argument = tuple[Any, Any]
 # data.changed: whether a run may resume on different training data; see `start.check_same_run`.
 CHANGED: Argument = (Literal["refuse", "allow"], "refuse")

@@ -113,8 +113,9 @@ class HFBackbone(Backbone):
         The arguments of the constructor are plain data for a checkpoint.
         """
         transformers = _import_transformers()
-        arguments = {"config": None, "mean": None, "std": None, **arguments}
-        if None not in (arguments["config"], arguments["mean"], arguments["std"]):
+        required = ("config", "mean", "std")
+        arguments = {**dict.fromkeys(required), **arguments}
+        if all(arguments[key] is not None for key in required):
             return arguments
 
         name = arguments["name"]

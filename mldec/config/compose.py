@@ -68,7 +68,7 @@ def to_hydra(words: list[str]) -> list[str]:
             flags.append(word)
             continue
 
-        # Only a single name can be checked. A sweep has several names.
+        # Check the key, and the option if it is a single name. A sweep has several names.
         bare = key.lstrip("+~")
         if bare in ("experiment", *PARTS):
             if not has_own_folder and re.fullmatch(r"[\w.-]+", value):

@@ -139,7 +139,7 @@ def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def platt(
-    logits: np.ndarray, present: np.ndarray, common: float | None = None
+    logits: np.ndarray, present: np.ndarray, prior_slope: float | None = None
 ) -> tuple[float, float]:
     """Fit the probability sigmoid(slope * logit + offset) of one class.
 
@@ -149,8 +149,8 @@ def platt(
     Args:
         logits: Float [N].
         present: Labels, bool [N].
-        common: Mean of a normal prior of the slope, such as the `common_slope`. The prior has a
-            large effect only with few images. None for no prior.
+        prior_slope: Mean of a normal prior of the slope, such as the `common_slope`. The prior
+            has a large effect only with few images. None for no prior.
 
     Returns:
         Slope and offset. The slope is 0 if all logits are equal.
@@ -168,8 +168,8 @@ def platt(
     # Mean and inverse variance (per image) of the prior of both parameters.
     center = np.zeros(2)
     strength = np.zeros(2)
-    if common is not None:
-        center[0] = common * spread
+    if prior_slope is not None:
+        center[0] = prior_slope * spread
         strength[0] = 1 / (DEVIATION * center[0]) ** 2 / len(scores)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:

@@ -135,6 +135,7 @@ class MultiLabelEvaluator:
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),
         }
+        # The first metric selects the best checkpoint.
         if self.skip_empty and not math.isnan(means["mAP_skip_empty"]):
             means = {"mAP_skip_empty": means["mAP_skip_empty"], "mAP": means["mAP"]}
         return {

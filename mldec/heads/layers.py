@@ -89,11 +89,11 @@ class Attention(nn.Module):
         attended = self.out_proj(attended.transpose(1, 2).flatten(2))
         if not need_weights:
             return attended, None
-        return attended, _weights(q, k).mean(1)
+        return attended, _attention_weights(q, k).mean(1)
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the attention weights of each head, float32 [B, heads, G, N]; see `forward`."""
-        return _weights(self._project(query, 0), self._project(key, 1))
+        return _attention_weights(self._project(query, 0), self._project(key, 1))
 
     def weight_gradients(self, value: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient of a scalar by the attention weights, [B, heads, G, N].
@@ -117,7 +117,7 @@ class Attention(nn.Module):
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
-def _weights(q: Tensor, k: Tensor) -> Tensor:
+def _attention_weights(q: Tensor, k: Tensor) -> Tensor:
     """Return the attention weights of queries [.., G, d] to keys [.., N, d], in float32."""
     return (q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
 

@@ -63,6 +63,7 @@ class StopRequest:
         """Yield items. After a stop request, a wait of `PATIENCE` seconds raises DataTimeout."""
         iterator = iter(items)
         while True:
+            # After a stop request, set the alarm here. `note` sets it if the request comes later.
             self._waiting = True
             if self and self.listening:
                 _set_alarm(PATIENCE)
@@ -72,7 +73,6 @@ class StopRequest:
                 return
             finally:
                 self._waiting = False
-                # Cancel the alarm of this function or of `note`.
                 if self and self.listening:
                     _set_alarm(0)
             yield item
