@@ -14,7 +14,7 @@ __version__ = "1.0.0rc1"
 
 
 def triton_can_compile() -> bool:
-    """Return True if there are a C compiler and Python.h, which Triton needs to launch a kernel.
+    """Return True if Triton can launch a kernel, which needs a C compiler and Python.h.
 
     The search is the same as in triton/runtime/build.py.
     """
@@ -43,7 +43,7 @@ if "torch" not in sys.modules and not triton_can_compile():
 
 
 def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that imports a module when a name of it is used."""
+    """Return a `__getattr__` for a package, which imports the module of a name on first use."""
 
     def load(name: str) -> Any:
         if name not in module_of:

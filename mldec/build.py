@@ -32,7 +32,7 @@ HOMES = {
     "head": ("mldec.heads",),
     "loss": ("mldec.losses",),
 }
-# Arguments that are passed by the caller, and not allowed in a node.
+# Arguments that `build` passes to the target. They are not allowed in a node.
 RUNTIME_ARGUMENTS = {
     "data": (),
     "backbone": (),
@@ -47,9 +47,9 @@ REQUIRED = inspect.Parameter.empty
 # Parts that are needed for evaluation and prediction.
 MODEL_PARTS = ("backbone", "head")
 
-# An argument of a part: its annotation, and its default or REQUIRED.
+# Annotation of an argument, and its default or REQUIRED.
 Argument = tuple[Any, Any]
-# Whether a run may resume on different training data. The trainer reads it from the data node.
+# data.changed: whether a run may resume on different training data; see `start.check_same_run`.
 CHANGED: Argument = (Literal["refuse", "allow"], "refuse")
 
 
@@ -58,7 +58,7 @@ class Part:
     """A validated part of a run with all its arguments, including defaults."""
 
     kind: str  # "data", "backbone", "head" or "loss"
-    name: str  # `_target_`; may name a package that reexports the target
+    name: str  # `_target_`, which may be the name of a reexport
     target: Callable[..., Any]
     arguments: dict[str, Any]
 
@@ -68,15 +68,7 @@ class Part:
         return {"_target_": self.name, **self.arguments}
 
     def call(self, **runtime: Any) -> Any:
-        """Call the target.
-
-        Args:
-            runtime: Additional arguments. They override arguments of the node.
-
-        Raises:
-            ConfigError: If the target raises ValueError. Its message becomes `<part>.<message>`
-                if it begins with the name of an argument, otherwise `<part>: <message>`.
-        """
+        """Call the target. `runtime` adds or overrides arguments."""
         arguments: dict[str, Any] = {}
         for name, parameter in _signature(self.target).parameters.items():
             if dataclasses.is_dataclass(parameter.annotation):
@@ -91,7 +83,7 @@ class Part:
         return self._create(kind, {field.name: self.arguments[field.name] for field in fields})
 
     def _create(self, target: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Call a target. The message of a ValueError gets the name of the part."""
+        """Call a target. A ValueError becomes a ConfigError with the name of the part."""
         try:
             return target(**arguments)
         except UserError:
@@ -109,15 +101,8 @@ Parts = Mapping[str, Part]
 def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
     """Validate the parts of a config before any file, download or device is used.
 
-    Args:
-        config: Config with nodes for the parts.
-        kinds: Parts to validate.
-
-    Returns:
-        The validated parts by kind.
-
     Raises:
-        ConfigError: With the errors of all parts in one message.
+        ConfigError: If a part is invalid. The message lists the errors of all parts.
     """
     parts: dict[str, Part] = {}
     faults: list[str] = []
@@ -137,11 +122,6 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
 
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
     """Validate a node and return its part with all arguments.
-
-    Args:
-        kind: "data", "backbone", "head" or "loss".
-        node: Mapping with `_target_` and arguments.
-        plugins: Third-party packages that may define the target.
 
     Raises:
         ConfigError: If the target is not allowed, or an argument is unknown, missing or invalid.
@@ -171,9 +151,9 @@ def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> 
 
 
 def complete(parts: Parts) -> Parts:
-    """Infer missing arguments from a file or the Hub, with the method `complete` of a class.
+    """Add missing arguments with the method `complete` of a part, which reads a file or the Hub.
 
-    Only for parts of the command line. The arguments in a checkpoint are complete.
+    The arguments in a checkpoint are complete already.
     """
     completed = dict(parts)
     for kind, part in parts.items():
@@ -197,7 +177,10 @@ def data(parts: Parts) -> DataModule:
         return module
 
     # Validate the shared settings before the data is read.
-    view, files, sampling, observed = (part.shared(kind) for kind in SHARED)
+    view = part.shared(View)
+    files = part.shared(FileSettings)
+    sampling = part.shared(Sampling)
+    observed = part.shared(Observed)
     docs = docs_of(part.target)
     with documented(docs):
         source = part.call()
@@ -207,14 +190,10 @@ def data(parts: Parts) -> DataModule:
 def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
     """Build the data of a command without a model.
 
-    Args:
-        settings: Settings of a training with "+experiment=NAME", or of data with "data=NAME".
+    The settings contain "+experiment=NAME", as for a training, or "data=NAME".
 
     Returns:
         The config with all arguments of the data, the data module, and the option file of the data.
-
-    Raises:
-        ConfigError: If no data is selected, or a setting is invalid.
     """
     if any(setting.startswith("+experiment=") for setting in settings):
         config, options = compose_with_options(settings)
@@ -230,7 +209,7 @@ def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
     # A config requires all parts, so use an experiment for the parts that are not needed.
     config = override(compose(["+experiment=digits"]), settings)
 
-    # Validate unused parts with a setting too, so that a misspelled setting raises an error.
+    # Also validate unused parts that have a setting, to find misspelled settings.
     named = {setting.partition("=")[0].partition(".")[0] for setting in settings}
     parts = check(config, [kind for kind in PARTS if kind in named])
     return recorded(config, parts), data(parts), option
@@ -247,9 +226,10 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
     if labels is not None and "label_counts" in parameters:
 
         def count_labels() -> LabelCounts:
-            table = labels()
-            counts = [torch.from_numpy(table.all_counts(value)) for value in (1, 0)]
-            return LabelCounts(*counts)
+            training = labels()
+            positives = torch.from_numpy(training.all_counts(1))
+            negatives = torch.from_numpy(training.all_counts(0))
+            return LabelCounts(positives, negatives)
 
         runtime["label_counts"] = count_labels
     module: nn.Module = part.call(**runtime)
@@ -284,13 +264,8 @@ def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classif
 def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[..., Any]:
     """Import the public class or function of a `_target_`.
 
-    Args:
-        kind: "data", "backbone", "head" or "loss".
-        target: Full name, defined in a module of `HOMES[kind]` or in a plugin.
-        plugins: Third-party packages that may define the target.
-
     Raises:
-        ConfigError: If the target does not exist, or is not allowed.
+        ConfigError: If it does not exist, or is not in a module of `HOMES[kind]` or in a plugin.
     """
     if not isinstance(target, str):
         raise ConfigError(f"{kind}._target_ is missing; pass {kind}=NAME")
@@ -312,12 +287,13 @@ def locate(kind: str, target: Any, plugins: Sequence[str] = ()) -> Callable[...,
 
     # Names that are imported by the module, such as `mldec.heads.gap.nn`, are not allowed.
     is_defined_there = any(_inside(getattr(located, "__module__", ""), home) for home in homes)
-    is_part = inspect.isclass(located) and issubclass(located, nn.Module)
-    expected = "nn.Module class"
     if kind == "data":
-        is_part = inspect.isfunction(located)
-        is_part = is_part and _signature(located).return_annotation in (Source, DataModule)
         expected = "function that returns a Source or a DataModule"
+        kinds = (Source, DataModule)
+        is_part = inspect.isfunction(located) and _signature(located).return_annotation in kinds
+    else:
+        expected = "nn.Module class"
+        is_part = inspect.isclass(located) and issubclass(located, nn.Module)
     if not is_defined_there or not is_part:
         raise ConfigError(f"{kind}._target_: '{target}' is not a {expected} of that module")
     assert callable(located)

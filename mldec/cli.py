@@ -40,18 +40,13 @@ def command(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_model_options(arguments: argparse.ArgumentParser, *, exported: bool = False) -> None:
-    """Add the checkpoint argument and the options of a model.
-
-    Args:
-        arguments: Parser to extend.
-        exported: Whether the command supports exported files, for the help.
-    """
-    files = ", or an .onnx file of mldec export" if exported else ""
+    """Add the checkpoint argument and the options of a model. `exported` adds .onnx files."""
+    files = ", an .onnx file of mldec export" if exported else ""
     arguments.add_argument(
         "checkpoint",
-        help="the folder of a run (its calibrated.pt if made from the current best.pt, else "
-        "best.pt), a checkpoint, a released .pth file, zoo:NAME or hf:OWNER/NAME[@REVISION] (see "
-        f"MODEL_ZOO.md), or clip:MODEL[:WEIGHTS] of open_clip (see docs/zero_shot.md){files}",
+        help="a checkpoint, a released .pth file, zoo:NAME or hf:OWNER/NAME[@REVISION] (see "
+        f"MODEL_ZOO.md), clip:MODEL[:WEIGHTS] of open_clip (see docs/zero_shot.md){files}, or the "
+        "folder of a run: its calibrated.pt if made from the current best.pt, else best.pt",
     )
     add_weights_options(arguments)
     arguments.add_argument(
@@ -167,11 +162,11 @@ def run_command(
         sys.exit(work(args))
 
 
-def require(what: str, extra: str, *packages: str) -> None:
-    """Raise ConfigError if a package of an extra is missing; `what` needs the packages."""
+def require(feature: str, extra: str, *packages: str) -> None:
+    """Raise ConfigError if a package of an extra is missing. `feature` starts the message."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{what}: {package} is missing; run pip install -e '.[{extra}]'")
+            raise ConfigError(f"{feature}: {package} is missing; run pip install -e '.[{extra}]'")
 
 
 def whole(text: str, *, smallest: int = 0) -> int:

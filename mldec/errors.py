@@ -48,7 +48,7 @@ class Stopped(Exception):
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """Return a hint for an unknown word: `; did you mean 'x'?` or the known words, or ""."""
+    """Return a hint for an unknown word: the closest known word, else all known words."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
@@ -87,11 +87,11 @@ def brief(error: BaseException) -> str:
 def naming_errors(
     path: str | Path, error: type[UserError] = CheckpointError, *, remedy: str = "use another copy"
 ) -> Iterator[None]:
-    """Convert exceptions while a file is read, parsed and used into an error with its path.
+    """Convert exceptions of reading a file to an error with its path.
 
     Args:
-        path: The file, or another beginning of the message.
-        error: Class of the error to raise. Errors of this class are raised unchanged.
+        path: Start of the message: the path of the file, or a setting.
+        error: Class of the new error. Exceptions of this class are not converted.
         remedy: End of the message.
     """
     try:
@@ -110,11 +110,7 @@ def naming_errors(
 
 @contextmanager
 def documented(section: str) -> Iterator[None]:
-    """Append a documentation hint to a DataError that has none.
-
-    Args:
-        section: File and section, such as "DATASETS.md, section MS-COCO". "" appends nothing.
-    """
+    """Append a hint, such as "DATASETS.md, section MS-COCO", to a DataError that has none."""
     try:
         yield
     except DataError as error:
@@ -125,7 +121,7 @@ def documented(section: str) -> Iterator[None]:
 
 @contextmanager
 def writing(target: str | Path, *, of_run: bool = False) -> Iterator[None]:
-    """Convert OSError of a failed write into DataError; `of_run`: the run can be resumed."""
+    """Convert OSError of a failed write to DataError. `of_run` suggests to resume the run."""
     try:
         yield
     except BrokenPipeError:
@@ -164,7 +160,7 @@ def one_line() -> Iterator[None]:
         try:
             yield
         finally:
-            # Python would report an error of its own flush at exit with a traceback.
+            # Python also flushes at exit, but prints errors with a traceback.
             with writing("standard output"):
                 sys.stdout.flush()
     except UserError as error:
@@ -187,12 +183,12 @@ def one_line() -> Iterator[None]:
 
 
 def _of_this_rank(message: str, *, shared: bool = False) -> str:
-    """Return the message that this rank prints, or "" if rank 0 prints it."""
+    """Return the message of an error on this rank, or "" if rank 0 prints it."""
     rank = os.environ.get("RANK", "0")
     if rank != "0" and shared:
         return ""
     if rank != "0":
-        # All ranks may have the same error. torchrun ends them after the exit of rank 0.
+        # All ranks may have the same error. Rank 0 prints it, and torchrun ends the others.
         time.sleep(MAIN_PRINTS_FIRST)
         message = f"rank {rank}: {message}"
     return message

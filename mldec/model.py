@@ -76,8 +76,8 @@ class Viewed(Classifier):
 
     Args:
         model: The model, in evaluation mode.
-        views: "flip" averages the image and its mirror image. "scales" averages the input, see
-            `larger`, and the input resized to `side`.
+        views: "flip" adds the mirror image. "scales" adds the image resized to `side`. The input
+            of "scales" has the size `larger(side)`.
         side: Input size of the model in pixels per side.
     """
 
@@ -88,7 +88,7 @@ class Viewed(Classifier):
 
     @staticmethod
     def larger(side: int) -> int:
-        """Return the larger input size: 1.25 times `side`, rounded up to a multiple of 32."""
+        """Return the input size of "scales": 1.25 times `side`, rounded up to a multiple of 32."""
         return 32 * math.ceil(1.25 * side / 32)
 
     def forward(
@@ -135,8 +135,8 @@ def multiply_accumulates(
     try:
         # Fake tensors report the CPU as device. The heads disable autocast, which has no "meta".
         # The counter of torch 2.11 misses fused attention on the CPU, so use the math backend.
-        math = sdpa_kernel(SDPBackend.MATH)
-        with FakeTensorMode(), torch.no_grad(), math, FlopCounterMode(display=False) as counter:
+        backend = sdpa_kernel(SDPBackend.MATH)
+        with FakeTensorMode(), torch.no_grad(), backend, FlopCounterMode(display=False) as counter:
             state = {}
             for name, value in chain(model.named_parameters(), model.named_buffers()):
                 state[name] = torch.empty(value.shape, dtype=value.dtype, device="cpu")
@@ -156,12 +156,11 @@ def multiply_accumulates(
 
 
 def work_per_image(model: nn.Module, image_size: int, word_vectors: Tensor | None) -> float | None:
-    """Return `multiply_accumulates` for word vectors [K, D_w], or None if counting fails."""
+    """Return the multiply-accumulates per image, or None if the model fails on fake tensors."""
     shape = None if word_vectors is None else word_vectors.shape
     try:
         return multiply_accumulates(model, image_size, shape)
-    except Exception:
-        # Modules of plugins may fail on fake tensors.
+    except Exception:  # modules of plugins may raise any error
         return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import pairwise
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from yaml import YAMLError
 
 import mldec
 from mldec.cli import VERSION, require
-from mldec.config.compose import config_dir, explain, parse, prepare, to_yaml
+from mldec.config.compose import config_dir, explain, parse, to_hydra, to_yaml
 from mldec.config.schema import Config
 from mldec.errors import ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
@@ -42,8 +43,8 @@ log = logging.getLogger("mldec")
 
 def run(config: Config, directory: Path) -> None:
     """Validate the config, lock the folder of the run, and train."""
-    # Set before torch is imported. Spinning threads make a CPU run ten times slower if another
-    # process is busy.
+    # OpenMP threads that spin make a CPU run ten times slower if another process is busy. Set this
+    # before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     to_console()
     log.info(f"{config.name}: starting, mldec {mldec.__version__}")
@@ -61,7 +62,7 @@ def run(config: Config, directory: Path) -> None:
         require("log.wandb=true", "wandb", "wandb")
     config = loading.check_start(config)
     parts = build.complete(build.check(config))
-    # The recorded config includes the defaults of all parts, which may change in later versions.
+    # Record the defaults of all parts, which later versions may change.
     config = build.recorded(config, parts)
     check_trainable(config)
 
@@ -74,8 +75,8 @@ def run(config: Config, directory: Path) -> None:
     train = config.train
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
 
-    # 3. Start the processes, check that they can share the batch, and lock the folder. Only the
-    # main process uses the folder, because nodes may not share a disk.
+    # 3. Start the processes, divide the batch, and lock the folder. Only the main process uses the
+    # folder, because nodes may have separate disks.
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         config = config.for_world_size(distributed.world_size())
         distributed.on_main(lock.take)
@@ -101,7 +102,7 @@ def _train(
         trainer, path = prepare_trainer(config, parts, directory, device, stop)
     finally:
         log.removeHandler(early)
-    # Keep the log of the same run. A checkpoint of another folder starts an empty log.
+    # Continue the log of a checkpoint in this folder. Otherwise start an empty log.
     lines = trainer.lines if path and is_inside(path, directory) else 0
     facts = distributed.on_main(partial(_open_folder, directory, trainer))
 
@@ -129,7 +130,7 @@ def _train(
             f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
             f"{directory}/checkpoints/best.pt"
         )
-        # The loss for partial labels estimates the class priors during training.
+        # `PartialAsymmetricLoss` has estimated the class priors.
         if config.loss.get("class_prior") == "estimate" and distributed.is_main():
             from mldec.losses.partial import save_estimate
 
@@ -191,11 +192,11 @@ def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
     """
-    for flag in range(len(arguments) - 1):
-        if arguments[flag : flag + 2] == ["--cfg", "job"]:
+    for index, pair in enumerate(pairwise(arguments)):
+        if pair == ("--cfg", "job"):
+            other_arguments = arguments[:index] + arguments[index + 2 :]
             # Prevent Hydra from creating an output folder.
-            no_folder = ["hydra.run.dir=.", "hydra.output_subdir=null"]
-            return show, arguments[:flag] + arguments[flag + 2 :] + no_folder
+            return show, other_arguments + ["hydra.run.dir=.", "hydra.output_subdir=null"]
     return app, arguments
 
 
@@ -211,7 +212,7 @@ def main() -> None:
 
     with one_line():
         task, arguments = choose_task(sys.argv[1:])
-        sys.argv[1:] = prepare(arguments)
+        sys.argv[1:] = to_hydra(arguments)
         try:
             task()
         except (HydraException, OmegaConfBaseException, YAMLError) as error:

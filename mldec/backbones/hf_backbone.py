@@ -15,7 +15,7 @@ from mldec.backbones.timm_backbone import (
     Backbone,
     FeatureNorm,
     check_drop_path,
-    loading,
+    loading_weights,
     quick_hub,
     read_weights,
 )
@@ -42,12 +42,12 @@ class HFBackbone(Backbone):
     Source: microsoft/CvT lib/models/cls_cvt.py.
 
     Args:
-        name: A repository on the hub (`microsoft/cvt-13`), or a folder of `save_pretrained`. It is
-            only read by `complete` and for pretrained weights.
+        name: A repository on the hub (`microsoft/cvt-13`), or a folder of `save_pretrained`. Only
+            `complete` and `pretrained=True` read it.
         pretrained: True for the weights of `name`, or the path of a file with weights of this
             network under the names of transformers (.safetensors, .bin).
-        image_size: Pixels per side, which are validated when the network is built. None for the
-            size in the config. Some networks do not support all sizes (Swin, PVT).
+        image_size: Pixels per side. None for the size in the config. Sizes that the network does
+            not support raise ConfigError (Swin, PVT).
         drop_path: Maximum rate of stochastic depth, in [0, 1). None for the rate in the config.
         checkpointing: Recompute activations in the backward pass to save memory.
         feature_norm: Norm of the tokens, as in `TimmBackbone`.
@@ -70,7 +70,8 @@ class HFBackbone(Backbone):
         std: Sequence[float] | None = None,
         config: dict[str, Any] | None = None,
     ) -> None:
-        # Do not read them here: an untrusted checkpoint could then read any file or repository.
+        # The constructor must not read the repository: it also builds networks of untrusted
+        # checkpoints, which could then name any file.
         if config is None or mean is None or std is None:
             raise ConfigError(
                 f"backbone.config: config, mean and std are required; "
@@ -92,7 +93,8 @@ class HFBackbone(Backbone):
         self.num_features = tokens.shape[2]
 
         self._set_norm(feature_norm, self._norm_behind_pooling(unused))
-        freeze(self, {key for key in unused if not key.startswith(f"network.{self._norm_path}.")})
+        applied_norm = f"network.{self._norm_path}."
+        freeze(self, {key for key in unused if not key.startswith(applied_norm)})
 
         if checkpointing:
             if not self.network.supports_gradient_checkpointing:
@@ -101,22 +103,19 @@ class HFBackbone(Backbone):
 
         # Load weights last, so that downloads start only if all other settings are valid.
         if pretrained:
-            with loading(name, pretrained):
+            with loading_weights(name, pretrained):
                 _load_weights(self.network, name, pretrained)
 
     @staticmethod
     def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Read config, mean and std from the hub, its cache or a folder if they are None.
 
-        Args:
-            arguments: Arguments of the constructor, as plain data.
-
-        Returns:
-            The complete arguments, as plain data for a checkpoint.
+        The arguments of the constructor are plain data for a checkpoint.
         """
         transformers = _import_transformers()
-        arguments = {"config": None, "mean": None, "std": None, **arguments}
-        if None not in (arguments["config"], arguments["mean"], arguments["std"]):
+        required = ("config", "mean", "std")
+        arguments = {**dict.fromkeys(required), **arguments}
+        if all(arguments[key] is not None for key in required):
             return arguments
 
         name = arguments["name"]
@@ -150,23 +149,19 @@ class HFBackbone(Backbone):
         if drop_path and "drop_path_rate" not in known:
             raise self._unsupported(f"drop_path={drop_path}")
 
+        network_class = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[config_class]
+        # DeiT and LeViT have two classes. The second one has a distillation classifier.
+        if isinstance(network_class, tuple):
+            network_class = network_class[0]
+
         with naming_errors(f"backbone.config: {self._name}", ConfigError, remedy="change it"):
             network_config = config_class(**settings)
-            is_cvt = config_class.model_type == "cvt"
-            if is_cvt:
-                # CvT has one rate per stage. Only the last one is used, by `_restore_original_cvt`.
-                if drop_path is None:
-                    drop_path = network_config.drop_path_rate[-1]
-                network_config.drop_path_rate = [0.0 for _ in network_config.depth]
-            elif drop_path is not None and "drop_path_rate" in known:
-                network_config.drop_path_rate = float(drop_path)
-            network_class = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[config_class]
-            # DeiT and LeViT have two classes. The second one has a distillation classifier.
-            if isinstance(network_class, tuple):
-                network_class = network_class[0]
-            network = network_class(network_config)
-        if is_cvt:
-            _restore_original_cvt(network, drop_path or 0.0)
+            if config_class.model_type == "cvt":
+                network = _create_cvt(network_class, network_config, drop_path)
+            else:
+                if drop_path is not None and "drop_path_rate" in known:
+                    network_config.drop_path_rate = float(drop_path)
+                network = network_class(network_config)
 
         # Keep norms, because `_set_norm` may apply one to the tokens.
         for child, module in list(network.named_children()):
@@ -177,7 +172,7 @@ class HFBackbone(Backbone):
     def _tokens(self, images: Tensor) -> Tensor:
         network = self.network.base_model
 
-        # Networks with position embeddings raise an error for other image sizes without it.
+        # Networks with position embeddings support other image sizes only with this option.
         options = {}
         if "interpolate_pos_encoding" in inspect.signature(network.forward).parameters:
             options["interpolate_pos_encoding"] = True
@@ -202,8 +197,9 @@ class HFBackbone(Backbone):
         """Return the path of the only unused LayerNorm of C channels, or None."""
         paths = []
         for path, module in self.network.named_modules():
-            is_unused = isinstance(module, nn.LayerNorm) and f"network.{path}.weight" in unused
-            if is_unused and tuple(module.normalized_shape) == (self.num_features,):
+            if not isinstance(module, nn.LayerNorm) or f"network.{path}.weight" not in unused:
+                continue
+            if tuple(module.normalized_shape) == (self.num_features,):
                 paths.append(str(path))
         return paths[0] if len(paths) == 1 else None
 
@@ -237,10 +233,11 @@ def _config_class(model_type: Any) -> Any:
 
 
 def _own_settings(config_class: Any) -> list[str]:
-    """Return the settings of a config class without shared settings, which may load code."""
+    """Return the settings of a config class. Settings of its base class may load code."""
     shared = inspect.signature(_import_transformers().PreTrainedConfig.__init__).parameters
     own = inspect.signature(config_class.__init__).parameters.values()
-    return [one.name for one in own if one.name not in shared and one.kind not in VARIADIC]
+    names = [parameter.name for parameter in own if parameter.kind not in VARIADIC]
+    return [name for name in names if name not in shared]
 
 
 def _recorded(config: Any) -> dict[str, Any]:
@@ -261,8 +258,14 @@ def _mean_and_std(processor: Mapping[str, Any]) -> tuple[list[float], list[float
     return list(processor["image_mean"]), list(processor["image_std"])
 
 
-def _restore_original_cvt(network: Any, drop_path: float) -> None:
-    """Set the activation and the stochastic depth of transformers' CvT as in the original code."""
+def _create_cvt(network_class: Any, config: Any, drop_path: float | None) -> Any:
+    """Build transformers' CvT with the activation and stochastic depth of the original code."""
+    # The config has one rate per stage. Only the last one is used.
+    if drop_path is None:
+        drop_path = config.drop_path_rate[-1]
+    config.drop_path_rate = [0.0 for _ in config.depth]
+    network = network_class(config)
+
     stages = network.base_model.encoder.stages
     for stage in stages:
         for layer in stage.layers:
@@ -276,21 +279,26 @@ def _restore_original_cvt(network: Any, drop_path: float) -> None:
         for layer, rate in zip(layers, rates, strict=True):
             for branch in (layer.attention.output, layer.output):
                 branch.dropout = nn.Sequential(branch.dropout, DropPath(rate))
+    return network
 
 
 def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
     """Load the weights of a repository, a folder or a file into the network."""
-    # transformers loads a second network with a classifier, and converts legacy names. Its
-    # messages about the classifier are disabled.
+    # `from_pretrained` builds a second network with a classifier, and converts legacy names.
+    # Disable its messages about the classifier.
     logging = _import_transformers().utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
-    is_file = pretrained is not True
+    source: str | None = str(Path(name).expanduser())
+    state = None
+    if pretrained is not True:
+        source = None
+        state = read_weights(str(pretrained))
     filled, report = type(network).from_pretrained(
-        None if is_file else str(Path(name).expanduser()),
+        source,
         config=network.config,
-        state_dict=read_weights(str(pretrained)) if is_file else None,
+        state_dict=state,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # for any number of classes
         output_loading_info=True,

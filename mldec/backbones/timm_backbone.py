@@ -81,7 +81,7 @@ class Backbone(Normalize):
         raise NotImplementedError
 
     def _check_tokens(self, tokens: Tensor) -> None:
-        """Raise ValueError if the tokens [1, N, C] include other than patch tokens."""
+        """Raise ValueError if the tokens [1, N, C] are not patch tokens only."""
 
     def _try_out(self, height: int, width: int) -> tuple[Tensor, set[str]]:
         """Run one image through the network on the meta device; see `try_out`."""
@@ -119,10 +119,10 @@ def read_weights(path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def loading(name: str, pretrained: bool | str) -> Iterator[None]:
+def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
     """Convert exceptions of loading weights to ConfigError, and restore the random state."""
     try:
-        # Building the second network draws random numbers, which must not change the head.
+        # Loading builds a second network. Its random numbers must not change the head.
         # torch prints download messages to stdout, which is reserved for results.
         with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr), quick_hub():
             yield
@@ -153,11 +153,9 @@ def quick_hub() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-# Arguments of timm that are not allowed in `model_args`: settings of the backbone, and arguments
-# that read files or URLs.
+# Arguments that are not allowed in `model_args`. Some of `create_model` read files or URLs.
 _RESERVED = {"num_classes", "in_chans", "img_size", "drop_path_rate", "features_only"}
-_RESERVED.update(inspect.signature(timm.create_model).parameters)
-_RESERVED.discard("kwargs")
+_RESERVED |= inspect.signature(timm.create_model).parameters.keys() - {"kwargs"}
 
 
 class TimmBackbone(Backbone):
@@ -196,11 +194,11 @@ class TimmBackbone(Backbone):
         model_args: dict[str, Any] | None = None,
     ) -> None:
         check_drop_path(drop_path)
-        # Some networks do not have the next two arguments, so pass them only if they are set.
         arguments = dict(model_args or {})
         for key in arguments:
             if key in _RESERVED:
                 raise ConfigError(f"backbone.model_args.{key}: not allowed; omit it")
+        # Some networks do not have these arguments, so pass them only if they are set.
         if image_size is not None:
             arguments["img_size"] = image_size
         if drop_path is not None:
@@ -228,29 +226,35 @@ class TimmBackbone(Backbone):
 
         # Load weights last, so that downloads start only if all other settings are valid.
         if pretrained:
-            with loading(name, pretrained):
+            with loading_weights(name, pretrained):
                 _load_weights(network, name, pretrained, arguments)
 
     def layers_below_head(self) -> dict[str, int]:
         """Return the number of layers between each parameter and the head, by parameter name.
 
-        Layers are counted as in timm's layer decay: 1 for the last block, the maximum for the
-        stem, and 0 for parts of the classifier, such as a norm after the pooling. ConfigError is
-        raised if timm has no layer groups for this network.
+        Layers are counted as in timm's layer decay. Parts of the classifier, such as a norm after
+        the pooling, have depth 0, the last block has depth 1, and the stem has the maximum depth.
+
+        Raises:
+            ConfigError: If timm has no layer groups for this network.
         """
         if not hasattr(self.network, "group_matcher"):
             raise ConfigError(
                 f"optim.layer_decay: timm has no layer groups for {self._name}; omit it"
             )
 
-        # timm counts layers from the stem, and unknown names as the last layer. "classifier" is
-        # such a name, because this network has no classifier.
-        named = list(self.network.named_parameters())
-        named.append(("classifier", None))
+        # timm counts layers from the stem, and puts unknown names into the layer of the classifier.
+        # This network has no classifier, so "classifier" is an unknown name.
+        parameters = list(self.network.named_parameters())
+        parameters.append(("classifier", None))
         matcher = self.network.group_matcher(coarse=False)
-        layers = group_with_matcher(iter(named), matcher, reverse=True)
-        depth = {f"network.{name}": layers["classifier"] - layer for name, layer in layers.items()}
-        return {name: depth.get(name, 0) for name, _ in self.named_parameters()}
+        layers = group_with_matcher(iter(parameters), matcher, reverse=True)
+
+        # Parameters outside the network, such as a new norm, have depth 0.
+        depths = {name: 0 for name, _ in self.named_parameters()}
+        for name, _ in self.network.named_parameters():
+            depths[f"network.{name}"] = layers["classifier"] - layers[name]
+        return depths
 
     def _tokens(self, images: Tensor) -> Tensor:
         return timm_tokens(self.network, images, norm_path=self._norm_path)
@@ -277,8 +281,8 @@ def _load_weights(
     network: Any, name: str, pretrained: bool | str, arguments: dict[str, Any]
 ) -> None:
     """Load timm's weights or the weights of a file into the network, strictly."""
-    # timm does not load strictly if the number of classes differs: missing layers stay random
-    # without a warning. Load strictly into a second network with the number of classes of the
+    # timm loads strictly only if the number of classes is equal. Otherwise missing layers stay
+    # random without a warning. Load into a second network with the number of classes of the
     # weights, and copy them from there.
     num_classes = network.pretrained_cfg["num_classes"]
     overlay = None
@@ -297,9 +301,10 @@ def _load_weights(
 def _num_classes(state: dict[str, Any], network: Any) -> int:
     """Return the number of rows of the classifier in a state dict; 0 without a classifier."""
     cfg = network.pretrained_cfg
-    classifier = cfg["classifier"]
-    layers = [classifier] if isinstance(classifier, str) else list(classifier or ())
-    for layer in layers + ["head", "fc"]:  # names in third-party files
+    classifiers = cfg["classifier"] or []
+    if isinstance(classifiers, str):
+        classifiers = [classifiers]
+    for layer in list(classifiers) + ["head", "fc"]:  # the last two are in third-party files
         if f"{layer}.weight" in state:
             return len(state[f"{layer}.weight"])
 

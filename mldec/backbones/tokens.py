@@ -10,18 +10,13 @@ from torch.func import functional_call
 # Shapes: B batch, H and W height and width of a feature map, N tokens, C feature width
 
 
-def misfit(features: str, width: int) -> ValueError:
-    """Return the error for features that are neither a feature map nor a token sequence."""
-    return ValueError(f"the features are {features}, not one map or sequence of {width} channels")
-
-
 # timm's networks have no common type, so they are annotated with Any.
 def norm_behind_pooling(network: Any) -> str | None:
     """Return the path of the norm after the pooling, such as `head.norm` of ConvNeXt, or None."""
     for path in ("head.norm", "fc_norm"):
         try:
-            # Only norms over channels have this attribute. A different width means that another
-            # layer precedes the norm.
+            # Only norms over channels have this attribute. If the width differs, another layer
+            # precedes the norm.
             if tuple(network.get_submodule(path).normalized_shape) == (network.num_features,):
                 return path
         except AttributeError:
@@ -43,14 +38,16 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
     channel_dim = -1 if channels_last else 1
     if len(shape) not in (3, 4) or shape[channel_dim] != network.num_features:
         found = f"{list(shape)}" if shape else f"a {type(features).__name__}"
-        raise misfit(found, network.num_features)
+        raise ValueError(
+            f"the features are {found}, not one map or sequence of {network.num_features} channels"
+        )
 
     # Apply the norm before flattening, because it expects the layout of its network.
     if norm_path:
         features = network.get_submodule(norm_path)(features)
 
     if len(shape) == 3:
-        # CNNs lack this attribute or have None. VOLO lacks it, and has one class token.
+        # CNNs have no attribute `num_prefix_tokens` or None. VOLO has none, but one class token.
         num_prefix = getattr(network, "num_prefix_tokens", hasattr(network, "cls_token")) or 0
         return features[:, int(num_prefix) :]
     if channels_last:
@@ -59,34 +56,33 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
 
 
 def check_patches(network: Any, tokens: Tensor) -> None:
-    """Raise ValueError if there are no tokens, or more tokens than patches (class tokens)."""
+    """Raise ValueError if there are no tokens, or class tokens in addition to the patches."""
+    num_tokens = tokens.shape[1]
     grid = getattr(getattr(network, "patch_embed", None), "grid_size", None)
-    most = math.prod(grid) if grid else tokens.shape[1]
-    if not 0 < tokens.shape[1] <= most:
-        raise misfit(f"{tokens.shape[1]} tokens for {most} patches", network.num_features)
+    num_patches = math.prod(grid) if grid else num_tokens
+    if not 0 < num_tokens <= num_patches:
+        raise ValueError(f"the features are {num_tokens} tokens for {num_patches} patches")
 
 
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
-    """Run one image through a backbone on the meta device, in evaluation mode.
-
-    Args:
-        module: Maps images [B, C, H, W] to tokens [B, N, C].
-        image_shape: Shape [C, H, W] of the image.
+    """Run one image [C, H, W] through a backbone on the meta device, in evaluation mode.
 
     Returns:
         The tokens [1, N, C] without values, and the names of the unused parameters.
     """
-    own = dict(module.named_parameters()) | dict(module.named_buffers())
-    names = [name for name, _ in module.named_parameters()]
-    dtype = next(value.dtype for value in own.values() if value.is_floating_point())
+    parameters = dict(module.named_parameters())
+    tensors = parameters | dict(module.named_buffers())
+    dtype = next(value.dtype for value in tensors.values() if value.is_floating_point())
     modes = {part: part.training for part in module.modules()}
 
     # Meta tensors have no values. They take no memory and draw no random numbers.
     module.eval()
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            meta = {name: torch.empty_like(value, device="meta") for name, value in own.items()}
-            inputs = [meta[name].requires_grad_() for name in names]
+            meta = {}
+            for name, value in tensors.items():
+                meta[name] = torch.empty_like(value, device="meta")
+            inputs = [meta[name].requires_grad_() for name in parameters]
             image = torch.empty(1, *image_shape, dtype=dtype, device="meta")
             tokens = functional_call(module, meta, (image,))
             gradients = torch.autograd.grad(tokens.sum(), inputs, allow_unused=True)
@@ -94,8 +90,8 @@ def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, se
         for part, training in modes.items():
             part.training = training
 
-    unused = {name for name, value in zip(names, gradients, strict=True) if value is None}
-    return tokens, unused
+    by_name = dict(zip(parameters, gradients, strict=True))
+    return tokens, {name for name, gradient in by_name.items() if gradient is None}
 
 
 def freeze(module: nn.Module, names: set[str]) -> None:

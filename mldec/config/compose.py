@@ -21,8 +21,10 @@ from mldec.errors import ConfigError, suggest
 OPEN_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init|optim\.options)\.|optim\.options$")
 
 # Flags of Hydra. Any other word with two dashes is probably meant as a setting.
-FLAG = "help|hydra-help|version|cfg|resolve|package|run|multirun|info"
-FLAG = rf"--({FLAG}|config-\w+|experimental-rerun)"
+FLAG = (
+    r"--(help|hydra-help|version|cfg|resolve|package|run|multirun|info|config-\w+"
+    r"|experimental-rerun)"
+)
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -39,25 +41,22 @@ def options(part: str) -> list[str]:
     return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
 
 
-def prepare(words: list[str]) -> list[str]:
+def to_hydra(words: list[str]) -> list[str]:
     """Check keys and option names of a command line, and convert it to Hydra's syntax.
 
     `head.num_groups=20` becomes `++head.num_groups=20`, so that the YAML need not contain the key.
     Flags come first, because Hydra's parser drops settings after them.
 
-    Args:
-        words: Command line without the program name.
-
-    Returns:
-        Flags of Hydra, followed by the settings.
-
     Raises:
         ConfigError: If a key or an option does not exist.
     """
     words = [_expand_home(SHORT_FORMS.get(word, word)) for word in words]
+    # With other settings of `init`, its short form means the path.
     if any(word.startswith("init.") for word in words):
         words = [re.sub("^init=", "init.path=", word) for word in words]
-    own_folder = any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words)
+    # These may add option files.
+    adds_folder = ("--config-dir", "-cd", "hydra.searchpath")
+    has_own_folder = any(word.startswith(adds_folder) for word in words)
 
     flags = []
     settings = []
@@ -69,11 +68,10 @@ def prepare(words: list[str]) -> list[str]:
             flags.append(word)
             continue
 
-        # Only a single name can be checked. A sweep has several names, and --config-dir may add
-        # option files.
+        # Check the key, and the option if it is a single name. A sweep has several names.
         bare = key.lstrip("+~")
         if bare in ("experiment", *PARTS):
-            if not own_folder and re.fullmatch(r"[\w.-]+", value):
+            if not has_own_folder and re.fullmatch(r"[\w.-]+", value):
                 check_option(bare, value)
         elif not bare.startswith("hydra") and not OPEN_KEY.match(bare):
             check_key(bare.partition("@")[0])
@@ -93,11 +91,7 @@ def _expand_home(word: str) -> str:
 
 
 def compose(words: list[str]) -> Config:
-    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"].
-
-    Raises:
-        ConfigError: If a setting is unknown or invalid.
-    """
+    """Return the config of a command line such as ["+experiment=digits", "train.epochs=1"]."""
     return compose_with_options(words)[0]
 
 
@@ -105,7 +99,7 @@ def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
     """Return the config of a command line, and the name of the option file by part."""
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
-            node = hydra.compose("config", prepare(words), return_hydra_config=True)
+            node = hydra.compose("config", to_hydra(words), return_hydra_config=True)
         options = dict(node.hydra.runtime.choices)
         with open_dict(node):
             del node.hydra
@@ -117,19 +111,14 @@ def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
 def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
     """Validate Hydra's composition or the dictionary in a checkpoint.
 
-    Args:
-        values: Node of OmegaConf or nested dictionaries.
-        changes: Nodes of OmegaConf that override settings, later ones last.
-
-    Returns:
-        The validated config.
+    `changes` are nodes of OmegaConf that override settings. Later nodes have precedence.
 
     Raises:
         ConfigError: If a setting is unknown, missing or invalid.
     """
     try:
-        # The composed node may contain unknown keys that were added with '+'. Merging its plain
-        # values into a new schema raises an error for them.
+        # Merge plain values into a new schema, which raises an error for unknown keys. The composed
+        # node allows unknown keys that were added with '+'.
         changed = OmegaConf.merge(values, *changes)
         plain = OmegaConf.to_container(changed, resolve=True)
         for key in RETIRED:
@@ -160,19 +149,12 @@ def to_yaml(config: Config) -> str:
 
 
 def override(config: Config, words: list[str]) -> Config:
-    """Return the config with overridden settings.
-
-    Args:
-        config: Config to start from. It is not changed.
-        words: Overrides such as ["data=coco", "data.root=/data/coco"].
-
-    Raises:
-        ConfigError: If an override is not understood, or the result is invalid.
-    """
+    """Return a new config with overrides such as ["data=coco", "data.root=/data/coco"]."""
     base: dict[str, Any] = to_dict(config)
     changes = []
 
-    for word in map(_expand_home, words):
+    for word in words:
+        word = _expand_home(word)
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
             raise ConfigError(f"'{word}': expected key=value, such as data.root=/data/coco")
@@ -205,10 +187,7 @@ def check_option(part: str, name: str) -> None:
 
 
 def check_key(key: str) -> None:
-    """Raise ConfigError if there is no setting of this full key, such as "optim.lr".
-
-    The arguments of parts are not checked.
-    """
+    """Raise ConfigError if a full key, such as "optim.lr", is unknown. Skips arguments of parts."""
     names = key.split(".")
     sections = get_type_hints(Config)
     keys = []
@@ -216,6 +195,7 @@ def check_key(key: str) -> None:
         if is_dataclass(kind):
             keys += [f"{section}.{item.name}" for item in fields(kind)]
 
+    # Parts and `init` are no dataclasses.
     is_open = names[0] in sections and not is_dataclass(sections[names[0]])
     if is_open or key in sections or ".".join(names[:2]) in keys:
         return
@@ -247,13 +227,15 @@ def explain(error: BaseException) -> str:
     if isinstance(error, InterpolationToMissingValueError):
         return "no experiment given; pass +experiment=NAME (see --help)"
 
-    # The cause of the error, if any, contains the key.
     text = str(error).partition("Config search path")[0]
-    reason, _, after_key = str(error.__cause__ or text).partition("full_key: ")
+    one_line = " ".join(text.split())
     if isinstance(error, OverrideParseException):
-        return f"{str(error.override).removeprefix('++')}: {' '.join(text.split())}"
+        return f"{str(error.override).removeprefix('++')}: {one_line}"
+
+    # The cause of the error, if any, contains the key.
+    reason, _, after_key = str(error.__cause__ or text).partition("full_key: ")
     if not after_key.strip():
-        return " ".join(text.split())
+        return one_line
 
     # Our own message for an unknown key has a suggestion.
     key = after_key.split()[0]

@@ -20,13 +20,9 @@ from mldec.runtime.devices import Precision, check_device, processors
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """Return True if a value from YAML fits the annotation of an argument.
+    """Return True if a value from YAML fits an annotation, such as `float | None`.
 
     An integer fits `float`; NaN and infinity do not. True and False fit only `bool`.
-
-    Args:
-        value: Value from YAML: a scalar, list or mapping.
-        hint: Annotation, such as `float | None` or `Literal["stop", "skip"]`.
     """
     origin = get_origin(hint)
     arguments = get_args(hint)
@@ -61,8 +57,8 @@ def describe(hint: Any) -> str:
     return "null" if hint is type(None) else inspect.formatannotation(hint)
 
 
-MAX_WORKERS = 1024  # upper limit of train.workers
-MOST_WORKERS = 16  # upper limit of the default: enough for a GPU, and each worker takes memory
+MAX_WORKERS = 1024  # maximum of train.workers
+MAX_DEFAULT_WORKERS = 16  # maximum of its default: enough for a GPU, and each worker takes memory
 
 PARTS = ("data", "backbone", "head", "loss")
 
@@ -72,8 +68,8 @@ SHORT_FORMS = {"train.batch_size=auto": "train.pieces=1"}
 # Settings in checkpoints of 1.0.0rc1 that no longer exist and had no effect on the model.
 RETIRED = ("train.fit_memory", "log.images", "log.classes", "log.trackio")
 
-# Settings that may change when a run is resumed. `batch_per_gpu` is one of them, because the
-# resulting train.batch_size is compared.
+# Settings that may change when a run is resumed. `batch_per_gpu` only changes the resulting
+# `batch_size`, which is compared.
 HARMLESS = {
     "name",
     "device",
@@ -114,13 +110,13 @@ MAX_SEED = 2**63 - 1  # largest seed that both torch and NumPy accept
 
 
 def _require(
-    settings: Any, names: str, rule: str, good: Callable[[Any], bool], *, within: str
+    settings: Any, prefix: str, names: str, rule: str, is_valid: Callable[[Any], bool]
 ) -> None:
-    """Raise ConfigError for an invalid value that is not None; `within` is the key prefix."""
+    """Raise ConfigError for an invalid value that is not None. `rule` describes valid values."""
     for name in names.split():
         value = getattr(settings, name)
-        if value is not None and not good(value):
-            raise ConfigError(f"{within}{name} is {value}; it must be {rule}")
+        if value is not None and not is_valid(value):
+            raise ConfigError(f"{prefix}{name} is {value}; it must be {rule}")
 
 
 class ScheduleName(Enum):
@@ -169,7 +165,7 @@ class Decay(Enum):
 
 @dataclass(kw_only=True)
 class Train:
-    """The training loop. `batch_size` is global: processes and micro-batches divide it."""
+    """The training loop. `batch_size` is the total of all processes and micro-batches."""
 
     epochs: int = 40  # length of the schedule
     min_steps: int | None = None  # minimum number of optimizer steps; raises `epochs` if necessary
@@ -180,8 +176,8 @@ class Train:
     # Images per process and micro-batch. batch_size becomes batch_per_gpu x processes x accumulate.
     batch_per_gpu: int | None = None
     accumulate: int = 1  # micro-batches per optimizer step
-    # Pieces of each micro-batch. train.batch_size=auto sets 1, and the number is doubled after each
-    # out-of-memory error of CUDA. null: never divided
+    # Number of pieces of each micro-batch, doubled after each out-of-memory error of CUDA.
+    # train.batch_size=auto sets 1. null: micro-batches are never divided.
     pieces: int | None = None
     # Repeated augmentation: versions of an image per batch; an epoch has 1/repeats of the images.
     repeats: int = 1
@@ -216,7 +212,7 @@ class Train:
     # Synchronize batch-norm statistics across all processes (CUDA only).
     sync_batchnorm: bool = False
     # Average running statistics over the processes after each epoch, as timm's --dist-bn reduce.
-    # Otherwise the main process's statistics are evaluated. The moving average always has these.
+    # false: evaluate the statistics of the main process, as always for the moving average.
     average_batchnorm: bool = False
     nonfinite: NonFinite = NonFinite.stop
     save_every_steps: int | None = None  # in addition to the end of each epoch; null: never
@@ -228,21 +224,22 @@ class Train:
     log_every: int = 50  # steps
 
     def __post_init__(self) -> None:
-        require = partial(_require, self, within="train.")
-        last = self.last_epoch
-        counts = "epochs batch_size accumulate repeats eval_batch_size eval_every log_every"
-        optional_counts = "min_steps patience batch_per_gpu pieces"
-        above_0 = "save_every_steps save_every_minutes clip_grad"
-        up_to_last = f"from 1 to train.epochs ({self.epochs}), or null"
-        require(f"{counts} keep_last ema_start_epoch", "at least 1", lambda value: value >= 1)
-        require(optional_counts, "at least 1, or null", lambda value: value >= 1)
+        require = partial(_require, self, "train.")
+        names = "epochs batch_size accumulate repeats eval_batch_size eval_every log_every"
+        require(f"{names} keep_last ema_start_epoch", "at least 1", lambda value: value >= 1)
+        names = "min_steps patience batch_per_gpu pieces"
+        require(names, "at least 1, or null", lambda value: value >= 1)
         require("query_noise random_queries", "0 or more", lambda value: value >= 0)
-        require(above_0, "above 0, or null", lambda value: value > 0)
+        names = "save_every_steps save_every_minutes clip_grad"
+        require(names, "above 0, or null", lambda value: value > 0)
         require("ema_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
-        workers = f"from 0 to {MAX_WORKERS:,}, or null"
-        require("workers", workers, lambda value: 0 <= value <= MAX_WORKERS)
-        require("stop_epoch", up_to_last, lambda epoch: 1 <= epoch <= self.epochs)
-        require("ema_start_epoch", f"at most the last epoch ({last})", lambda epoch: epoch <= last)
+
+        rule = f"from 0 to {MAX_WORKERS:,}, or null"
+        require("workers", rule, lambda value: 0 <= value <= MAX_WORKERS)
+        rule = f"from 1 to train.epochs ({self.epochs}), or null"
+        require("stop_epoch", rule, lambda value: 1 <= value <= self.epochs)
+        rule = f"at most the last epoch ({self.last_epoch})"
+        require("ema_start_epoch", rule, lambda value: value <= self.last_epoch)
 
         if not matches(self.compile, Compile):
             raise ConfigError(f"train.compile is {self.compile}; it must be {describe(Compile)}")
@@ -258,12 +255,12 @@ class Train:
     def loader_workers(self) -> int:
         """Number of loader processes of this rank."""
         if self.workers is None:
-            return min(processors(), MOST_WORKERS)
+            return min(processors(), MAX_DEFAULT_WORKERS)
         return self.workers
 
     @property
     def compile_mode(self) -> str | None:
-        """Mode of torch.compile, or None for the default mode and without compilation."""
+        """Mode of torch.compile; None for its default mode, or if the model is not compiled."""
         return self.compile if isinstance(self.compile, str) else None
 
     @property
@@ -272,13 +269,7 @@ class Train:
         return self.epochs if self.stop_epoch is None else self.stop_epoch
 
     def for_world_size(self, processes: int) -> "Train":
-        """Return the settings for a number of processes.
-
-        Args:
-            processes: Number of processes, at least 1.
-
-        Returns:
-            Settings with the global batch size if `batch_per_gpu` is set, otherwise unchanged.
+        """Return the settings with the batch size that follows from `batch_per_gpu`, if it is set.
 
         Raises:
             ConfigError: If the batch size is not divisible by processes x accumulate.
@@ -343,7 +334,7 @@ class Mix:
         return (self.enabled and self.labels is MixLabels.weighted) or self.smoothing > 0
 
     def __post_init__(self) -> None:
-        require = partial(_require, self, within="mix.")
+        require = partial(_require, self, "mix.")
         require("mixup cutmix", "0 (off) or more", lambda value: value >= 0)
         require("prob switch_prob", "from 0 to 1", lambda share: 0 <= share <= 1)
         # At 1, all classes would have the same label.
@@ -370,11 +361,11 @@ class Optim:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require = partial(_require, self, within="optim.")
-        frozen = "above 0, or null; train.freeze=[backbone] freezes it"
+        require = partial(_require, self, "optim.")
         require("lr", "above 0", lambda value: value > 0)
         require("weight_decay", "0 or more", lambda value: value >= 0)
-        require("backbone_lr", frozen, lambda value: value > 0)
+        rule = "above 0, or null; train.freeze=[backbone] freezes it"
+        require("backbone_lr", rule, lambda value: value > 0)
         require("layer_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
 
 
@@ -391,9 +382,9 @@ class Schedule:
     cooldown_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        require = partial(_require, self, within="schedule.")
-        rates = "warmup_epochs min_lr warmup_lr cooldown_epochs"
-        require(rates, "0 or more", lambda value: value >= 0)
+        require = partial(_require, self, "schedule.")
+        names = "warmup_epochs min_lr warmup_lr cooldown_epochs"
+        require(names, "0 or more", lambda value: value >= 0)
         require("pct_start", "between 0 and 1", lambda value: 0 < value < 1)
 
 
@@ -406,7 +397,7 @@ class Log:
 
 
 class ByName(Enum):
-    """How the classes of a checkpoint are matched with the classes of the data; see `Init`."""
+    """Matching of the classes of a checkpoint with the classes of the data; see `Init`."""
 
     by_name = "by_name"
 
@@ -463,4 +454,4 @@ class Config:
         if self.train.cache_features and self.mix.soft:
             raise ConfigError("train.cache_features: mixed images cannot be cached; leave mix out")
         rule = f"from 0 to {MAX_SEED}"
-        _require(self, "seed", rule, lambda seed: 0 <= seed <= MAX_SEED, within="")
+        _require(self, "", "seed", rule, lambda seed: 0 <= seed <= MAX_SEED)

@@ -21,7 +21,7 @@ class Evaluator(Protocol):
         """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics in percent, and numbers of classes as "classes_...".
+        """Compute the metrics in percent. Metrics named "classes_..." are numbers of classes.
 
         The first metric selects the best checkpoint. The caller raises `DataError` if it is NaN.
         """

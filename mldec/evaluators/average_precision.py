@@ -44,15 +44,15 @@ def average_precision(
     target_blocks = _as_blocks(targets)
     num_classes = score_blocks[0].shape[1]
 
-    def of_classes(start: int) -> list[list[float]]:
+    def of_chunk(start: int) -> list[list[float]]:
         columns = slice(start, start + COLUMNS)
-        pairs = zip(_columns(score_blocks, columns), _columns(target_blocks, columns), strict=True)
-        return [_of_class(column, labels, interpolations) for column, labels in pairs]
+        chunk = zip(_columns(score_blocks, columns), _columns(target_blocks, columns), strict=True)
+        return [_of_class(column, labels, interpolations) for column, labels in chunk]
 
     # NumPy releases the GIL while it sorts.
     rows: list[list[float]] = []
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        for part in threads.map(of_classes, range(0, num_classes, COLUMNS)):
+        for part in threads.map(of_chunk, range(0, num_classes, COLUMNS)):
             rows += part
 
     # [K, interpolations] -> one column per interpolation. `view` handles K = 0.
@@ -89,8 +89,8 @@ def _of_class(
     if total == 0:
         return [np.nan] * len(interpolations)
 
-    # Count the positives and the annotated images with at least the score of each positive, in
-    # ascending order of scores.
+    # For each positive, in ascending order of scores: the numbers of positives and of annotated
+    # images with at least the same score.
     hits = total - np.searchsorted(positive, positive)
     seen = len(annotated) - np.searchsorted(annotated, positive)
     precision = hits / seen
@@ -106,13 +106,10 @@ def _of_class(
         if name == "envelope":
             values.append(envelope.mean())
         else:
-            # Number of positives at recall 0, 0.1, .. 1, rounded up. Integers avoid float errors.
+            # Number of positives at recall 0, 0.1, .. 1, rounded up without float errors.
             needed = -(-np.arange(11) * total // 10)
             values.append(envelope[total - np.maximum(needed, 1)].mean())
     return values
-
-
-# Exchange between ranks
 
 
 class Predictions:
@@ -147,7 +144,8 @@ class Predictions:
 
     def shared_by_classes(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return logits and targets of the images of all ranks, for the classes of this rank."""
-        logits, targets = map(list, zip(*self.blocks(), strict=True))
+        logits = [block for block, _ in self.blocks()]
+        targets = [block for _, block in self.blocks()]
         return distributed.share_columns(logits), distributed.share_columns(targets)
 
     def _keep_last(self) -> None:

@@ -33,9 +33,7 @@ class Ranking:
 def rank(logits: np.ndarray, labels: np.ndarray) -> Ranking:
     """Rank all annotated pairs by the calibrated probability of their label, lowest first.
 
-    Args:
-        logits: Float [N, K].
-        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
+    The arguments are logits [N, K] and labels, int8 [N, K] of 1, 0 or -1 (not annotated).
     """
     probabilities = calibrated(logits, labels)
 
@@ -56,10 +54,6 @@ def suspected_labels(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarra
     of the paper). A label is suspected if the probability of the opposite label reaches the
     threshold of the opposite label. We also require that the opposite label is more probable. A
     class without images of the opposite label has no threshold and no suspected labels.
-
-    Args:
-        probabilities: Calibrated probabilities [N, K] in [0, 1].
-        labels: Int8 [N, K] of 1, 0 or -1 (not annotated).
     """
     of_present = _mean(probabilities, labels == 1)
     of_absent = _mean(1 - probabilities, labels == 0)
@@ -111,9 +105,9 @@ def soft_targets(present: np.ndarray, absent: np.ndarray) -> tuple[np.ndarray, n
 
 
 def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Fit a common slope, above 0, for K classes with one offset per class.
+    """Fit a common slope, above 0, for K classes with one offset per class; arguments as in `rank`.
 
-    The slope is 1 if all logits of each class are equal. The arguments are those of `rank`.
+    The slope is 1 if all logits of each class are equal.
     """
     annotated = labels >= 0
     targets, offsets = soft_targets(labels == 1, labels == 0)
@@ -145,7 +139,7 @@ def common_slope(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def platt(
-    logits: np.ndarray, present: np.ndarray, common: float | None = None
+    logits: np.ndarray, present: np.ndarray, prior_slope: float | None = None
 ) -> tuple[float, float]:
     """Fit the probability sigmoid(slope * logit + offset) of one class.
 
@@ -155,8 +149,8 @@ def platt(
     Args:
         logits: Float [N].
         present: Labels, bool [N].
-        common: Mean of a normal prior of the slope, which matters for few images. None for no
-            prior.
+        prior_slope: Mean of a normal prior of the slope, such as the `common_slope`. The prior
+            has a large effect only with few images. None for no prior.
 
     Returns:
         Slope and offset. The slope is 0 if all logits are equal.
@@ -171,11 +165,11 @@ def platt(
     mean = scores.mean()
     inputs = np.stack([(scores - mean) / spread, np.ones_like(scores)])
 
-    # Mean and inverse variance of the prior of both parameters.
+    # Mean and inverse variance (per image) of the prior of both parameters.
     center = np.zeros(2)
     strength = np.zeros(2)
-    if common is not None:
-        center[0] = common * spread
+    if prior_slope is not None:
+        center[0] = prior_slope * spread
         strength[0] = 1 / (DEVIATION * center[0]) ** 2 / len(scores)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:

@@ -14,14 +14,14 @@ from mldec.runtime.devices import as_float64
 class Counts:
     """True positives, predictions and positives per class, for one decision rule.
 
-    Targets of -1 are ignored. The counts are float64 [K]. Their device is the device of the last
-    batch, or the CPU if that has no float64.
+    Targets of -1 are ignored. The counts are float64 [K], on the device of the last batch. Without
+    float64 on this device, they are on the CPU.
     """
 
     def __init__(self, num_classes: int) -> None:
         self.hits, self.predicted, self.positives = torch.zeros(3, num_classes, dtype=torch.float64)
 
-    def over_processes(self) -> "Counts":
+    def over_ranks(self) -> "Counts":
         """Return the sums over all ranks. Sums of integers do not depend on the order."""
         sums = Counts(len(self.hits))
         # All-reduce on the CPU: the counts of a rank without images are there.
@@ -126,8 +126,8 @@ class MultiLabelEvaluator:
         """
         logits, targets = self.predictions.shared_by_classes()
         per_class_ap = average_precision_of_all(logits, targets, interpolations=INTERPOLATIONS)
-        at_threshold = self.at_threshold.over_processes()
-        at_top_k = self.at_top_k.over_processes()
+        at_threshold = self.at_threshold.over_ranks()
+        at_top_k = self.at_top_k.over_ranks()
 
         self._per_class = {"AP": per_class_ap["none"], **at_threshold.per_class()}
         self._positives = at_threshold.positives
@@ -135,6 +135,7 @@ class MultiLabelEvaluator:
             "mAP": 100 * per_class_ap["none"].nan_to_num(0).mean().item(),
             "mAP_skip_empty": 100 * per_class_ap["none"].nanmean().item(),
         }
+        # The first metric selects the best checkpoint.
         if self.skip_empty and not math.isnan(means["mAP_skip_empty"]):
             means = {"mAP_skip_empty": means["mAP_skip_empty"], "mAP": means["mAP"]}
         return {

@@ -74,7 +74,7 @@ class PartialLabelEvaluator:
             "mAP_partial": 100 * per_class_ap[valid].mean().item(),
             "mAP_weighted": 100 * weighted.item(),
             "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
-            **self.at_threshold.over_processes().of_classes(valid).summary(),
+            **self.at_threshold.over_ranks().of_classes(valid).summary(),
             "classes_valid": float(valid.sum()),
             "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
             "classes_without_positives": float(((positives == 0) & (negatives > 0)).sum()),

@@ -39,9 +39,9 @@ class SingleLabelEvaluator:
         self.k = 5 if top_k is None else top_k
         self.num_classes = num_classes
         self.suffix = suffix
-        # Int64 [5, n] per batch, on its device. The rows are label (-1 if there is none),
-        # prediction, correct, correct at top-k, and confidence times FIXED_POINT (-1 if a logit
-        # is not finite).
+        # Int64 [5, n] per batch, on its device. The rows are the label (-1 without a label), the
+        # prediction, 1 if it is correct, 1 if a top-k class is correct, and the confidence times
+        # FIXED_POINT (-1 if a logit is not finite).
         self.rows: list[Tensor] = [torch.zeros(5, 0, dtype=torch.int64)]
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
@@ -84,6 +84,7 @@ class SingleLabelEvaluator:
         label, predicted, right, within, confidence = rows
         self._counts = label.bincount(minlength=self.num_classes)
         self._hits = label[right == 1].bincount(minlength=self.num_classes)
+        # A mistake is stored as label * K + prediction.
         self._mistakes = (label * self.num_classes + predicted)[right == 0]
 
         values = {"top1": right.double().mean()}
@@ -108,8 +109,6 @@ class SingleLabelEvaluator:
         """
         mistakes, counts = self._mistakes.unique(return_counts=True)
         order = counts.argsort(descending=True, stable=True)[:limit]
-
-        # A mistake is stored as label * K + prediction.
         labels = mistakes[order] // self.num_classes
         predictions = mistakes[order] % self.num_classes
         return list(zip(labels.tolist(), predictions.tolist(), counts[order].tolist(), strict=True))

@@ -29,9 +29,8 @@ class ZeroShotEvaluator:
 
     Args:
         num_classes: Number of all classes K.
-        unseen: Indices of the unseen classes. Metrics of the unseen classes are omitted if there
-            are none, and metrics of the seen classes if all are unseen. The harmonic mean needs
-            both.
+        unseen: Indices of the unseen classes. Without unseen classes, their metrics are omitted.
+            Without seen classes, their metrics are omitted. The harmonic mean requires both.
         images: "unseen" or "all".
         threshold: See `MultiLabelEvaluator`.
     """
@@ -61,12 +60,12 @@ class ZeroShotEvaluator:
         widths["gzsl"] = num_classes
         if self.all_images and len(unseen):
             widths["zsl_all"] = len(self.unseen)
-        self.counts: dict[tuple[str, int], Counts] = {}
+        self.at_top_k: dict[tuple[str, int], Counts] = {}
         self.at_threshold: dict[str, Counts] = {}
         for kind, width in widths.items():
             self.at_threshold[kind] = Counts(width)
             for k in TOP_K:
-                self.counts[kind, k] = Counts(width)
+                self.at_top_k[kind, k] = Counts(width)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
@@ -80,20 +79,20 @@ class ZeroShotEvaluator:
         self._columns = self._columns.to(logits.device)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
 
-        # Targets of -1 are ignored. They mask the images without an unseen label.
+        # "zsl" masks the images without an unseen label with targets of -1, which are ignored.
         unseen_logits = logits[:, self._columns]
         unseen_targets = targets[:, self._columns]
         has_unseen = (unseen_targets == 1).any(1, keepdim=True)
-        views = {
+        by_kind = {
             "zsl": (unseen_logits, unseen_targets.where(has_unseen, -1)),
             "gzsl": (logits, targets),
             "zsl_all": (unseen_logits, unseen_targets),
         }
-        for (kind, k), counts in self.counts.items():
-            scores, labels = views[kind]
+        for (kind, k), counts in self.at_top_k.items():
+            scores, labels = by_kind[kind]
             counts.update(top_k(scores, k), labels)
         for kind, counts in self.at_threshold.items():
-            scores, labels = views[kind]
+            scores, labels = by_kind[kind]
             counts.update(scores > self.logit_threshold, labels)
 
     def _has_unseen(self, targets: Tensor) -> Tensor:
@@ -111,7 +110,6 @@ class ZeroShotEvaluator:
     def compute(self) -> dict[str, float]:
         """Compute mAP of each kind, seen_mAP, harmonic_mAP, then P, R and F1, in percent.
 
-        - Metrics that need unseen or seen classes are omitted if there are none.
         - Classes without positives count as 0, as in the official code. They are ignored in the
           metrics with `_skip_empty`.
         - harmonic_mAP is 2 s u / (s + u), where s is seen_mAP and u the mAP of the unseen classes
@@ -155,12 +153,12 @@ class ZeroShotEvaluator:
             values["harmonic_mAP"] = 2 / (1 / values["seen_mAP"] + 1 / unseen_map)
 
         metrics = {name: 100 * value.item() for name, value in values.items()}
-        for (kind, k), counts in self.counts.items():
-            overall = counts.over_processes().summary()
+        for (kind, k), counts in self.at_top_k.items():
+            overall = counts.over_ranks().summary()
             for name in ("P", "R", "F1"):
                 metrics[f"{kind}_{name}@{k}"] = overall[f"O{name}"]
         for kind, counts in self.at_threshold.items():
-            summary = counts.over_processes().summary()
+            summary = counts.over_ranks().summary()
             for name, value in summary.items():
                 metrics[f"{kind}_{name}"] = value
         return metrics

@@ -13,11 +13,13 @@ vectors, G groups, K classes.
 
 Two methods are optional. `set_bias_from_prior(logits)` initializes the biases from prior logits
 [K], see `train.start_at_frequency`. `take_classes(tensors, sources, known)` copies the rows of
-classes from another head of the same kind, and returns the indices of these classes:
+classes from another head of the same kind, the source:
 
-- `tensors` are the tensors of the other head that are named in `class_tensors`.
-- `sources` has the index in the other head of each class of this head, or None.
-- `known` is the number of classes of the other head.
+- `tensors` maps the names in `class_tensors` to tensors of the source.
+- `sources` has one entry per class of this head: its index in the source, or None.
+- `known` is the number of classes of the source.
+
+It returns the indices of the copied classes in this head.
 """
 
 from mldec import lazily

@@ -15,10 +15,10 @@ from mldec.heads.ml_decoder import MLDecoder
 
 
 class Layout(NamedTuple):
-    """Where the classifiers of a kind of model are, and how to compute its tokens."""
+    """Paths of the classifiers of a model class, and the computation of its tokens."""
 
-    # Module paths. The head replaces the first one. `nn.Identity` replaces the second classifier
-    # of a distilled model.
+    # The head replaces the first classifier. Distilled models have a second one, which becomes
+    # `nn.Identity`.
     classifiers: tuple[str, ...]
     # Maps a model and images to tokens [B, N, C] or to a map [B, C, H, W].
     tokens: Callable[[Any, Tensor], Tensor]
@@ -79,7 +79,7 @@ class Attached(nn.Module):
         return head(self._layout.tokens(self, images), *args, **options)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copy and pickle the model by its original class: the new class is in no module."""
+        """Copy and pickle by the original class, because the new class is not importable."""
         return _blank, (type(self).__mro__[2],), self.__getstate__()
 
 
@@ -93,27 +93,25 @@ def attach(
 ) -> Any:
     """Replace the pooling and classifier of a model by a head, in place.
 
-    `model(images)` then returns logits [B, K]. The caller normalizes the images as the weights
-    require. The head is registered under the name of the classifier. Class and register tokens are
-    dropped. A norm after the pooling is applied to each token, as in `TimmBackbone`. Layers that
-    the tokens do not depend on are frozen.
+    `model(images)` then returns logits [B, K] of normalized images. The head is registered under
+    the name of the classifier. Class and register tokens are dropped. A norm after the pooling is
+    applied to each token, as in `TimmBackbone`. Unused layers are frozen.
 
     Args:
-        model: A timm network with features of one map or one token sequence, or a ResNet, RegNet,
+        model: A timm network whose features are one map or one token sequence, or a ResNet, RegNet,
             ConvNeXt, EfficientNet, MobileNetV2, MobileNetV3, DenseNet, SwinTransformer or
-            VisionTransformer of torchvision. A head that is already attached is replaced.
+            VisionTransformer of torchvision. An attached head is replaced.
         num_classes: Number of classes K.
         head: A head class of this package. It is called with the token width and K.
-        image_shape: Channels, height and width of the input images. None for the shape that the
-            model was built with. Only required for timm networks with another number of channels
-            than their published weights, or without a known image size.
+        image_shape: Channels, height and width of the input images. None for three channels and the
+            image size of the model's config, or 224 pixels if it has none.
         options: Keyword arguments of the head, such as `num_groups=100`.
 
     Returns:
         The same model. Its class is now a subclass of the original class.
 
     Raises:
-        ConfigError: If the model is not supported. It is not changed then.
+        ConfigError: If the model is not supported. The model is unchanged after an error.
     """
     kinds = ", ".join(kind.partition(".")[2] for kind in _TORCHVISION)
     remedy = f"supported: timm networks with one map or sequence, and torchvision: {kinds}"

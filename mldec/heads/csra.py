@@ -27,7 +27,8 @@ class CSRA(nn.Module):
     cannot be reproduced exactly. The official code differs in these points:
 
     - Each m_i is divided by its norm, in training and inference.
-    - The temperatures of 6 and 8 heads are 1, 2, ..., 5 or 7 and infinity, not powers of two.
+    - The temperatures are not powers of two: 1 to 5 and infinity for 6 heads, 1 to 7 and infinity
+      for 8 heads.
     - Scores have no bias b_i. The bias does not change the attention.
     - `lam` is 0.1 for VOC, 0.4 or 0.5 for MS-COCO and 0.3 for WIDER.
 

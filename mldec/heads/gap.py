@@ -18,9 +18,9 @@ class GAP(nn.Module):
         in_features: Width C of the tokens.
         num_classes: Number of classes K.
         dropout: Dropout probability of the pooled features.
-        bottleneck: Width of a linear layer before the classifier, or None for no layer. It saves
-            parameters with thousands of classes. Source: `bottleneck_head` of the official ASL
-            code, used for Open Images with width 512.
+        bottleneck: Width of an additional linear layer before the classifier, which saves
+            parameters with thousands of classes. None for no layer. Source: `bottleneck_head` of
+            the official ASL code, used for Open Images with width 512.
     """
 
     class_tensors = ("fc.weight", "fc.bias")

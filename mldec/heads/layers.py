@@ -11,8 +11,8 @@ from mldec.errors import ConfigError
 
 QueryStep = Literal["self_attention", "double", "norm", "none"]
 
-# Official names of the tensors of a layer -> ours, replaced in this order. Our names contain none
-# of the official names, so they are not changed.
+# Official names of the tensors of a layer -> our names, replaced in this order. Our names do not
+# contain official names, so `renamed` does not change them.
 OFFICIAL_LAYERS = [
     ("multihead_attn.", "cross_attn."),
     ("linear1.", "mlp.0."),
@@ -21,7 +21,7 @@ OFFICIAL_LAYERS = [
 
 
 def renamed(key: str, names: list[tuple[str, str]]) -> str:
-    """Return our name of a tensor of a head, given its official name or our name."""
+    """Convert an official tensor name to our name. Our names are returned unchanged."""
     for official, ours in names:
         key = key.replace(official, ours)
     return key
@@ -89,17 +89,17 @@ class Attention(nn.Module):
         attended = self.out_proj(attended.transpose(1, 2).flatten(2))
         if not need_weights:
             return attended, None
-        return attended, _weights(q, k).mean(1)
+        return attended, _attention_weights(q, k).mean(1)
 
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the attention weights of each head, float32 [B, heads, G, N]; see `forward`."""
-        return _weights(self._project(query, 0), self._project(key, 1))
+        return _attention_weights(self._project(query, 0), self._project(key, 1))
 
     def weight_gradients(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient [B, heads, G, N] of a scalar with respect to the attention weights.
+        """Return the gradient of a scalar by the attention weights, [B, heads, G, N].
 
-        `gradient` [B, G, D] is its gradient with respect to the attended values, which are linear
-        in the weights. No backward pass is needed.
+        `gradient` [B, G, D] is the gradient of the same scalar by the output of `forward`. The
+        output is linear in the weights, so no backward pass is needed.
         """
         per_head = self._split_heads(gradient @ self.out_proj.weight)
         return per_head @ self._project(value, 2).transpose(-2, -1)
@@ -117,7 +117,7 @@ class Attention(nn.Module):
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
-def _weights(q: Tensor, k: Tensor) -> Tensor:
+def _attention_weights(q: Tensor, k: Tensor) -> Tensor:
     """Return the attention weights of queries [.., G, d] to keys [.., N, d], in float32."""
     return (q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
 
@@ -165,9 +165,9 @@ class DecoderLayer(nn.Module):
         mlp_dim: Hidden width of the feed-forward block.
         dropout: Dropout probability in all parts.
         query_step: Step before the cross-attention. "self_attention": self-attention between the
-            queries, as in a transformer decoder. "double": the residual connection and norm of the
-            removed self-attention, which add a query to its own dropout (ML-Decoder). "norm": the
-            norm only. "none": no step (Query2Label, RAM).
+            queries, as in a transformer decoder. "double": norm(x + dropout(x)), the remainder of
+            the removed self-attention (ML-Decoder). "norm": norm(x). "none": no step (Query2Label,
+            RAM).
         key_dim: Width E of the tokens, if it differs from D (RAM).
         activation: Activation of the feed-forward block.
         eps: Epsilon of the norms after the cross-attention and the feed-forward block.
@@ -257,8 +257,8 @@ class Decoder(nn.ModuleList):
         Returns:
             Decoded queries [B, G, D], and attention weights [B, G, N] or None.
         """
-        # Queries that do not depend on the image are only expanded in training, because dropout
-        # must differ between images.
+        # Queries [1, G, D] are the same for all images. In training they are expanded to the
+        # batch, because dropout must differ between images.
         if x.ndim == 2:
             x = x[None]
         if self.training:
@@ -306,7 +306,7 @@ def take_rows(
         given = tensors[name].to(own)
         own_rows = own.unflatten(0, (len(sources), -1))
         given_rows = given.unflatten(0, (known, -1))
-        # Raises an error if the number of rows per class differs.
+        # `index_copy_` raises an error if the number of rows per class differs.
         own_rows.index_copy_(0, torch.tensor(taken), given_rows[rows])
     return taken
 

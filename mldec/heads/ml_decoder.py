@@ -53,14 +53,14 @@ class MLDecoder(nn.Module):
         init_queries: Initialization of the queries. "random": drawn from N(0, 1) and frozen.
             "learned": drawn from N(0, 1) and trained. "orthogonal": frozen orthogonal rows of
             norm sqrt(D), the expected norm of a random query.
-        doubled_query: Keep the residual connection of the removed self-attention, which adds a
-            query to its own dropout. It is noise on the queries in training and has almost no
-            effect in evaluation. Released weights need it.
+        doubled_query: Keep the residual connection of the removed self-attention: x + dropout(x)
+            of the queries x. This adds noise in training and has almost no effect in evaluation.
+            Released weights require it.
         self_attention: Add self-attention between the queries, as in the transformer-decoder
             baseline of the paper.
-        word_dim: Width D_w of word vectors. If set, the head is zero-shot (paper section 2.4):
-            `forward` takes word vectors as queries, and no parameter belongs to a class.
-            `num_groups` and `init_queries` are ignored.
+        word_dim: Width D_w of word vectors. If set, the head is zero-shot (paper section 2.4). The
+            queries are then the word vectors, no parameter belongs to a class, and `num_groups` and
+            `init_queries` are ignored.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class MLDecoder(nn.Module):
         for group in range(len(self.queries)):
             # Index of each class of the group -> its index in the other head.
             pairs: dict[int, int] = {}
-            for number in range(group * size, min((group + 1) * size, self.num_classes)):
-                source = sources[number]
+            first = group * size
+            for number, source in enumerate(sources[first : first + size], first):
                 if source is not None:
                     pairs[number] = source
             if not pairs:

@@ -87,8 +87,8 @@ class Query2Label(nn.Module):
         self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(encoder_layers))
         self.decoder = Decoder(decoder_layers, *sizes, query_step=query_step)
 
-        # The official code initializes every matrix of the transformer again. The initial weights
-        # of a seed depend on the order of these draws.
+        # The official code reinitializes every matrix of the transformer. Do not reorder this: the
+        # initial weights of a seed depend on the order of the random draws.
         for layers in (self.encoder, self.decoder):
             for parameter in layers.parameters():
                 if parameter.dim() > 1:
@@ -124,9 +124,13 @@ class Query2Label(nn.Module):
             memory = layer(memory, positions)
 
         # The decoder starts from zeros and the learned queries are positions, as in DETR.
-        zeros = torch.zeros_like(self.queries)
-        locations = {"query_positions": self.queries, "token_positions": positions}
-        x, weights = self.decoder(zeros, memory, attention=attention, **locations)
+        x, weights = self.decoder(
+            torch.zeros_like(self.queries),
+            memory,
+            attention=attention,
+            query_positions=self.queries,
+            token_positions=positions,
+        )
 
         logits = (self.norm(x) * self.fc_weight).sum(-1) + self.fc_bias
         if weights is None:

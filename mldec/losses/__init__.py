@@ -12,8 +12,9 @@ range. A loss has these attributes:
 - `progress` is the finished fraction of the run, in [0, 1). The learner sets it before each step.
   A loss must not use any other state of the run, because only the step is restored on resume.
 
-Arguments named `label_counts` (counts the training labels) and `all_reduce` (sums a tensor over all
-ranks) are filled in by training. `eps` and similar constants have the values of the official code.
+Training passes a function that counts the training labels as `label_counts`, and a function that
+sums a tensor over all ranks as `all_reduce`, if the constructor has these arguments. `eps` and
+similar constants have the values of the official code.
 """
 
 from mldec import lazily

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.losses.common import CountLabels, check_range, positive_weight, prepare
+from mldec.losses.common import CountLabels, check_range, check_targets, positive_weight
 
 
 class AsymmetricLoss(nn.Module):
@@ -72,7 +72,7 @@ class AsymmetricLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] in [0, 1]."""
-        logits, targets = prepare(logits, targets, soft=True)
+        logits, targets = check_targets(logits, targets, soft=True)
 
         # The clip increases the probability of a negative. Easy negatives reach 1 and loss 0.
         positive = logits.sigmoid()
@@ -123,7 +123,7 @@ class AsymmetricLossSingleLabel(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and one-hot targets [B, K]."""
-        logits, targets = prepare(logits, targets)
+        logits, targets = check_targets(logits, targets)
         log_probability = logits.log_softmax(-1)
         probability = log_probability.exp()
 

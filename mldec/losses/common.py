@@ -26,23 +26,16 @@ def check_above_0(**settings: float) -> None:
             raise ValueError(f"{name} is {value}: it must be above 0")
 
 
-def prepare(
+def check_targets(
     logits: Tensor, targets: Tensor, *, unknown: bool = False, soft: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Check the targets, and convert logits and targets to float32 (float64 is kept).
+    """Check targets [B, K], and convert logits and targets to float32 (float64 is kept).
 
-    Args:
-        logits: Logits [B, K].
-        targets: Targets [B, K] of 0 and 1.
-        unknown: Also allow targets of -1 (not annotated).
-        soft: Allow all targets in [0, 1] (mixup, cutmix).
-
-    Returns:
-        Logits and targets of the same floating point type.
+    Targets are 0 and 1. `unknown` also allows -1 (not annotated), and `soft` allows all of [0, 1].
 
     Raises:
-        DataError: If the shapes differ, or a target is not allowed. The logits of invalid targets
-            become NaN instead on a GPU, see `require`.
+        DataError: If the shapes differ, or a target is not allowed. On a GPU, the logits of invalid
+            targets become NaN instead, see `check_valid`.
     """
     if logits.shape != targets.shape:
         raise DataError(
@@ -54,30 +47,33 @@ def prepare(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     targets = targets.to(logits.dtype)
 
-    good = (targets >= 0) & (targets <= 1) if soft else (targets == 0) | (targets == 1)
+    if soft:
+        valid = (targets >= 0) & (targets <= 1)
+    else:
+        valid = (targets == 0) | (targets == 1)
     if unknown:
-        good |= targets == -1
+        valid |= targets == -1
 
-    def fault() -> str:
+    def message() -> str:
         allowed = "0 to 1" if soft else "0 and 1"
         if unknown:
             allowed += " and -1"
-        return f"target {targets[~good][0].item():g} is not allowed: this loss allows {allowed}"
+        return f"target {targets[~valid][0].item():g} is not allowed: this loss allows {allowed}"
 
-    return require(good, logits, fault), targets
+    return check_valid(valid, logits, message), targets
 
 
-def require(good: Tensor, logits: Tensor, fault: Callable[[], str]) -> Tensor:
-    """Return the logits [B, K] of a batch if all its targets are valid.
+def check_valid(valid: Tensor, logits: Tensor, message: Callable[[], str]) -> Tensor:
+    """Return the logits [B, K] if all targets are valid, else raise DataError with the message.
 
-    On the CPU, invalid targets raise DataError with the message of `fault`. On a GPU, their logits
-    become NaN, and so does the loss, which avoids a host sync. Training reports the images of a
-    non-finite step. The mask `good` of the valid targets is broadcast to the logits.
+    A GPU would need a host sync to raise an error. There the logits of invalid targets become NaN,
+    and training reports the images of the non-finite loss. The mask `valid` is broadcast to the
+    logits.
     """
     if logits.device.type != "cpu":
-        return logits.masked_fill(~good, torch.nan)
-    if not good.all():
-        raise DataError(fault())
+        return logits.masked_fill(~valid, torch.nan)
+    if not valid.all():
+        raise DataError(message())
     return logits
 
 
@@ -100,13 +96,13 @@ def identity(value: Tensor) -> Tensor:
     return value
 
 
-def required(label_counts: CountLabels | None) -> CountLabels:
-    """Return the function, or raise ValueError if a loss was built without it."""
+def count(label_counts: CountLabels | None) -> LabelCounts:
+    """Count the training labels. Raises ValueError if a loss was built without the function."""
     if label_counts is None:
         raise ValueError(
             "label_counts is None: pass a function that returns LabelCounts(positives, negatives)"
         )
-    return label_counts
+    return label_counts()
 
 
 def positive_weight(
@@ -125,8 +121,7 @@ def positive_weight(
         check_above_0(pos_weight=pos_weight)
         return torch.tensor(float(pos_weight))
 
-    label_counts = required(label_counts)
-    positives, negatives = label_counts()
+    positives, negatives = count(label_counts)
     positives = positives.double().clamp(min=1)
     negatives = negatives.double().clamp(min=1)
     return (negatives / positives).clamp(max=cap).float()

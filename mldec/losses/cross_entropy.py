@@ -14,9 +14,9 @@ from mldec.losses.common import (
     CountLabels,
     check_class_count,
     check_range,
+    check_targets,
+    check_valid,
     positive_weight,
-    prepare,
-    require,
 )
 
 
@@ -70,10 +70,10 @@ class BinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] in [0, 1] or -1 (unannotated)."""
-        logits, targets = prepare(logits, targets, unknown=True, soft=True)
+        logits, targets = check_targets(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
 
-        # Thresholding and smoothing change targets of -1, so the mask is computed first.
+        # Compute the mask before thresholding and smoothing, which change targets of -1.
         annotated = targets >= 0
         if self.target_threshold is not None:
             targets = (targets > self.target_threshold).to(logits.dtype)
@@ -115,10 +115,10 @@ class CrossEntropy(nn.Module):
 
         A row that does not sum to 1 raises DataError. On a GPU, the loss is NaN instead.
         """
-        logits, targets = prepare(logits, targets, soft=True)
+        logits, targets = check_targets(logits, targets, soft=True)
         total = targets.sum(-1)
 
-        def fault() -> str:
+        def message() -> str:
             worst = total[(total - 1).abs().argmax()].item()
             return (
                 f"the labels of an image sum to {worst:g}, and cross-entropy requires "
@@ -126,5 +126,5 @@ class CrossEntropy(nn.Module):
             )
 
         near_1 = torch.isclose(total, torch.ones_like(total), atol=1e-3)
-        logits = require(near_1[:, None], logits, fault)
+        logits = check_valid(near_1[:, None], logits, message)
         return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import timm.loss
 from torch import Tensor, nn
 
-from mldec.losses.common import CountLabels, check_above_0, check_range, prepare, required
+from mldec.losses.common import CountLabels, check_above_0, check_range, check_targets, count
 
 
 class _FromTimm(nn.Module):
@@ -19,7 +19,7 @@ class _FromTimm(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] of 0 and 1."""
-        loss: Tensor = self.loss(*prepare(logits, targets))
+        loss: Tensor = self.loss(*check_targets(logits, targets))
         return loss
 
 
@@ -100,7 +100,7 @@ class DistributionBalancedLoss(_FromTimm):
         check_above_0(beta=beta, negative_scale=negative_scale, scale=scale)
 
         # Labels of -1 are not allowed, so each class has a label for every image.
-        counts = required(label_counts)()
+        counts = count(label_counts)
         images = int((counts.positives + counts.negatives).max())
         super().__init__(
             "DistributionBalancedLoss",

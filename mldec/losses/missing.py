@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mldec.losses.common import check_above_0, check_range, prepare
+from mldec.losses.common import check_above_0, check_range, check_targets
 
 
 class _MissingLabels(nn.Module):
@@ -26,7 +26,7 @@ class _MissingLabels(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K]; only targets of 1 are known."""
-        logits, targets = prepare(logits, targets, unknown=True)
+        logits, targets = check_targets(logits, targets, unknown=True)
         observed = targets == 1
         losses = torch.where(observed, self._positive(logits), self._unobserved(logits, observed))
         if self.reduction == "sum":
@@ -171,8 +171,8 @@ class SPLC(_MissingLabels):
     Args:
         tau: Probability above which an unobserved label is treated as positive, in [0, 1). The
             official code uses 0.6, and 0.65 for MS-COCO with 75 % of the labels.
-        start: Progress of the run, in [0, 1), from which `tau` is applied. Before, all unobserved
-            labels are negatives. The official code starts after the first of 80 planned epochs.
+        start: Progress of the run, in [0, 1), from which `tau` is applied. Before that, all
+            unobserved labels are negatives. The official code starts after the first of 80 epochs.
         margin: Margin subtracted from the logits of observed positives.
         gamma: Focusing, >= 0.
     """
@@ -242,7 +242,7 @@ class LargeLoss(_MissingLabels):
     def _unobserved(self, logits: Tensor, observed: Tensor) -> Tensor:
         negative = F.softplus(logits)
 
-        # The small offset protects stages that begin at a decimal fraction from rounding errors.
+        # Without the offset, a rounding error at a boundary would select the previous stage.
         stage = math.floor(self.progress * self.stages + 1e-9)
         count = min(math.ceil(self.growth * stage * logits.numel()), logits.numel())
         if not count:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_text
-from mldec.losses.common import AllReduce, check_class_count, check_range, identity, prepare
+from mldec.losses.common import AllReduce, check_class_count, check_range, check_targets, identity
 from mldec.runtime.devices import as_float64
 
 log = logging.getLogger("mldec")
@@ -33,10 +33,9 @@ class PartialAsymmetricLoss(nn.Module):
     Source: Alibaba-MIIL/PartialLabelingCSL, partial_asymmetric_loss.py.
 
     Args:
-        mode: Handling of unannotated labels. "negative": they are negatives. "ignore": they have
-            weight 0. "ignore_normalized": they have weight 0, and the annotated labels of an image
-            have weight 1 + 1 / (1 + their number). "selective": they are negatives, except for
-            probable positives, which have weight 0.
+        mode: Handling of unannotated labels. "negative": negatives. "ignore": weight 0.
+            "ignore_normalized": weight 0, and the n annotated labels of an image have the weight
+            1 + 1 / (1 + n). "selective": negatives, but probable positives have weight 0.
         gamma_pos: Focusing of positives, >= 0.
         gamma_neg: Focusing of annotated negatives, >= 0.
         gamma_unannotated: Focusing of unannotated labels, >= 0.
@@ -44,9 +43,8 @@ class PartialAsymmetricLoss(nn.Module):
         alpha_neg: Weight of annotated negatives.
         alpha_unannotated: Weight of unannotated labels.
         clip: Probability added to 1 - p of annotated negatives and unannotated labels, in [0, 1).
-        likelihood_top_k: Number of labels per image to ignore with "selective", >= 0. The B x
-            likelihood_top_k unannotated labels with the highest probability in a batch of B images
-            are ignored.
+        likelihood_top_k: Mean number of labels per image that "selective" ignores, >= 0: the
+            unannotated labels with the highest probability in the batch.
         class_prior: Class priors for "selective": K numbers in [0, 1], a CSV file (see
             `read_prior`), or None if unknown. "estimate" computes the mean prediction during this
             training, in every mode (see `PriorEstimate`). The official procedure is a first run
@@ -115,7 +113,7 @@ class PartialAsymmetricLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] of 1, 0 or -1 (unannotated)."""
-        logits, targets = prepare(logits, targets, unknown=True)
+        logits, targets = check_targets(logits, targets, unknown=True)
         positive = logits.sigmoid()
         if self.estimate and self.training:
             self.estimate.update(positive.detach())
@@ -124,10 +122,9 @@ class PartialAsymmetricLoss(nn.Module):
         # The weight and the focusing depend on the target.
         alpha = torch.zeros_like(logits)
         gamma = torch.zeros_like(logits)
-        settings = zip((1, 0, -1), self.alphas, self.gammas, strict=True)
-        for target, target_alpha, target_gamma in settings:
-            alpha = alpha.masked_fill(targets == target, target_alpha)
-            gamma = gamma.masked_fill(targets == target, target_gamma)
+        for index, target in enumerate((1, 0, -1)):
+            alpha = alpha.masked_fill(targets == target, self.alphas[index])
+            gamma = gamma.masked_fill(targets == target, self.gammas[index])
 
         # The focal weight has no gradient, as in the official code.
         right = torch.where(targets == 1, positive, negative)
@@ -160,13 +157,10 @@ class PartialAsymmetricLoss(nn.Module):
             likely = probability.masked_fill(~unannotated, -1).flatten()
             count = min(self.likelihood_top_k * len(targets), len(likely))
             chosen = likely.topk(count).indices
-            # Annotated labels, with a value of -1 here, keep their weight.
+            # Annotated labels keep their weight. Their entry in `likely` is -1.
             kept = weights.flatten()[chosen] * (likely[chosen] < 0)
             weights = weights.flatten().index_copy(0, chosen, kept).view_as(weights)
         return weights
-
-
-# Estimate, read and write class priors
 
 
 class PriorEstimate(nn.Module):
@@ -175,8 +169,8 @@ class PriorEstimate(nn.Module):
     The estimate is part of the `state_dict` of the loss.
 
     Args:
-        forgetting: Only average over the newest images, at least half and at most three quarters of
-            all images. This removes the predictions of the untrained model, which are near 0.5.
+        forgetting: Only average over the newest half to three quarters of the images. This removes
+            the predictions of the untrained model, which are near 0.5.
         all_reduce: Function that sums a tensor over all ranks.
     """
 
@@ -236,17 +230,10 @@ class PriorEstimate(nn.Module):
 
 
 def read_prior(path: str | Path) -> list[float]:
-    """Read the class priors of a CSV file.
+    """Read the class priors of a CSV file, K numbers in [0, 1].
 
-    Args:
-        path: File with the header of `COLUMNS` and one row per class. The rows must be in the order
-            of the classes, because the names are not compared.
-
-    Returns:
-        K numbers in [0, 1].
-
-    Raises:
-        DataError: If the file cannot be read or contains other values.
+    The file has the header `COLUMNS` and one row per class. The rows must be in the order of the
+    classes, because the names are not compared.
     """
     form = f"a CSV file with the header {','.join(COLUMNS)} and a number from 0 to 1 per class"
     with naming_errors(f"loss.class_prior {path}", DataError, remedy=f"give {form}"):
@@ -260,10 +247,7 @@ def read_prior(path: str | Path) -> list[float]:
 
 
 def save_estimate(loss: nn.Module, path: Path, names: Sequence[str]) -> None:
-    """Write the class priors of a loss to a CSV file; see `read_prior`.
-
-    Without an estimate, no file is written. `names` are the names of the K classes.
-    """
+    """Write the estimated class priors, if any, to a CSV file; see `read_prior`."""
     estimate = getattr(loss, "estimate", None)
     if not isinstance(estimate, PriorEstimate):
         return

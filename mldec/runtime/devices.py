@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Compute capability from which on tensor cores support bfloat16. Older GPUs emulate it.
+# Minimum compute capability of tensor cores with bfloat16. Older GPUs emulate it.
 BF16_CAPABILITY = (8, 0)
 MAX_IMAGE_SIZE = 4096  # maximum pixels per side of a model's input
 
@@ -35,16 +35,7 @@ def as_float64(values: "torch.Tensor") -> "torch.Tensor":
 
 
 def to_device(tensor: "torch.Tensor", device: "torch.device", **options: Any) -> "torch.Tensor":
-    """Move a tensor to a device. The copy is asynchronous on CUDA.
-
-    Args:
-        tensor: Images [B, C, H, W], tokens [B, N, C] or targets.
-        device: The target device.
-        **options: Further arguments of `Tensor.to`. `memory_format` applies to images only.
-
-    Returns:
-        The tensor on the device.
-    """
+    """Move a tensor to a device, with options of `Tensor.to`. The copy is asynchronous on CUDA."""
     # Memory formats such as channels_last need four dimensions.
     if tensor.ndim != 4:
         options.pop("memory_format", None)
@@ -94,8 +85,8 @@ class Precision(Enum):
 
     def may_fall_back_to(self, used: "Precision") -> bool:
         """Return True if this setting can select the number format `used` on some device."""
-        on_a_cpu = self is Precision.fp16 and used is Precision.fp32
-        return self in (Precision.auto, used) or on_a_cpu
+        is_fallback = self is Precision.fp16 and used is Precision.fp32
+        return self in (Precision.auto, used) or is_fallback
 
     @property
     def half(self) -> "torch.dtype | None":
@@ -142,7 +133,7 @@ class PinnedCopies:
             self._arrived.record(current_stream(device))
 
     def wait(self) -> list["torch.Tensor"]:
-        """Wait for the copies and return them. Later work on the device is not waited for."""
+        """Wait for the copies, but not for later work on the device, and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensors
@@ -151,7 +142,7 @@ class PinnedCopies:
 def prefetch_one(items: Iterable[T]) -> Iterator[T]:
     """Yield items one step late, so that the device can work on the next one.
 
-    After an error or a stop request, the last item is yielded before the error is raised.
+    If `items` raises an error, the previous item is yielded first.
     """
     waiting: list[T] = []
     try:

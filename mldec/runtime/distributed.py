@@ -27,8 +27,8 @@ from mldec.runtime.devices import check_device, env_number
 T = TypeVar("T")
 log = logging.getLogger("mldec")
 
-# Timeout of collectives. It must exceed the work of a single rank, such as a download. NCCL would
-# otherwise use the 30 minutes of gloo.
+# Timeout of collectives, for both backends. It must exceed the work of a single rank, such as a
+# download.
 TIMEOUT = timedelta(minutes=20)
 
 # Files of the NVIDIA driver on Linux.
@@ -56,8 +56,8 @@ def pick_device(name: str) -> torch.device:
 
     Args:
         name: "auto", "cpu", "mps", "cuda" or "cuda:<n>". "auto" selects CUDA if available, else
-            MPS, else the CPU. "cuda" is the GPU with the local rank of torchrun, else the first
-            one.
+            MPS, else the CPU. "cuda" selects the GPU of the local rank under torchrun, else the
+            first GPU.
 
     Returns:
         The device. CUDA devices always have an index.
@@ -109,18 +109,14 @@ def _warn_about_unused_gpu() -> None:
 def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
     """Set the current device, the precision of float32 products and the cuDNN options.
 
-    Args:
-        device: The device of this rank.
-        tf32: Allow TF32 (10 instead of 23 bits of mantissa) in matrix products and convolutions
-            on CUDA. torch's default allows it in convolutions only.
-        deterministic: Disable cuDNN's benchmark, which selects the fastest kernel for each new
-            shape.
+    TF32 has 10 instead of 23 bits of mantissa. torch allows it in convolutions by default.
     """
     if device.type == "cuda":
         _warn_without_compiler()
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
+        # The benchmark selects the fastest kernel for each new shape.
         torch.backends.cudnn.benchmark = not deterministic
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -140,21 +136,14 @@ def _warn_without_compiler() -> None:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[None]:
-    """Initialize the process group of torchrun, and destroy it at the end.
-
-    Args:
-        device: The device of this rank. CUDA adds the NCCL backend.
-
-    Raises:
-        ConfigError: If RANK or WORLD_SIZE is invalid.
-    """
+    """Initialize the process group of torchrun, and destroy it at the end."""
     if "RANK" not in os.environ:
         yield
         return
 
-    rank_and_world_size()
+    rank_and_world_size()  # validate the environment variables
     store, number, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    # After a restart by torchrun, the store still holds the keys of the previous processes.
+    # After a restart by torchrun, the store has the keys of the previous processes.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
     on_cuda = device.type == "cuda"
     dist.init_process_group(
@@ -164,7 +153,7 @@ def processes(device: torch.device) -> Iterator[None]:
         rank=number,
         world_size=size,
         timeout=TIMEOUT,
-        # NCCL then connects now, so that its errors are raised here and not in the first step.
+        # With `device_id`, NCCL connects here and not in the first step.
         device_id=device if on_cuda else None,
     )
     try:
@@ -173,20 +162,17 @@ def processes(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
         raise
 
-    # Skipped after an error, because other ranks may be waiting in a collective.
+    # After another error, do not destroy the group: other ranks may be waiting in a collective.
     dist.destroy_process_group()
 
 
 def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
-    """Wrap a model in DistributedDataParallel under torchrun.
+    """Wrap a model in DistributedDataParallel. Returns the model itself without torchrun.
 
     Args:
         model: The model.
         static: Whether all steps run the same graph, so that all-reduces overlap more.
         same_buffers: Whether each forward pass first broadcasts the buffers of rank 0.
-
-    Returns:
-        The wrapped model, or the model itself without torchrun.
     """
     if not dist.is_initialized():
         return model
@@ -209,7 +195,7 @@ def copy_buffers(model: nn.Module) -> None:
 
 
 def no_sync(model: nn.Module, *, unless: bool) -> AbstractContextManager[None]:
-    """Return a context without gradient all-reduce, or with `unless` one without effect."""
+    """Return a context that disables the gradient all-reduce, unless `unless` is True."""
     if unless or not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return model.no_sync()
@@ -248,8 +234,7 @@ def on_main(job: Callable[[], T]) -> T:
     """Run a job on rank 0 only, and return its value on all ranks.
 
     Raises:
-        UserError: On all ranks, if the job raises it. Only rank 0 prints it.
-        OSError: In the same way.
+        UserError, OSError: On all ranks, if the job raises it. Only rank 0 prints it.
     """
     if not dist.is_initialized():
         return job()
@@ -280,7 +265,7 @@ def gather(value: T) -> list[T]:
 
 
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
-    """Exchange rows for columns, so that no rank holds the scores of all images and classes.
+    """Exchange rows of a matrix for columns, so that no rank holds the whole matrix.
 
     Args:
         rows: Blocks [n, K] of the images of this rank.

@@ -23,7 +23,7 @@ def git_commit() -> str | None:
 
     "+dirty" is appended if tracked files are modified.
     """
-    # A killed run would leave git's index lock behind, which blocks later git commands.
+    # Without locks, because a killed run would leave a lock that blocks later git commands.
     git = ["git", "--no-optional-locks", "-C", str(Path(mldec.__file__).parent)]
 
     def run(*words: str) -> str:

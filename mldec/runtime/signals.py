@@ -28,7 +28,7 @@ class DataTimeout(BaseException):
 
 
 class StopRequest:
-    """The first signal that was received. Its truth value is False before that."""
+    """The first signal that was received. It is falsy until then."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -55,18 +55,15 @@ class StopRequest:
 
         if self.signal is None:
             self.signal = signal.Signals(number)
-            # The loop waits inside `bounded` and cannot check for signals: set an alarm.
+            # The loop is waiting in `bounded` and cannot check for signals, so set an alarm.
             if self._waiting:
                 _set_alarm(PATIENCE)
 
     def bounded(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over items with a time limit after a stop request.
-
-        Raises:
-            DataTimeout: If an item takes longer than `PATIENCE` seconds after the request.
-        """
+        """Yield items. After a stop request, a wait of `PATIENCE` seconds raises DataTimeout."""
         iterator = iter(items)
         while True:
+            # After a stop request, set the alarm here. `note` sets it if the request comes later.
             self._waiting = True
             if self and self.listening:
                 _set_alarm(PATIENCE)
@@ -76,7 +73,6 @@ class StopRequest:
                 return
             finally:
                 self._waiting = False
-                # Cancel the alarm of this function or of `note`.
                 if self and self.listening:
                     _set_alarm(0)
             yield item
@@ -95,7 +91,7 @@ def _set_alarm(seconds: float) -> None:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Record signals in a `StopRequest` that is yielded, instead of ending the process."""
+    """Record signals in the yielded `StopRequest`, instead of ending the process."""
     request = StopRequest()
     before = {number: signal.signal(number, request.note) for number in SIGNALS}
     if ALARM is not None:

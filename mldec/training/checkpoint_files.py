@@ -56,9 +56,9 @@ class CheckpointFiles:
             pending.result()
 
     def restore_best(self, path: Path) -> None:
-        """Write best.pt from a checkpoint of this folder that holds the best result.
+        """Copy a checkpoint with the best result to best.pt, if it is in the folder of this run.
 
-        A run that is killed after last.pt is written leaves an older best.pt.
+        best.pt is older if the run was killed after it wrote last.pt.
         """
         if not distributed.is_main() or path.parent != self.last.parent:
             return

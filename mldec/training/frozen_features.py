@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,7 +30,7 @@ FORMAT = 1  # of token files; increase it if their content changes
 
 @dataclass(frozen=True, eq=False)
 class StoredTokens(StoredImages):
-    """Images with stored tokens: one file float32 [T, C] per readable image."""
+    """Images whose tokens are stored, float32 [T, C] in one file per readable image."""
 
     files: Sequence[Path] = ()
 
@@ -56,8 +55,8 @@ def with_tokens(
 ) -> DataModule:
     """Replace the images of a data set by the tokens of a frozen backbone.
 
-    Tokens are computed when a split is first used, with the transform of validation. They are
-    stored in the cache folder, by hashes of the image file and of the network.
+    Tokens are computed with the transform of validation when a split is first used. The cache
+    folder has one subfolder per network and one file per image, both named by a hash.
     """
     if distributed.world_size() > 1:
         raise ConfigError(
@@ -84,8 +83,10 @@ def with_tokens(
             to_do = replace(data, load_val=lambda: Split(missing, split.classes))
             absent_files = [files[index] for index in absent]
             _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
-        stored = images.storage, images.labels, images.classes, images.transform
-        return Split(StoredTokens(*stored, files=files), split.classes)
+        tokens = StoredTokens(
+            images.storage, images.labels, images.classes, images.transform, files=files
+        )
+        return Split(tokens, split.classes)
 
     return replace(
         data,
@@ -117,8 +118,7 @@ def _compute(
     backbone.eval()
 
     done = 0
-    bar = partial(tqdm, desc=f"{title} tokens", leave=False, disable=None)
-    for batch in bar(loader, total=len(loader)):
+    for batch in tqdm(loader, desc=f"{title} tokens", leave=False, disable=None):
         if stop:
             end_workers()
             raise Stopped(
@@ -139,8 +139,7 @@ def _compute(
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
     """Return the token file of each image. Its name is a hash of the image file."""
     files = []
-    bar = partial(tqdm, desc=f"{title} files", leave=False, disable=None)
-    for index in bar(range(len(dataset))):
+    for index in tqdm(range(len(dataset)), desc=f"{title} files", leave=False, disable=None):
         try:
             content = dataset.storage.content(index)
         except DataError as error:
@@ -153,8 +152,8 @@ def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
 def _network_key(
     backbone: nn.Module, data: DataModule, config: Config, device: torch.device
 ) -> str:
-    """Return a hash of everything that tokens depend on, except for the image file."""
-    # Tokens depend on settings of the backbone, but not on the source of its weights.
+    """Return a hash of the network and of everything else that changes tokens of an image file."""
+    # Weights are hashed below, so their source is ignored.
     settings = []
     for key, value in sorted(config.backbone.items()):
         if key != "pretrained":

@@ -34,10 +34,10 @@ class RunLog:
 
     Args:
         directory: The folder of the run.
-        step: Number of finished steps; above 0 the files are continued.
+        step: Number of finished steps. Above 0, the existing files are continued.
         lines: Number of lines of metrics.jsonl that belong to these steps.
         tracked: The config of the run, for `log.wandb`.
-        earlier: Messages from before the log was opened; they come first in train.log.
+        earlier: Messages that were logged before. They are written to train.log first.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class RunLog:
         earlier: Iterable[logging.LogRecord] = (),
     ) -> None:
         self.main = distributed.is_main()
-        self._is_hidden = not self.main or None  # hide progress bars; None: if there is no terminal
+        # Argument `disable` of tqdm: None shows the progress bar on a terminal only.
+        self._disable_bar = None if self.main else True
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / LOG_FILE
@@ -58,8 +59,9 @@ class RunLog:
         self._tensorboard: Any = None  # on the main rank
         self._wandb: Any = None
         self._handler: logging.Handler | None = None
-        opening = partial(self._open, directory, step, lines, tracked, earlier)
-        self.lines = distributed.on_main(opening)
+        self.lines = distributed.on_main(
+            lambda: self._open(directory, step, lines, tracked, earlier)
+        )
 
     def _open(
         self,
@@ -120,18 +122,17 @@ class RunLog:
     ) -> Iterator[T]:
         """Iterate over the remaining steps of an epoch; a terminal shows a progress bar."""
         options: dict[str, Any] = {"total": total, "initial": done, "desc": description}
-        with tqdm(items, leave=False, disable=self._is_hidden, **options) as bar:
-            # `status` writes to the right of this bar.
-            self._bar = bar
+        with tqdm(items, leave=False, disable=self._disable_bar, **options) as bar:
+            self._bar = bar  # for `status`
             yield from bar
         self._bar = None
 
     def evaluation(self) -> "Callable[..., tqdm[Any]]":
         """Return a function that adds a progress bar to the batches of an evaluation."""
-        return partial(tqdm, desc="evaluate", leave=False, disable=self._is_hidden)
+        return partial(tqdm, desc="evaluate", leave=False, disable=self._disable_bar)
 
     def status(self, position: str, text: str) -> None:
-        """Show the progress to the right of the progress bar, or without a bar as a message."""
+        """Show the text to the right of the progress bar, or log it if there is no bar."""
         if self._bar is not None and not self._bar.disable:
             self._bar.set_postfix_str(text)
         elif self.main:
@@ -191,8 +192,8 @@ class Meter:
     """Mean loss, speed and data-loading time since the last report.
 
     Args:
-        loss: Sum of the losses of the steps before an interruption.
-        steps: Number of these steps. They do not count for the speed.
+        loss: Sum of the losses since the last report, if a resume interrupted the meter.
+        steps: Number of these losses. Their steps are not included in the speed.
     """
 
     def __init__(self, *, loss: float = 0.0, steps: int = 0) -> None:
@@ -229,7 +230,7 @@ class Meter:
         return (self.step_start - self.start) / max(1, self.timed_steps)
 
     def read(self, device: torch.device) -> dict[str, float]:
-        """Return the numbers of a report. `data_wait` is a fraction of the time, in [0, 1]."""
+        """Return the numbers of a report. `data_wait` is a fraction of the time since `restart`."""
         self.step_start = time.perf_counter()
         seconds = max(1e-9, self.step_start - self.start)
         values = {
@@ -267,19 +268,19 @@ def cut_back(path: Path, lines: int) -> int:
 class Evaluation:
     """One evaluation of a run, with the better of raw and averaged weights."""
 
-    epoch: int  # finished ones
-    seconds: float  # of training until then, the sum over interruptions
-    metric: str  # the first one, which decides which checkpoint is the best
-    value: float  # NaN if it is undefined
-    weights: str  # raw or ema
-    metrics: dict[str, float | None] = field(default_factory=dict, compare=False)  # of the weights
+    epoch: int  # number of finished epochs
+    seconds: float  # training time so far, without interruptions
+    metric: str  # name of the first metric, which selects the best checkpoint
+    value: float  # its value; NaN if undefined
+    weights: str  # the better weights: "raw" or "ema"
+    metrics: dict[str, float | None] = field(default_factory=dict, compare=False)  # all metrics
 
 
 @dataclass
 class Progress:
     """Training time and evaluations of a run, from its metrics.jsonl."""
 
-    seconds: float = 0.0  # of training, the sum over interruptions
+    seconds: float = 0.0  # training time without interruptions
     evaluations: list[Evaluation] = field(default_factory=list)
 
     @property
@@ -304,7 +305,7 @@ def read_progress(path: Path) -> Progress:
     previous_time = 0.0
     with naming_errors(path, remedy=NOT_OURS):
         for line in lines:
-            # The time starts at 0 after each resume.
+            # The clock restarts at 0 after each resume.
             time = line["time"]
             if time < previous_time:
                 previous_time = 0.0
@@ -317,21 +318,25 @@ def read_progress(path: Path) -> Progress:
 
 
 def _evaluation(line: dict[str, Any], seconds: float) -> Evaluation:
-    """Parse a line with keys val/... and, with a moving average, val_raw/..."""
+    """Parse a line of metrics.jsonl with an evaluation.
+
+    val/... are the metrics of the moving average, and val_raw/... those of the raw weights. Without
+    a moving average, val/... are the metrics of the raw weights.
+    """
     metric = next(key for key in line if key.startswith("val/")).removeprefix("val/")
-    has_average = f"val_raw/{metric}" in line
-    scores = {"raw": line[f"val/{metric}"]}
-    if has_average:
-        scores = {"ema": line[f"val/{metric}"], "raw": line[f"val_raw/{metric}"]}
+    prefixes = {"raw": "val/"}
+    if f"val_raw/{metric}" in line:
+        prefixes = {"ema": "val/", "raw": "val_raw/"}
 
     # The moving average wins ties. NaN is null in JSON.
     value = math.nan
     weights = "raw"
-    for name, score in scores.items():
+    for name, prefix in prefixes.items():
+        score = line[prefix + metric]
         if score is not None and (math.isnan(value) or float(score) > value):
             value = float(score)
             weights = name
 
-    prefix = "val_raw/" if has_average and weights == "raw" else "val/"
+    prefix = prefixes[weights]
     metrics = {key.removeprefix(prefix): line[key] for key in line if key.startswith(prefix)}
     return Evaluation(int(line["epoch"]), seconds, metric, value, weights, metrics)

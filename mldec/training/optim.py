@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
 
 
 def check_trainable(config: Config) -> None:
-    """Check optimizer and augmentation of a complete config, before the data is read."""
+    """Check the optimizer and `cache_features` of a complete config before the data is read."""
     check_optimizer(config.optim.name)
     if not config.train.cache_features:
         return
@@ -47,16 +47,9 @@ def check_trainable(config: Config) -> None:
 
 
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:
-    """Freeze parts of a model in place.
+    """Freeze parts of a model in place, and return the batch norms to keep in evaluation mode.
 
     Frozen batch norms compute the same as Query2Label's FrozenBatchNorm2d.
-
-    Args:
-        model: The model.
-        train: `freeze` names parameters and modules, `freeze_batchnorm` selects batch norms.
-
-    Returns:
-        The batch norms that stay in evaluation mode.
 
     Raises:
         ConfigError: For unknown names, or if all parameters are frozen.
@@ -129,12 +122,12 @@ def parameter_groups(
         model: The model.
         lr: Base learning rate.
         weight_decay: Weight decay.
-        decay: With "all", biases and one-dimensional parameters have weight decay as well.
+        decay: With "all", biases and one-dimensional parameters also have weight decay.
         backbone_lr: Learning rate of the backbone. Default: `lr`.
-        layer_decay: Factor of the learning rate from each layer of the backbone to the one below.
+        layer_decay: Factor between the learning rates of a backbone layer and of the layer above.
 
     Returns:
-        Parameter groups. The first two have the rate `lr`, without and with weight decay.
+        Parameter groups. The first two have the rate `lr`: one without and one with weight decay.
     """
     if backbone_lr is None:
         backbone_lr = lr
@@ -189,13 +182,7 @@ def build_optimizer(
 
     "adam" is torch's Adam with L2 regularization instead of decoupled weight decay, as in the
     official code. "adam" and "adamw" are fused, unless `options` select an implementation.
-
-    Args:
-        model: The model.
-        name: Name of the optimizer.
-        lr: Base learning rate.
-        options: Further arguments of the optimizer.
-        **grouping: Arguments of `parameter_groups`.
+    `options` are further arguments of the optimizer, `grouping` those of `parameter_groups`.
 
     Raises:
         ConfigError: If the optimizer cannot be built.
@@ -203,12 +190,14 @@ def build_optimizer(
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
 
+    # The meta device has no fused kernels.
+    devices = {parameter.device.type for parameter in model.parameters()}
+    may_fuse = devices <= {"cpu", "cuda"}
+    if options.keys() & {"fused", "foreach", "capturable", "differentiable"}:
+        may_fuse = False
+
     try:
-        chosen = {"fused", "foreach", "capturable", "differentiable"} & options.keys()
-        kind = get_optimizer_class(name, bind_defaults=False)
-        # The meta device has no fused kernels.
-        devices = {parameter.device.type for parameter in model.parameters()}
-        if kind in FUSED and not chosen and devices <= {"cpu", "cuda"}:
+        if may_fuse and get_optimizer_class(name, bind_defaults=False) in FUSED:
             options = {**options, "fused": True}
         return create_optimizer_v2(groups, opt=name, lr=lr, **options)
     except (TypeError, ValueError, AssertionError) as error:
@@ -217,14 +206,10 @@ def build_optimizer(
 
 
 def step_if(condition: Tensor, optimizer: Optimizer) -> None:
-    """Do an optimizer step if `condition` is True; otherwise change nothing.
+    """Do an optimizer step if `condition` is True.
 
     Fused optimizers skip the step on the device through `found_inf`, without a host sync. For all
-    other optimizers the host waits for the condition.
-
-    Args:
-        condition: bool [], on the device of the parameters.
-        optimizer: The optimizer, with its gradients set.
+    other optimizers the host waits for the condition, a bool [] on the device.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
         # GradScaler sets the same two attributes.
@@ -246,9 +231,9 @@ def step_if(condition: Tensor, optimizer: Optimizer) -> None:
 
 @contextmanager
 def _muon_in_float32() -> Iterator[None]:
-    """Run timm's Muon in float32 instead of bfloat16, which timm has no setting for.
+    """Run timm's Muon in float32. timm has no setting for it, and uses bfloat16.
 
-    A step of `digits` is ten times as fast in float32 on a CPU without bfloat16 instructions.
+    float32 is ten times as fast on a CPU without bfloat16 instructions.
     """
     orthogonalize: Any = muon.zeropower_via_newtonschulz
     muon.zeropower_via_newtonschulz = partial(orthogonalize, dtype=torch.float32)
@@ -259,11 +244,7 @@ def _muon_in_float32() -> Iterator[None]:
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer, except for its implementation options.
-
-    Raises:
-        ValueError: If the state does not fit the optimizer.
-    """
+    """Load the state of an optimizer, except for its implementation options."""
     groups = []
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True):
         implementation = {key: own[key] for key in IMPLEMENTATION if key in own}
@@ -293,28 +274,28 @@ def build_schedule(
 ) -> LRScheduler:
     """Build a learning-rate schedule. Its only state is the number of finished steps.
 
-    Other rates than `lr` in parameter groups are scaled in proportion.
+    The rates of parameter groups with another rate than `lr` are scaled in proportion.
 
     Args:
         optimizer: The optimizer.
         name: "onecycle", as in the official train.py: the rate rises from lr/25 to lr and falls to
             lr/250,000 on a cosine. Adam's beta1 goes from 0.95 to 0.85 and back.
-            "cosine": a linear warmup from 0, followed by a whole cosine to `min_lr`.
+            "cosine": a linear warmup from 0, followed by a half cosine from `lr` to `min_lr`.
             "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces
-            the first part of the cosine.
-        lr: Highest learning rate.
+            the first part of the half cosine.
+        lr: Maximum learning rate.
         steps: Number of optimizer steps of the run.
-        pct_start: Share of the rise of "onecycle".
-        warmup_steps: Number of warmup steps of the cosines.
-        min_lr: Last learning rate of the cosines.
-        warmup_lr: First learning rate of "cosine_epochs".
-        cooldown_steps: Number of steps at `min_lr` at the end of "cosine_epochs".
+        pct_start: Fraction of the steps with a rising rate ("onecycle").
+        warmup_steps: Number of warmup steps ("cosine", "cosine_epochs").
+        min_lr: Final learning rate ("cosine", "cosine_epochs").
+        warmup_lr: Initial learning rate ("cosine_epochs").
+        cooldown_steps: Number of final steps at `min_lr` ("cosine_epochs").
         epoch_steps: Number of steps per epoch.
     """
     if name == "onecycle":
         return _one_cycle(optimizer, steps, pct_start)
 
-    # LambdaLR multiplies the rate of each group by the return value of these functions.
+    # LambdaLR multiplies the rate of each group by the return value of `by_step` or `by_epoch`.
     def cosine(progress: float) -> float:
         return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 

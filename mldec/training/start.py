@@ -37,7 +37,7 @@ log = logging.getLogger("mldec")
 def start_at_frequency(head: nn.Module, labels: Labels) -> None:
     """Set the biases of a head to the log-odds of the classes in the training labels.
 
-    Each class gets one additional positive and negative, so that all log-odds are finite.
+    One positive and one negative are added to each class, so that all log-odds are finite.
     """
     set_bias_from_prior: Callable[[torch.Tensor], None] | None = getattr(
         head, "set_bias_from_prior", None
@@ -52,17 +52,14 @@ def start_at_frequency(head: nn.Module, labels: Labels) -> None:
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
-    """Check that loss, mixing and evaluator fit the data, before training starts.
-
-    The optional attributes `exclusive` and `soft` of a loss declare the targets that it supports.
-    """
+    """Check that loss, mixing and evaluator fit the data; see `mldec.losses` for the attributes."""
     exclusive = data.train.classes.exclusive
     _check_kind(loss, exclusive=exclusive)
     _check_mixing(config, loss, exclusive=exclusive)
     if config.train.random_queries:
         _check_random_queries(config, loss, exclusive=exclusive)
 
-    # Raises for settings that do not fit the classes, such as top-5 of three.
+    # This raises ConfigError for settings that do not fit the classes, such as top-5 of three.
     data.make_evaluator(data.val.classes)
 
 
@@ -95,8 +92,8 @@ def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
 
 
 def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
-    """Raise ConfigError if random queries, which are no classes, do not fit data or loss."""
-    # Scalar buffers do not depend on the class. Estimated priors get their size in the first batch.
+    """Raise ConfigError if the data or the loss does not support queries without a class."""
+    # A buffer with a dimension has a value per class. Estimated priors have no buffer.
     per_class = [name for name, values in loss.named_buffers() if values.ndim]
     if config.loss.get("class_prior") == "estimate":
         per_class.append("estimate")
@@ -107,22 +104,19 @@ def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -
     elif per_class:
         reason = f"{type(loss).__name__} has a value per class ({', '.join(per_class)})"
     if reason is not None:
-        raise ConfigError(f"train.random_queries: its queries are no classes, but {reason}")
+        raise ConfigError(f"train.random_queries: random queries have no class, but {reason}")
 
 
 def prepare_trainer(
     config: Config, parts: build.Parts, directory: Path, device: torch.device, stop: StopRequest
 ) -> tuple[Trainer, Path | None]:
-    """Build the parts of a run, and resume or initialize it.
-
-    Returns:
-        The trainer, and the path of the checkpoint that it resumes from, if any.
-    """
-    # Read the newest version of the checkpoint that is not damaged.
-    last = distributed.on_main(partial(resume_point, config, directory))
-    saved = distributed.on_main(partial(loading.load_newest, last)) if last else None
-    path, saved_checkpoint = saved or (None, None)
-    precision = used_precision(config.train.precision, saved_checkpoint, device)
+    """Build the trainer of a run. Returns it with the path of the resumed checkpoint, if any."""
+    saved: Checkpoint | None = None
+    path = distributed.on_main(partial(resume_point, config, directory))
+    if path:
+        # Fall back to an older version if the checkpoint is damaged.
+        path, saved = distributed.on_main(partial(loading.load_newest, path))
+    precision = used_precision(config.train.precision, saved, device)
     config = replace(config, train=replace(config.train, precision=precision))
 
     # Pretrained weights are not downloaded if a checkpoint replaces them.
@@ -139,16 +133,16 @@ def prepare_trainer(
     model.to(device)
     if config.train.cache_features:
         # The tokens depend on the weights, so restore these first.
-        if path and saved_checkpoint:
-            loading.load_strict(model, saved_checkpoint.model, path)
+        if path and saved:
+            loading.load_strict(model, saved.model, path)
         data = with_tokens(data, model.backbone, config, device=device, stop=stop)
         model = TokenClassifier(model.backbone, model.head)
 
     folder = directory / "checkpoints"
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
-    if path and saved_checkpoint:
-        check_same_run(trainer, saved_checkpoint, path)
-        trainer.resume(saved_checkpoint, path)
+    if path and saved:
+        check_same_run(trainer, saved, path)
+        trainer.resume(saved, path)
     return trainer, path
 
 
@@ -168,7 +162,7 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
     data = trainer.data
     check_classes(saved.classes, data.val.classes, path)
 
-    # The position in an epoch must mean the same images as before.
+    # Otherwise the position in the epoch would not have the same images.
     if saved.steps_per_epoch != trainer.batches.steps:
         raise CheckpointError(
             f"{path}: {saved.steps_per_epoch} steps per epoch, this run has "
@@ -186,10 +180,7 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
 
 
 def used_precision(wanted: Precision, saved: Checkpoint | None, device: torch.device) -> Precision:
-    """Resolve the precision of a run on a device.
-
-    A resumed run keeps the precision of its checkpoint, if the setting allows it.
-    """
+    """Resolve the precision on a device. A resumed run keeps its precision, if still allowed."""
     if saved is not None:
         before = Precision(saved.config["train"]["precision"])
         if wanted.may_fall_back_to(before):
@@ -218,11 +209,16 @@ def resume_point(config: Config, directory: Path) -> Path | None:
         return None
 
     path = Path(config.resume)
-    if not path.is_file() or path.suffix == ".safetensors":
-        fault = "file not found; pass resume=auto or a checkpoint"
-        if config.resume.startswith("hf:") or path.is_file():
-            fault = "a published checkpoint holds no training state; pass init= instead"
-        raise CheckpointError(f"resume={config.resume}: {fault}")
+    is_published = path.suffix == ".safetensors" and path.is_file()
+    if is_published or config.resume.startswith("hf:"):
+        raise CheckpointError(
+            f"resume={config.resume}: a published checkpoint holds no training state; "
+            f"pass init= instead"
+        )
+    if not path.is_file():
+        raise CheckpointError(
+            f"resume={config.resume}: file not found; pass resume=auto or a checkpoint"
+        )
     if holds_run and not is_inside(path, directory):
         raise CheckpointError(
             f"resume={config.resume}: {directory} holds another run; "
@@ -237,7 +233,7 @@ def is_inside(path: Path, directory: Path) -> bool:
 
 
 def describe_run(trainer: Trainer, wanted: Precision) -> str:
-    """Describe model, data, precision, batch, position and start weights of a run."""
+    """Return the line of the log with model, data, precision, batch, position and weights."""
     config = trainer.config
     learner = trainer.learner
     train = trainer.data.train
@@ -277,7 +273,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
     model = trainer.learner.model
     size = trainer.data.transform.image_size
     classifier = Classifier(model.backbone, model.head)
-    products = work_per_image(classifier, size, trainer.data.val.classes.word_vectors)
+    macs = work_per_image(classifier, size, trainer.data.val.classes.word_vectors)
     return RunFacts(
         name=config.name,
         command=command_line(),
@@ -286,7 +282,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
         epochs=config.train.epochs,
         image_size=size,
         parameters=count_parameters(model)[0],
-        multiply_accumulates=None if products is None else round(products),
+        multiply_accumulates=None if macs is None else round(macs),
         start_epoch=trainer.epoch,
         best={} if trainer.best.metric is None else dataclasses.asdict(trainer.best),
         ended=trainer.ended,

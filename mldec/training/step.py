@@ -53,11 +53,11 @@ class StepStatus:
 
 
 class StepStats(NamedTuple):
-    """Numbers of a finished step; all but `indices` are equal on all ranks."""
+    """Numbers of a finished step. Only `indices` differ between ranks."""
 
     step: int  # counted from 1
     loss: float  # of the whole batch
-    fault: str | None  # the non-finite number for which the weights were not updated
+    fault: str | None  # the non-finite loss or gradient, if any; the weights were not updated
     indices: list[int]  # dataset indices of the images of this rank
 
 
@@ -74,7 +74,7 @@ class Learner:
 
     Args:
         config: The config of the run.
-        model: The model; it is changed in place.
+        model: The model, which is changed in place.
         loss: Takes logits float32 [B, K] and targets [B, K].
         device: The device of the training steps.
         steps: Number of optimizer steps of the whole run.
@@ -109,7 +109,7 @@ class Learner:
         self.loss = loss.to(device)
         self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 
-        # Freeze first: the optimizer and the moving average depend on it.
+        # Freeze first, because the optimizer and the moving average depend on it.
         self.frozen_norms = freeze(model, train)
         grouping = {**vars(config.optim), "decay": config.optim.decay.value}
         self.optimizer = build_optimizer(model, **grouping)
@@ -122,7 +122,7 @@ class Learner:
         self.net = self._wrap(model)
 
         self.step = 0  # finished steps
-        self.pieces = train.pieces  # of each micro-batch, for `_backward_in_pieces`
+        self.pieces = train.pieces  # number of pieces of each micro-batch, or None
         # Finished steps that did not change the weights. In fp16 this is usual while GradScaler
         # searches for its scale.
         self.skipped = 0
@@ -132,18 +132,18 @@ class Learner:
         self.all_finite = torch.ones((), dtype=torch.bool, device=device)
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        """Return the compiled, distributed form of the model; it shares all parameters."""
+        """Return the compiled and distributed model, which shares all parameters."""
         train = self.config.train
         if train.compile:
-            # A smaller last batch gets a static graph. By default it would make the batch sizes of
-            # all later graphs dynamic, and their convolutions slow.
+            # After a smaller last batch, torch would by default compile graphs with a dynamic batch
+            # size, whose convolutions are slow.
             model = torch.compile(  # type: ignore[assignment]
                 model, dynamic=False, mode=train.compile_mode
             )
 
-        # Only the running statistics of batch norms differ between ranks. Training steps do not
-        # read them, and evaluations and checkpoints use those of the main rank. Statistics that
-        # are averaged over ranks must start equal in each step, see `Trainer.train_epoch`.
+        # The only buffers that differ between ranks are batch-norm statistics. Training steps do
+        # not read them, and evaluations and checkpoints use the main rank. Averaged statistics must
+        # be equal at the start of each step, see `Trainer.train_epoch`.
         return distributed.wrap(
             model,
             static=train.accumulate == 1 and not train.compile,
@@ -155,7 +155,7 @@ class Learner:
         epochs = self.config.train.epochs
         steps_per_epoch = self.steps / epochs
 
-        # A short trial of a long recipe must still learn before its cooldown.
+        # A short trial of a long recipe still needs epochs before the cooldown.
         cooldown = min(schedule.cooldown_epochs or 0, epochs // 2)
 
         return build_schedule(
@@ -184,7 +184,7 @@ class Learner:
         return self.ema.module
 
     def train(self) -> None:
-        """Set the model to training mode; frozen batch norms stay in evaluation mode."""
+        """Set the model to training mode, except for frozen batch norms."""
         self.net.train()
         for norm in self.frozen_norms:
             norm.eval()
@@ -213,7 +213,7 @@ class Learner:
         if skip:
             buffers_before = [buffer.clone() for buffer in self.model.buffers()]
 
-        # CUDA graphs overwrite outputs of the previous step, but not of earlier micro-batches.
+        # Allow CUDA graphs to overwrite the outputs of the previous step.
         if train.compile_mode:
             torch.compiler.cudagraph_mark_step_begin()
 
@@ -227,7 +227,7 @@ class Learner:
         # because they have the same gradients.
         loss = distributed.total(loss)
         finite = torch.isfinite(loss) & torch.isfinite(norm)
-        # In fp16 the gradients may overflow: GradScaler lowers its scale.
+        # In fp16 the gradients may overflow. GradScaler then lowers its scale.
         acceptable = finite
         if self.scaler.is_enabled():
             acceptable = torch.isfinite(loss)
@@ -244,7 +244,7 @@ class Learner:
 
         # 4. Update the step, the schedule and the moving average.
         self.step += 1
-        self._follow_weights()
+        self._update_schedule_and_ema()
 
         # 5. Queue loss and gradient norm for `read`, and start the all-reduce of the status.
         loss_and_norm = torch.stack([loss, norm.to(loss.dtype)])
@@ -257,7 +257,7 @@ class Learner:
     ) -> tuple[Tensor, Tensor]:
         """Compute the gradients, and halve the pieces after each out-of-memory error of CUDA."""
         assert self.pieces is not None
-        # The forward passes before the error changed batch-norm statistics and estimated priors.
+        # An attempt that runs out of memory has changed batch-norm statistics and estimated priors.
         buffers_before = [buffer.clone() for buffer in self.model.buffers()]
         loss_before = copy.deepcopy(self.loss.state_dict())
 
@@ -271,7 +271,7 @@ class Learner:
                 if max(len(piece.images) for piece in pieces) == 1:
                     raise
 
-            # The error is gone here, and with it its references to tensors on the device.
+            # Outside the `except` clause, the error no longer holds references to device tensors.
             self.pieces *= 2
             self.optimizer.zero_grad(set_to_none=True)
             for buffer, before in zip(self.model.buffers(), buffers_before, strict=True):
@@ -315,8 +315,8 @@ class Learner:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = self.loss(logits, targets)
 
-        # A mean is weighted by the size of the micro-batch, so that the loss does not depend on
-        # how the batch is divided.
+        # Weight a mean by the size of the micro-batch, so that the loss of the batch does not
+        # depend on its division.
         share = 1.0
         if self.loss.reduction == "mean":
             share = len(images) / images_in_step
@@ -326,8 +326,7 @@ class Learner:
         self.scaler.scale(loss * distributed.world_size()).backward()
         return loss.detach()
 
-    def _follow_weights(self) -> None:
-        """Update the schedule and the moving average after a step."""
+    def _update_schedule_and_ema(self) -> None:
         # The schedule has no value after its last step.
         if self.step < self.steps:
             self.schedule.step()
@@ -352,7 +351,8 @@ class Learner:
             elif not math.isfinite(norm) and not self.scaler.is_enabled():
                 fault = f"the gradients are not finite (the loss is {loss:.4g})"
 
-            self.skipped += not math.isfinite(loss + norm)
+            if not math.isfinite(loss + norm):
+                self.skipped += 1
             indices = torch.cat(pending.indices).tolist()
             stats.append(StepStats(pending.step, loss, fault, indices))
         self.pending.clear()
@@ -411,18 +411,17 @@ def _clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
 def augment(
     word_vectors: Tensor, targets: Tensor, *, noise: float, extra: int
 ) -> tuple[Tensor, Tensor]:
-    """Add noise to the word vectors, and append random ones that are positive in every image.
+    """Add noise to the word vectors, and append random vectors with a target of 1 in every image.
 
-    The paper gives the settings of both augmentations in table 3; the public code has neither. We
-    chose the distribution: both are normal and are applied before any projection. Their unit is the
-    standard deviation of all entries of the word vectors, so settings do not depend on the source.
-    Random numbers come from torch's global generator.
+    Both augmentations are in table 3 of the paper, and not in the public code. We chose normal
+    distributions, and apply them before any projection. The random numbers come from torch's
+    global generator.
 
     Args:
         word_vectors: Word vectors [K, D].
         targets: Targets [B, K].
-        noise: Standard deviation of the noise.
-        extra: Number E of random vectors.
+        noise: Standard deviation of the noise, in units of the standard deviation of all entries.
+        extra: Number E of random vectors, with the mean and standard deviation of all entries.
 
     Returns:
         Word vectors [K + E, D] and targets [B, K + E].

@@ -106,7 +106,7 @@ class Trainer:
 
     @property
     def ended(self) -> str | None:
-        """Why the run has ended, or None. It depends only on the state in a checkpoint."""
+        """Reason for the end of the run, or None. It depends only on the state in a checkpoint."""
         train = self.config.train
         best = self.best
         if self.epoch >= train.epochs:
@@ -114,7 +114,7 @@ class Trainer:
         if self.epoch >= train.last_epoch:
             return f"train.stop_epoch is {train.stop_epoch}, of {train.epochs} planned epochs"
 
-        # Wait for the moving average while it still improves: it may become the best.
+        # A moving average that still improves may become the best, so wait for its first fall.
         out_of_patience = train.patience is not None and best.evaluations_since >= train.patience
         if out_of_patience and best.falls:
             return (
@@ -124,13 +124,10 @@ class Trainer:
         return None
 
     def fit(self, runlog: RunLog) -> dict[str, float]:
-        """Train until the run ends.
-
-        Returns:
-            The metrics of the last evaluation.
+        """Train until the run ends, and return the metrics of the last evaluation.
 
         Raises:
-            Stopped: After a stop request; a checkpoint is written first.
+            Stopped: After a stop request, which writes a checkpoint first.
         """
         train = self.config.train
         # A damaged metrics.jsonl may have fewer lines than the checkpoint expects.
@@ -174,7 +171,7 @@ class Trainer:
         ):
             self.meter.loaded()
 
-            # 1. Do a step. It changes the position and the learning rate: read both before it.
+            # 1. Do a step. Read the position and the learning rate first, because it changes them.
             images = self.batches.images_in_step(self.position)
             lr = self.learner.lr
             status = self.learner.learn(micro_batches, images, stop=self.stop)
@@ -186,8 +183,8 @@ class Trainer:
             reporting = is_last or self.position % train.log_every == 0
             stopping = self.collect_outcomes(now=reporting)
 
-            # 3. Average batch-norm statistics before they are saved. A checkpoint then holds all
-            # statistics, because each step starts from those of the main rank.
+            # 3. Average batch-norm statistics before they are saved. The statistics of the main
+            # rank are enough in a checkpoint, because each step broadcasts them first.
             if is_last and train.average_batchnorm and distributed.world_size() > 1:
                 distribute_bn(self.learner.model, distributed.world_size(), reduce=True)
 
@@ -201,7 +198,7 @@ class Trainer:
                 self.save()
 
     def _steps(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each step. The state can be saved during a wait for data."""
+        """Yield the micro-batches of each step. A stop while waiting for data saves the state."""
         micro_batches: list[Batch] = []
         try:
             for batch in self.stop.bounded(self.loader):
@@ -221,7 +218,7 @@ class Trainer:
             raise self._with_checkpoint(error) from error
 
     def _with_checkpoint(self, error: DataError) -> DataError:
-        """Add the path of the checkpoint to an error, once the state is saved."""
+        """Return the error with the path of the checkpoint, if there is one."""
         if not self.learner.step or not distributed.is_main():
             return error
 
@@ -229,13 +226,10 @@ class Trainer:
         return DataError(f"{error}; saved in {self.files.last}; pass resume=auto to continue")
 
     def collect_outcomes(self, *, now: bool) -> bool:
-        """Process the pending status of past steps.
+        """Process the pending status of past steps. Returns True if training should stop.
 
         With several ranks, the newest status is read one step later unless `now` is set, so that
         the next step does not wait for the all-reduce. All ranks stop after the same step.
-
-        Returns:
-            True if training should stop.
         """
         ready = self.pending
         if distributed.world_size() > 1 and not now:
@@ -285,7 +279,7 @@ class Trainer:
             values["train/skipped_steps"] = self.learner.skipped
         if self.data.bad_images == "skip":
             values["train/bad_images"] = self.bad_images
-        self._scalars(runlog, self.epoch, values)
+        self._write_scalars(runlog, self.epoch, values)
 
         remaining_steps = train.last_epoch * total - self.learner.step
         remaining = clock(remaining_steps * self.meter.seconds_per_step)
@@ -296,17 +290,12 @@ class Trainer:
         )
         self.meter = Meter()
 
-    def _scalars(self, runlog: RunLog, epoch: int, values: dict[str, float]) -> None:
+    def _write_scalars(self, runlog: RunLog, epoch: int, values: dict[str, float]) -> None:
         runlog.scalars(self.learner.step, epoch, values)
         self.lines += 1
 
     def _stop(self, moment: str, *, together: bool = False) -> None:
-        """Raise Stopped.
-
-        Args:
-            moment: When the run was stopped, for the message.
-            together: Whether all ranks stop; then only the main rank has a message.
-        """
+        """Raise Stopped. If all ranks stop `together`, only the main rank has a message."""
         self.files.wait()
 
         message = f"stopped by {self.stop.name} {moment}"
@@ -330,7 +319,7 @@ class Trainer:
             models["ema"] = self.learner.average
         models["raw"] = self.learner.model
 
-        # Batch-norm statistics differ between ranks; checkpoints use those of the main rank.
+        # Batch-norm statistics differ between ranks. Checkpoints hold the main rank's.
         for model in models.values():
             distributed.copy_buffers(model)
 
@@ -352,8 +341,8 @@ class Trainer:
         if not classes.exclusive:
             self.constant = [classes.names[index] for index in constant.classes()]
 
-        # The best checkpoint follows the first metric. A resumed run of a version with another
-        # order keeps its metric, and logs it first.
+        # The first metric selects the best checkpoint. A run that was started by a version with
+        # another first metric keeps that metric, and logs it first.
         metric = next(iter(main.metrics))
         if self.best.metric in main.metrics:
             metric = self.best.metric
@@ -365,15 +354,19 @@ class Trainer:
         if "ema" in results:
             for name, value in results["raw"].metrics.items():
                 values[f"val_raw/{name}"] = value
-        self._scalars(runlog, self.epoch + 1, values)
-
-        scores = ", ".join(
-            f"{name} {result.metrics[metric]:.2f}" for name, result in results.items()
-        )
-        best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
-        epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
-        log.info(f"{epoch}: val {metric} {scores} on {main.images:,} images; {best}")
+        self._write_scalars(runlog, self.epoch + 1, values)
+        self._log_evaluation(metric, results)
         return values
+
+    def _log_evaluation(self, metric: str, results: Mapping[str, Results]) -> None:
+        """Log one metric of all evaluated weights, and the best result."""
+        scores = []
+        for name, result in results.items():
+            scores.append(f"{name} {result.metrics[metric]:.2f}")
+        images = results["raw"].images
+        epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
+        best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
+        log.info(f"{epoch}: val {metric} {', '.join(scores)} on {images:,} images; {best}")
 
     def check_stop(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
         """Yield the batches of an evaluation; raise Stopped after a stop request."""
@@ -390,14 +383,14 @@ class Trainer:
 
     def save(self, *, best: bool = False) -> None:
         """Write a copy of the state to last.pt in the background; with `best` also to best.pt."""
-        # Only the main rank writes. It may save at other steps than the other ranks.
+        # Only the main rank writes, so the other ranks need not read their stats here.
         if distributed.is_main():
             self._read()
         self.files.save(self.checkpoint, best=best)
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state of the run. Its tensors are not copied; training changes them."""
-        # Leave out settings of this start only: the checkpoint, and that the data may change.
+        """Return the state of the run, with references to its tensors."""
+        # Omit `resume` and `data.changed`, which apply only to this start.
         data = {key: value for key, value in self.config.data.items() if key != "changed"}
         train = dataclasses.replace(self.config.train, pieces=self.learner.pieces)
         config = dataclasses.replace(self.config, resume=None, data=data, train=train)
@@ -428,7 +421,7 @@ class Trainer:
     def resume(self, saved: Checkpoint, path: Path) -> None:
         """Restore the state from a checkpoint of the same run; see `start.check_same_run`."""
         self.learner.load_state(saved, path)
-        # The division changes the rounding and the batch-norm statistics.
+        # Keep the number of pieces, because it changes rounding and batch-norm statistics.
         self.learner.pieces = saved.config["train"].get("pieces") or self.learner.pieces
         self.learner.skipped = saved.log.skipped
         self.epoch = saved.epoch
@@ -458,9 +451,9 @@ def warn(*messages: str) -> None:
 
 
 def update_best(best: Best, metric: str, results: Mapping[str, Results], epoch: int) -> Best:
-    """Return the best result after another evaluation. Of equal results the earliest is kept.
+    """Return the best result after another evaluation. The earliest of equal results is kept.
 
-    The rule for `train.patience` is Query2Label's (main_mlc.py of its code).
+    `evaluations_since` and `falls` follow the early stopping of Query2Label (its main_mlc.py).
     """
     values = {weights: result.metrics[metric] for weights, result in results.items()}
     best = dataclasses.replace(best, evaluations_since=best.evaluations_since + 1)

@@ -72,28 +72,3 @@ class MeanSquare(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         return (logits.sigmoid() - targets).square().mean()
-
-
-class Exploding(nn.Module):
-    """Loss that is infinite from its third call on."""
-
-    reduction = "sum"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls > 2:
-            return logits.sum() * torch.inf
-        return logits.sum()
-
-
-class Hungry(nn.Module):
-    """Loss that allocates 2**60 bytes."""
-
-    reduction = "sum"
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return logits.sum() + torch.empty(2**60, dtype=torch.uint8).sum()

@@ -14,8 +14,8 @@ from mldec.config.compose import (
     options,
     override,
     parse,
-    prepare,
     to_dict,
+    to_hydra,
     to_yaml,
 )
 from mldec.config.schema import PARTS, Precision, ScheduleName
@@ -96,13 +96,13 @@ def test_wrong_word_is_named_in_one_line(digits, word, names):
 
 def test_prepare_moves_flags_first():
     words = ["head.a=1", "--multirun", "train.epochs=2"]
-    assert prepare(words) == ["--multirun", "++head.a=1", "train.epochs=2"]
+    assert to_hydra(words) == ["--multirun", "++head.a=1", "train.epochs=2"]
 
 
 def test_home_folder_is_expanded(digits, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     words = ["data=csv", "data.root=~/my photos", "init=~/best.pt"]
-    assert prepare(words)[1:] == ["++data.root=/home/me/my photos", "init=/home/me/best.pt"]
+    assert to_hydra(words)[1:] == ["++data.root=/home/me/my photos", "init=/home/me/best.pt"]
     changed = override(digits, words)
     assert (changed.data["root"], changed.init) == ("/home/me/my photos", "/home/me/best.pt")
 

@@ -129,7 +129,7 @@ def test_losses_stay_on_gpu(on_cuda, path):
 def targets_as_on_cuda(monkeypatch):
     """Disable the check of the targets, which losses do on a CPU only."""
     for module in (common, cross_entropy):
-        monkeypatch.setattr(module, "require", lambda good, logits, fault: logits)
+        monkeypatch.setattr(module, "check_valid", lambda valid, logits, message: logits)
 
 
 def waits_of_a_step(head, loss, *settings):

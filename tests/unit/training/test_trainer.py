@@ -203,7 +203,13 @@ def test_resume_allows_harmless_settings_and_changed_data(ended, tmp_path):
     # Checkpoints of earlier versions have no fingerprint.
     path = ended / "checkpoints" / "last.pt"
     job = trainer(settings(), tmp_path)
-    check_same_run(job, replace(load(path), val_fingerprint=None), path)
+    saved = load(path)
+    with pytest.raises(CheckpointError, match="classes"):
+        check_same_run(job, replace(saved, classes=Classes(("red", "green"))), path)
+    larger = replace(saved, val_fingerprint=replace(saved.val_fingerprint, images=48))
+    with pytest.raises(CheckpointError, match="48"):
+        check_same_run(job, larger, path)
+    check_same_run(job, replace(saved, val_fingerprint=None), path)
 
 
 def test_resume_keeps_pieces_of_micro_batches(ended, tmp_path):
