@@ -118,12 +118,7 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Extract the weights from the content of a file, and rename them to the names of mldec.
 
     In-place ABN scales by |w| + 1e-5 and batch norm by w, so replacing w is an exact conversion.
-
-    Args:
-        state: Content of a file: tensors, or a container with tensors.
-
-    Raises:
-        DataError: If the network is unknown.
+    Raises DataError if the network is unknown.
     """
     container = state
     for key in CONTAINERS:

@@ -1,7 +1,7 @@
 """Sources of weights: local files, released files of the authors, and the Hugging Face Hub.
 
-`local` resolves a source to a local path. Downloads from the Hub use huggingface_hub and its cache.
-It supports HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. Only the two files of
+`local` resolves a source to a local path. Downloads from the Hub use huggingface_hub, its cache and
+its variables HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. Only the two files of
 `published` are read from a repository.
 """
 
@@ -227,13 +227,8 @@ def require_token() -> None:
 def upload(folder: Path, repository: str, *, private: bool) -> str:
     """Upload the model card and the files of a checkpoint in one commit. Returns its hash.
 
-    Args:
-        folder: Folder with the files.
-        repository: "owner/name". It is created if it does not exist.
-        private: Whether to create a private repository. An existing one must be private.
-
-    Raises:
-        CheckpointError: If the upload fails, or an existing repository is public.
+    The repository "owner/name" is created if it does not exist. With `private`, a new repository is
+    private, and an existing one must be private.
     """
     api = HfApi()
     with _naming_hub_errors(repository):

@@ -12,8 +12,8 @@ VISIBLE = 0.5 / 255
 class Mixing:
     """Mix image i of a micro-batch with image b - 1 - i (timm's FastCollateMixup).
 
-    Each of the two images has a share of the mixed image: of the pixel values (mixup) or of the
-    area (cutmix). An image is visible if its share is at least 1/510. The labels are one of:
+    The share of an image is its weight in the pixel values (mixup) or its part of the area
+    (cutmix). An image is visible if its share is at least 1/510. There are two kinds of labels:
 
     - "weighted": mean of the labels of both images, weighted by their shares. The label is -1 (not
       annotated) if it is -1 in a visible image.
@@ -96,9 +96,9 @@ class Mixing:
         markers = [0] * half + [1] * half
         mixed, shares = self.timm(list(zip(images, markers, strict=True)))
 
-        first, second = shares.split(half)
-        own_share, partner_share = torch.cat([first, second.flip(1)]).split(1, dim=1)
-        return mixed, self._labels(targets, own_share, partner_share)
+        # Swap the columns of the second half, so that column 0 is each image's own share.
+        shares[half:] = shares[half:].flip(1)
+        return mixed, self._labels(targets, shares[:, :1], shares[:, 1:])
 
     def _labels(self, targets: Tensor, own_share: Tensor, partner_share: Tensor) -> Tensor:
         """Mix the targets [b, K] of each image and its partner, whose shares [b, 1] sum to 1."""

@@ -170,7 +170,8 @@ def split_classes(
 
     # Report all classes with the same fault at once.
     assigned = set(seen) | set(unseen)
-    repeated = Counter(seen) - Counter(set(seen)) | Counter(unseen) - Counter(set(unseen))
+    repeated = Counter(seen) - Counter(set(seen))
+    repeated |= Counter(unseen) - Counter(set(unseen))
     faults: dict[str, Collection[str]] = {
         "are listed twice": repeated,
         "are both seen and unseen": set(seen) & set(unseen),
@@ -194,12 +195,12 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
     These classes are not new to the model, which makes the metrics optimistic. They are 30 of the
     81 unseen classes of NUS-WIDE.
     """
+    # Pairs of an unseen and a seen class.
     pairs = set()
-    for singulars, plurals in ((unseen, set(seen)), (seen, set(unseen))):
-        for name in singulars:
-            forms = {name + "s", name + "es", re.sub("y$", "ies", name)}
-            for plural in forms & plurals - {name}:
-                pairs.add((name, plural) if singulars is unseen else (plural, name))
+    for name in unseen:
+        pairs |= {(name, plural) for plural in _plurals(name).intersection(seen)}
+    for name in seen:
+        pairs |= {(plural, name) for plural in _plurals(name).intersection(unseen)}
     if not pairs:
         return
 
@@ -207,3 +208,7 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
     names = format_list([f"{name}/{other}" for name, other in sorted(pairs)])
     counts = f"{len(affected)} of {len(unseen):,} unseen classes"
     log.warning(f"{counts} have a seen singular or plural: {names}")
+
+
+def _plurals(name: str) -> set[str]:
+    return {name + "s", name + "es", re.sub("y$", "ies", name)} - {name}

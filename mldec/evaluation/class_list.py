@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded
 from mldec.checkpoint.classes import (
-    COMPARED,
     ScoredClassifier,
     can_make,
     check_queries,
@@ -30,7 +29,9 @@ from mldec.words.vectors import encode_like_training, load_word_vectors, read_cl
 
 log = logging.getLogger("mldec")
 
-_SEE = "see docs/zero_shot.md, section Any class list"
+# Maximum number of training classes whose vectors in the file of --vectors are compared with those
+# of the checkpoint.
+_MAX_COMPARED = 16
 
 
 def queries_for(
@@ -50,15 +51,12 @@ def queries_for(
         trained: Classes of the training, or None if they are unknown.
         option: Command-line option of the names, for messages.
         keep: Whether to cache the word vectors on the disk.
-
-    Raises:
-        UserError: If the word vectors cannot be read, computed or used by the model.
     """
     origin = None if trained is None else trained.origin
     if vectors is not None:
         # Include a few training classes, to compare their vectors with the known ones.
         known = () if trained is None else trained.names
-        others = [name for name in known if name not in names][:COMPARED]
+        others = [name for name in known if name not in names][:_MAX_COMPARED]
         templates: tuple[str, ...] = (PROMPT,)
         if origin is not None and origin.is_encoder:
             templates = origin.templates
@@ -95,11 +93,7 @@ def check_class_options(classes: str | None, class_names_file: str | None) -> No
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """Parse comma-separated class names.
-
-    Raises:
-        ConfigError: If the text contains no name or a duplicate.
-    """
+    """Parse comma-separated class names. Raises ConfigError if there is none, or a duplicate."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(f"--classes {text!r}: no class names; separate names with commas")
@@ -155,16 +149,9 @@ def with_class_list(
 ) -> tuple[nn.Module, DataModule]:
     """Return a model for the K classes of --class-list, and the data with these classes.
 
-    A class has the highest score of its names. A model without word vectors must know one name of
-    each class. For a zero-shot model, a class is seen if any of its names was in the training.
-
-    Args:
-        loaded: Model and metadata of the checkpoint.
-        data: Multi-label data.
-        options: Options with a `class_list`.
-
-    Raises:
-        UserError: If the class list does not fit the model or the data.
+    The score of a class is the maximum over its names. A model without word vectors requires a
+    training class for each class of the list. For a zero-shot model, a class is seen if any of its
+    names was in the training.
     """
     assert options.class_list is not None
     path = Path(options.class_list)
@@ -186,9 +173,9 @@ def with_class_list(
         log.info(
             f"{path}: {len(omitted):,} classes of the data are omitted: {format_list(omitted)}"
         )
-    own_evaluator = data.evaluator()  # of all classes of the data
-    own_names = tuple(group[0] for group in groups)
-    split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
+    logit_threshold = data.evaluator().logit_threshold
+    class_names = tuple(group[0] for group in groups)
+    split = Split(SelectedClasses(data.val.dataset, columns), Classes(class_names))
     data = replace(data, load_val=lambda: split)
 
     if loaded.classes.word_vectors is None:
@@ -206,12 +193,12 @@ def with_class_list(
         f"{path}: {len(groups):,} classes by {len(names):,} names, "
         f"{len(groups) - len(unseen):,} seen and {len(unseen):,} unseen by {options.checkpoint}"
     )
-    warn_duplicate_names(trained_names, [own_names[number] for number in unseen])
+    warn_duplicate_names(trained_names, [class_names[number] for number in unseen])
 
     def evaluator(classes: Classes) -> Evaluator:
         zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")
-        if own_evaluator.logit_threshold is not None:
-            zero_shot.logit_threshold = own_evaluator.logit_threshold
+        if logit_threshold is not None:
+            zero_shot.logit_threshold = logit_threshold
         return zero_shot
 
     return model, replace(data, make_evaluator=evaluator)
@@ -272,9 +259,9 @@ def _word_vectors(
     missing = [name for name in names if name not in vector_of]
 
     if options.vectors is not None or (missing and can_make(trained)):
-        made = queries_for(names, options.vectors, trained, option="--class-list")
-        assert made.word_vectors is not None
-        return made.word_vectors
+        encoded = queries_for(names, options.vectors, trained, option="--class-list")
+        assert encoded.word_vectors is not None
+        return encoded.word_vectors
 
     if missing:
         raise DataError(

@@ -23,7 +23,6 @@ log = logging.getLogger("mldec")
 DIFFICULT = 2
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
 
-
 Difficult = Literal["negative", "positive", "ignore"]
 
 
