@@ -142,15 +142,8 @@ def scoring(
 
     The logits of a zero-shot model have the order of its word vectors, and are not reordered.
 
-    Args:
-        model: Maps images [B, 3, H, W] and word vectors to logits [B, K].
-        trained: Classes of the checkpoint.
-        current: Classes of the data.
-        path: Path of the checkpoint, for messages.
-        calibration: Calibration of the logits.
-
-    Raises:
-        CheckpointError: If the model cannot score the classes of the data.
+    `trained` are the classes of the checkpoint and `current` the classes of the data. Raises
+    CheckpointError if the model cannot score the classes of the data. `path` is for messages.
     """
     check_queries(trained, current, path)
     columns = None

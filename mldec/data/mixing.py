@@ -66,18 +66,13 @@ class Mixing:
         self.on = 1 - smoothing + self.off
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix a micro-batch.
-
-        timm requires an even batch size. If b is odd, the image in the middle is mixed with itself,
-        which does not change it.
-
-        Args:
-            images: Images, uint8 [b, 3, H, W].
-            targets: Targets, [b, K], of 1, 0 and -1 (not annotated).
+        """Mix images uint8 [b, 3, H, W] with targets [b, K] of 1, 0 and -1 (not annotated).
 
         Returns:
             The mixed images, uint8 [b, 3, H, W], and targets, float32 [b, K], in [0, 1] or -1.
         """
+        # timm requires an even batch size. If b is odd, the image in the middle is mixed with
+        # itself, which does not change it.
         if len(images) % 2 == 0:
             return self._mix_pairs(images.clone(), targets)
 

@@ -222,10 +222,9 @@ def assemble(
             images = _select_fold(source, images, sampling.fold, held_out=False)
 
         # Column c of the targets must be the same class in training and evaluation.
-        _check_same_classes(source.where, images.classes, load_val().classes.names)
-        if zero_shot is None:
-            classes = load_val().classes
-        else:
+        classes = load_val().classes
+        _check_same_classes(source.where, images.classes, classes.names)
+        if zero_shot is not None:
             images, classes = zero_shot.training(images)
         images = _without_absent(source, source.train, images, files.absent)
         return Split(replace(images, transform=TrainTransform(view)), classes)

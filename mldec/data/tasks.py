@@ -26,9 +26,6 @@ def multi_label(threshold: float = 0.5, *, skip_empty: bool = False) -> MakeEval
     Args:
         threshold: Probability above which a class is predicted, in (0, 1).
         skip_empty: Use mAP_skip_empty, the mean over classes with positives, as the first metric.
-
-    Raises:
-        ConfigError: If the threshold is out of range.
     """
 
     def create(classes: Classes) -> Evaluator:
@@ -58,7 +55,7 @@ def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator
         suffix: Suffix of the metric names, such as "_real" for ImageNet ReaL.
 
     Raises:
-        ConfigError: If `top_k` is out of range; also at creation, if there are fewer classes.
+        ConfigError: If `top_k` is out of range, or later if there are fewer classes.
     """
     from mldec.evaluators.single_label import SingleLabelEvaluator
 
@@ -154,15 +151,8 @@ def split_classes(
 ) -> Roles:
     """Return the sorted indices of the seen and of the unseen classes.
 
-    Args:
-        names: Names of all classes.
-        unseen: Names of the unseen classes.
-        seen: Names of the seen classes. None means all other classes.
-        where: Prefix of error messages.
-
-    Raises:
-        DataError: If classes are listed twice, are both seen and unseen, are neither, or do not
-            occur in the data.
+    `seen` is by default all classes that are not unseen. Raises DataError if classes are listed
+    twice, are both seen and unseen, are neither, or do not occur in the data.
     """
     if seen is None:
         unseen_names = set(unseen)

@@ -16,7 +16,7 @@ from mldec.checkpoint.classes import (
     same_names,
 )
 from mldec.data.sampling import SampleRandom
-from mldec.data.tasks import warn_duplicate_names
+from mldec.data.tasks import MakeEvaluator, warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation.options import EvalOptions
@@ -149,51 +149,68 @@ def with_class_list(
 ) -> tuple[nn.Module, DataModule]:
     """Return a model for the K classes of --class-list, and the data with these classes.
 
-    The score of a class is the maximum over its names. A model without word vectors requires a
-    training class for each class of the list. For a zero-shot model, a class is seen if any of its
-    names was in the training.
+    The score of a class is the maximum over its names. Without word vectors, at least one name of
+    each class must be a class of the model.
     """
     assert options.class_list is not None
     path = Path(options.class_list)
     classes = data.val.classes
     if classes.exclusive:
         raise ConfigError("--class-list: it requires multi-label data; leave it out")
+
+    # The first name of each group is the class name of the data.
     groups = read_class_list(path)
-    names: list[str] = []
-    class_of_name: list[int] = []
-    columns = []
-    for number, group in enumerate(groups):
-        if group[0] not in classes.names:
-            raise unknown_class(group[0], classes.names, str(path))
-        columns.append(classes.names.index(group[0]))
-        names += group
-        class_of_name += [number] * len(group)
-    omitted = [name for column, name in enumerate(classes.names) if column not in columns]
+    names = tuple(group[0] for group in groups)
+    for name in names:
+        if name not in classes.names:
+            raise unknown_class(name, classes.names, str(path))
+    omitted = [name for name in classes.names if name not in names]
     if omitted:
         log.info(
             f"{path}: {len(omitted):,} classes of the data are omitted: {format_list(omitted)}"
         )
-    logit_threshold = data.evaluator().logit_threshold
-    class_names = tuple(group[0] for group in groups)
-    split = Split(SelectedClasses(data.val.dataset, columns), Classes(class_names))
-    data = replace(data, load_val=lambda: split)
 
+    columns = [classes.names.index(name) for name in names]
+    split = Split(SelectedClasses(data.val.dataset, columns), Classes(names))
+    selected = replace(data, load_val=lambda: split)
     if loaded.classes.word_vectors is None:
-        return _by_known_names(loaded, groups, options), data
+        return _by_known_names(loaded, groups, options), selected
 
-    word_vectors = _word_vectors(names, loaded.classes, classes, options)
-    model = ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
+    model = _by_word_vectors(loaded, classes, groups, options)
+    evaluator = _zero_shot_evaluator(loaded, data, groups, options)
+    return model, replace(selected, make_evaluator=evaluator)
 
+
+def _by_word_vectors(
+    loaded: Loaded, data: Classes, groups: Sequence[Sequence[str]], options: EvalOptions
+) -> nn.Module:
+    """Return a zero-shot model for the classes of a list."""
+    names: list[str] = []
+    class_of_name: list[int] = []
+    for number, group in enumerate(groups):
+        names += group
+        class_of_name += [number] * len(group)
+
+    word_vectors = _word_vectors(names, loaded.classes, data, options)
+    return ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
+
+
+def _zero_shot_evaluator(
+    loaded: Loaded, data: DataModule, groups: Sequence[Sequence[str]], options: EvalOptions
+) -> MakeEvaluator:
+    """Return the function that creates evaluators. Seen classes have a name of the training."""
     trained_names = _trained_names(loaded, options)
     unseen = []
     for number, group in enumerate(groups):
         if trained_names.isdisjoint(map(str.casefold, group)):
             unseen.append(number)
+    num_names = sum(map(len, groups))
     log.info(
-        f"{path}: {len(groups):,} classes by {len(names):,} names, "
+        f"{options.class_list}: {len(groups):,} classes by {num_names:,} names, "
         f"{len(groups) - len(unseen):,} seen and {len(unseen):,} unseen by {options.checkpoint}"
     )
-    warn_duplicate_names(trained_names, [class_names[number] for number in unseen])
+    warn_duplicate_names(trained_names, [groups[number][0] for number in unseen])
+    logit_threshold = data.evaluator().logit_threshold
 
     def evaluator(classes: Classes) -> Evaluator:
         zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")
@@ -201,7 +218,7 @@ def with_class_list(
             zero_shot.logit_threshold = logit_threshold
         return zero_shot
 
-    return model, replace(data, make_evaluator=evaluator)
+    return evaluator
 
 
 def _by_known_names(

@@ -55,14 +55,9 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
 
 
 def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Decide which classes are present.
+    """Return which classes are present, bool [B, K], for scores [B, K] and thresholds [K] or [1].
 
-    Args:
-        scores: [B, K] in [0, 1].
-        thresholds: [K] or [1], or None for single-label classes.
-
-    Returns:
-        bool [B, K]. Each row has exactly one True without thresholds: the first maximum.
+    Without thresholds (single-label classes), only the first maximum of each row is True.
     """
     if thresholds is not None:
         return scores >= thresholds
@@ -195,8 +190,8 @@ def evaluate_all(
     """Evaluate several models on the validation images. Each image is loaded once.
 
     The models are set to evaluation mode, and their modes are restored. For the first arguments see
-    `score`. `logit_threshold` is one threshold or float64 [K]; None uses the threshold of the data's
-    settings. `observe` is called with each batch of this process and the logits float32 [b, K] of
+    `score`. `logit_threshold` is one threshold or float64 [K]; None uses the data's own
+    threshold. `observe` is called with each batch of this process and the logits float32 [b, K] of
     the first model.
 
     Returns:

@@ -56,9 +56,6 @@ class ClipSource:
         MODEL is a name of open_clip. WEIGHTS is a file or a pretrained tag of the model, by default
         "openai". FOLDER contains open_clip_config.json, the weights and the files of the tokenizer.
         It may have the prefix "local-dir:".
-
-        Raises:
-            ConfigError: If WEIGHTS is a path without a file.
         """
         name = text.removeprefix(PREFIX)
         folder = Path(name.removeprefix(LOCAL)).expanduser()
@@ -335,9 +332,6 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
         prompts: A template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
             "simple7" (the 7 best of these), or the path of a file with one template per line.
         folder: Folder of a relative path.
-
-    Raises:
-        ConfigError: If a template has no {}.
     """
     if prompts in LISTS:
         library = _open_clip(f"data.prompts={prompts}")

@@ -232,11 +232,8 @@ def with_descriptions(
     The vector of a class is the normalized mean of the normalized vectors of its sentences.
     Classes without sentences keep their vectors.
 
-    Args:
-        vectors: Word vectors of the classes.
-        source: The text encoder.
-        path: JSON file of sentences by class name: {"zebra": ["a striped horse"]}.
-        cache_dir: See `cache_folder`.
+    `source` is the text encoder. `path` is a JSON file of sentences by class name, such as
+    {"zebra": ["a striped horse"]}.
     """
     content = read_json(path)
     sentences_of = content if isinstance(content, dict) else {}
@@ -270,15 +267,8 @@ def encode_like_training(
 ) -> WordVectors:
     """Compute the word vectors of other names with the text encoder of a checkpoint.
 
-    Args:
-        names: The names.
-        origin: Origin of the checkpoint's vectors.
-        where: Beginning of error messages.
-        remedy: End of error messages: how to provide the weights of the encoder.
-        keep: Write the vectors of new names to the cache.
-
-    Raises:
-        CheckpointError: If the encoder has other weights now.
+    `where` and `remedy` are the beginning and the end of error messages. `keep` writes the vectors
+    of new names to the cache. Raises CheckpointError if the encoder has other weights now.
     """
     try:
         vectors = load_word_vectors(origin.source, names, templates=origin.templates, keep=keep)

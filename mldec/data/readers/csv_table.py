@@ -339,7 +339,11 @@ def _parse(
     known = classes or form.classes or None
     builder = TableBuilder(classes=known, default=form.default, folder=folder)
     split_of_rows = []
-    for where, cells in _rows(source, form):
+    rows = _filled_rows(source, form.delimiter, form.encoding)
+    next(rows, None)  # the header
+    for line, fields in rows:
+        where = f"{source}, row {line}"
+        cells = dict(zip(form.columns, map(str.strip, fields), strict=True))
         labels = _labels(cells, form, separator, where)
         count = list(labels.values()).count(1)
         if exclusive and count != 1:
@@ -367,15 +371,6 @@ def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[
                 f"missing ones, or quote fields with {_DELIMITERS[delimiter]}"
             )
         yield line, fields
-
-
-def _rows(source: Path, form: Form) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location, for messages, and the cells by role of each row."""
-    rows = _filled_rows(source, form.delimiter, form.encoding)
-    next(rows, None)
-    for line, fields in rows:
-        cells = dict(zip(form.columns, map(str.strip, fields), strict=True))
-        yield f"{source}, row {line}", cells
 
 
 def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> dict[str, int]:
