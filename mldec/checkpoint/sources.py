@@ -178,18 +178,26 @@ def _download(url: str, path: Path, sha256: str | None) -> None:
             if path.is_file():
                 return
             with naming_errors(url, remedy=remedy):
-                if not part.is_file() or sha256_of(part) != sha256:
-                    with part.open("ab" if sha256 else "wb") as file:
-                        http_get(url, file, resume_size=file.tell(), displayed_filename=path.name)
-                with part.open("rb") as file:
-                    is_page = file.read(1) in (b"", b"<")
-                actual = sha256_of(part)
-                if is_page or sha256 not in (None, actual):
-                    part.unlink()
-                    raise ValueError("it is not the published file")
+                actual = _download_part(url, part, path.name, sha256)
                 # Write the hash first. A file without a hash is treated as copied by the user.
                 write_hashes(path, [actual])
                 part.replace(path)
+
+
+def _download_part(url: str, part: Path, name: str, sha256: str | None) -> str:
+    """Download or complete the temporary file `part`, and return its hash."""
+    if not part.is_file() or sha256_of(part) != sha256:
+        with part.open("ab" if sha256 else "wb") as file:
+            http_get(url, file, resume_size=file.tell(), displayed_filename=name)
+
+    # Some servers return an error page instead of the file.
+    with part.open("rb") as file:
+        is_page = file.read(1) in (b"", b"<")
+    actual = sha256_of(part)
+    if is_page or sha256 not in (None, actual):
+        part.unlink()
+        raise ValueError("it is not the published file")
+    return actual
 
 
 def _published_file(address: str) -> Path:

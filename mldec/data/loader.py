@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.data.labels import Labels, from_dense
-from mldec.data.sampling import SampleRandom, draw, sample_seed, seeded
+from mldec.data.sampling import SampleRandom, draw_images, sample_seed, seeded
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
 
@@ -151,7 +151,7 @@ class TrainBatches(Sampler[list[Key]]):
         accumulate: Number of accumulation steps.
         repeats: Appearances of each image in succession.
         factors: Mean number of appearances of each image per epoch, float64 [num_images], see
-            `draw`. The attribute `num_images` is then the number of images in an epoch.
+            `draw_images`. The attribute `num_images` is then the number of images in an epoch.
 
     Raises:
         ConfigError: If there are too few images for the batch size.
@@ -227,7 +227,7 @@ class TrainBatches(Sampler[list[Key]]):
         """Return the images of the epoch and their numbers of previous appearances, [L]."""
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
         if self.factors is not None:
-            return draw(self.factors, generator)
+            return draw_images(self.factors, generator)
 
         order = torch.randperm(self.num_images, generator=generator)
         return order, torch.zeros(self.num_images, dtype=torch.int8)

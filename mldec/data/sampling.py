@@ -67,7 +67,7 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
     return factors
 
 
-def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw_images(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw the images of an epoch by systematic sampling.
 
     The number of appearances of an image is its factor, at least 1, rounded down or up at random.

@@ -72,7 +72,7 @@ def _parse(sources: list[Path], split: str) -> Table:
     """Read a split. `sources` are annotations and class names, or a single file with both."""
     annotations = sources[0]
     meta = sources[-1]
-    names = check_names(map(str, _load(meta, "class_names")), meta)
+    names = check_names(map(str, _load_variable(meta, "class_names")), meta)
 
     # The single file has both splits and a flag for test images.
     one_file = len(sources) == 1
@@ -80,7 +80,7 @@ def _parse(sources: list[Path], split: str) -> Table:
 
     builder = TableBuilder(names)
     with naming_errors(annotations, DataError, remedy="use annotations with labels"):
-        for number, annotation in enumerate(_load(annotations, "annotations"), 1):
+        for number, annotation in enumerate(_load_variable(annotations, "annotations"), 1):
             if one_file and bool(annotation["test"]) != (split == "test"):
                 continue
 
@@ -91,7 +91,7 @@ def _parse(sources: list[Path], split: str) -> Table:
     return builder.build(annotations)
 
 
-def _load(file: Path, name: str) -> np.ndarray:
+def _load_variable(file: Path, name: str) -> np.ndarray:
     """Read a variable of a MATLAB file, at least 1-d. scipy does not execute code of the file."""
     from scipy.io import loadmat  # slow to import
 

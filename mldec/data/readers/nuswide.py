@@ -205,7 +205,7 @@ def _load_official_split(
     table = cached_table(f"nuswide-official-{split}", sources, parse, cache_dir)
 
     # Most images are no longer on Flickr, and copies of the dataset use other file names.
-    files = _find(root / images, table.files)
+    files = _find_images(root / images, table.files)
     is_present = files != b""
     if not is_present.all():
         count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
@@ -249,7 +249,7 @@ def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
         return digits.reshape(shape) - ord("0")
 
 
-def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
+def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
     """Return the path of each image, by its name or Flickr number, or b"", bytes [N]."""
     if not folder.is_dir():
         raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")

@@ -230,7 +230,7 @@ def _parse_miil(
 ) -> Table:
     """Read a split. `class_file` defaults to all classes of the CSV file, sorted by MID."""
     codes: dict[str, int] = {}
-    files, splits, images, classes, values = _read(data, codes)
+    files, splits, images, classes, values = _read_csv(data, codes)
 
     # Sorting millions of paths takes less memory than a dictionary.
     ordered = np.sort(files)
@@ -256,7 +256,7 @@ def _parse_miil(
     return Table(files, labels, class_names(mids, display)).select(splits == split)
 
 
-def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
+def _read_csv(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
     """Read the CSV file of both splits and number the MIDs in `codes` in order of appearance.
 
     Returns:
