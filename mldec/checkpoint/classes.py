@@ -225,7 +225,7 @@ def _other_classes(trained: Classes, current: Classes, path: str | Path) -> Chec
     pairs = enumerate(zip_longest(trained.names, current.names))
     index, (saved, now) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
     return CheckpointError(
-        f"{path} has {len(trained)} classes and the data {len(current)}. Class {index} is "
+        f"{path} has {len(trained)} classes and the data {len(current)}: class {index} is "
         f"{saved!r} in the checkpoint and {now!r} in the data; use the data of its training, or "
         f"pass --class-names"
     )

@@ -74,8 +74,9 @@ def csv_table(
     - path: Path of the image.
     - split: Name of the split (optional).
     - One column per class with 1 (present), 0 (absent) or an empty cell (not annotated, -1).
-    - Or labels: Class names with a separator, or a JSON list. Optionally negatives in the same
-      form. A class in neither list is then not annotated.
+    - labels: Class names with a separator, or a JSON list, instead of a column per class.
+    - negatives: The absent classes, in the form of labels (optional). With this column, a class in
+      neither list is not annotated.
 
     The metric is `mAP_partial` if labels may be not annotated. Other common column names are
     recognized, see `recognize`. Other columns are ignored.
@@ -200,7 +201,7 @@ def recognize(
     labels_column: str | None,
     classes: Sequence[str] | None,
 ) -> Form:
-    """Detect the format of a CSV file. The file is read once.
+    """Detect the format of a CSV file.
 
     See docs/data.md, section Forms of a table, for the rules. Raises ValueError if a named column
     does not exist, and DataError if the file has no paths, no labels or ambiguous columns.
@@ -225,8 +226,8 @@ def recognize(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    # Fraction of the filled cells of each possible class column that are 0, 1 or -1. Role names and
-    # the index columns of pandas and Excel are not classes.
+    # Fraction of the cells of each possible class column that are 0, 1 or -1, of the filled cells.
+    # Role names and the index columns of pandas and Excel are not classes.
     binary_shares: dict[int, float] = {}
     for column, count in counts.items():
         if _simple(names[column]) not in _ROLES and not _INDEX.fullmatch(names[column]):
@@ -234,21 +235,23 @@ def recognize(
             binary_shares[column] = sum(count[cell] for cell in _BINARY) / max(num_filled, 1)
 
     class_columns: list[int] = []
-    for column, share in binary_shares.items():
-        if "labels" not in roles:
+    if "labels" in roles:
+        labels_name = names[roles["labels"]]
+        for column, share in binary_shares.items():
+            if share == 1 and labels_column is None:
+                raise DataError(
+                    f"{where}: both {labels_name} and {abbreviate(names[column])} may be labels; "
+                    f"pass data.labels_column={labels_name} or remove one"
+                )
+    else:
+        for column, share in binary_shares.items():
             if share >= 0.5 or names[column] in (classes or ()):
                 class_columns.append(column)
-        elif share == 1 and labels_column is None:
+        if not class_columns or "negatives" in roles:
             raise DataError(
-                f"{where}: both {names[roles['labels']]} and {abbreviate(names[column])} may be "
-                f"labels; pass data.labels_column={names[roles['labels']]} or remove one"
+                f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one "
+                f"to labels, set data.labels_column, or add a column of 0 and 1 per class"
             )
-
-    if "labels" not in roles and (not class_columns or "negatives" in roles):
-        raise DataError(
-            f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one to "
-            f"labels, set data.labels_column, or add a column of 0 and 1 per class"
-        )
     class_names = check_names([names[column] for column in class_columns], where)
 
     columns = [""] * len(names)

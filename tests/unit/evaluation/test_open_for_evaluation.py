@@ -91,7 +91,7 @@ def test_unfitting_data_raises_an_error(tower, tmp_path):
         check_size(data, tower, options())
     own = load_model(save_calibrated(tmp_path / "x.pt"))
     assert own.classes.names == ("zero", "one", "two")
-    with pytest.raises(CheckpointError, match=r"x\.pt .* 3 and 10"):
+    with pytest.raises(CheckpointError, match=r"x\.pt has 3 classes"):
         open_for_evaluation(
             own, options("data=digits", "data.val_images=4", checkpoint=str(own.path))
         )
