@@ -134,11 +134,12 @@ def _parse(annotations: Path) -> Table:
 
         rows = {image: row for row, image in enumerate(sorted(index.imgs))}
         categories = sorted(index.cats)
-        if annotations.name == _ROBOFLOW:
-            # The first category is usually the project, the supercategory of all others.
+
+        # The first category of Roboflow is usually the project, the supercategory of all others.
+        first = index.cats[categories[0]]
+        if annotations.name == _ROBOFLOW and first.get("supercategory") == "none":
             groups = {category.get("supercategory") for category in index.cats.values()}
-            first = index.cats[categories[0]]
-            if first.get("supercategory") == "none" and first["name"] in groups:
+            if first["name"] in groups:
                 del categories[0]
         columns = indices_of(categories)
 
