@@ -16,7 +16,7 @@ from mldec.cli import (
 )
 from mldec.errors import CheckpointError, say
 from mldec.evaluation.output import is_count, meaning
-from mldec.files.atomic import STANDARD_OUTPUT, check_targets, to_json, write_result
+from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write_result
 
 # torch is imported late, so that --help and argument errors are fast.
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ def evaluate(args: argparse.Namespace) -> None:
 
         names = setup.data.val.classes.names
         if setup.thresholds is not None:
-            per_class = len(names) // len(setup.thresholds)
-            results.per_class["threshold"] = setup.thresholds * per_class
+            # There is one threshold for all classes, or one per class.
+            repeats = len(names) // len(setup.thresholds)
+            results.per_class["threshold"] = setup.thresholds * repeats
         if distributed.is_main():
             print_results(results, loaded.weights, args, names)
 
@@ -142,7 +143,7 @@ def print_results(
             content["views"] = args.views
         if args.class_list:
             content |= {"class_list": args.class_list, "vectors": args.vectors}
-        write_result(args.json, to_json(content, indent=1) + "\n")
+        write_json(args.json, content)
     if args.csv:
         write_result(args.csv, to_csv(results, names))
 
@@ -152,17 +153,15 @@ def table(metrics: dict[str, float]) -> list[str]:
     width = max(map(len, metrics))
     groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
+        line = f"  {name:<{width}}  {value:7.3f}"
         heading = ""
-        number = f"{value:7.3f}"
-        text = meaning(name)
-        if "@" in name:
-            heading = f"of the {name.partition('@')[2]} highest scores of an image:"
-            text = ""
         if is_count(name):
             heading = "number of classes:"
-            number = f"{value:7.0f}"
-            text = ""
-        line = f"  {name:<{width}}  {number}  {text}".rstrip()
+            line = f"  {name:<{width}}  {value:7.0f}"
+        elif "@" in name:
+            heading = f"of the {name.partition('@')[2]} highest scores of an image:"
+        else:
+            line = f"{line}  {meaning(name)}".rstrip()
         groups.setdefault(heading, [heading]).append(line)
     return [line for line in chain.from_iterable(groups.values()) if line]
 

@@ -15,18 +15,20 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def name_fault(name: object) -> str | None:
-    """Return why a value is not a valid class name, such as "is empty"; None if it is valid."""
+    """Return the fault of a class name, such as "is empty", or None."""
     if not isinstance(name, str):
         return f"is of type {type(name).__name__}, not text"
     if not name.strip():
         return "is empty"
 
     control = _CONTROL.search(name)
-    return f"has the control character U+{ord(control[0]):04X}" if control else None
+    if control:
+        return f"has the control character U+{ord(control[0]):04X}"
+    return None
 
 
 def names_fault(names: Sequence[object]) -> str | None:
-    """Return why values are not valid class names of a dataset; None if they are valid."""
+    """Return the first fault of the class names of a dataset, or None."""
     numbers: dict[object, int] = {}
     for number, name in enumerate(names):
         fault = name_fault(name)
@@ -41,12 +43,7 @@ def names_fault(names: Sequence[object]) -> str | None:
 def as_name(value: object, where: str | Path) -> str:
     """Validate a class name from a file. Numbers are converted to text.
 
-    Args:
-        value: The name.
-        where: File and row, for messages.
-
-    Raises:
-        DataError: If the name is not valid.
+    `where` is the file and the row, for messages. Raises DataError if the name is not valid.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -59,16 +56,18 @@ def as_name(value: object, where: str | Path) -> str:
 def check_names(names: Iterable[object], where: str | Path) -> tuple[str, ...]:
     """Validate class names with `as_name`, and return them.
 
-    Raises:
-        DataError: If a name is not valid, or two names are equal or differ only in case.
+    Raises DataError if a name is not valid, or two names are equal or differ only in case.
     """
     names_by_key: dict[str, str] = {}
     for value in names:
         name = as_name(value, where)
         other = names_by_key.get(name.casefold())
+        if other == name:
+            raise DataError(f"{where}: the class {name!r} is listed twice; rename one")
         if other is not None:
-            problem = "is listed twice" if other == name else f"and {other!r} differ only in case"
-            raise DataError(f"{where}: the class {name!r} {problem}; rename one")
+            raise DataError(
+                f"{where}: the classes {other!r} and {name!r} differ only in case; rename one"
+            )
         names_by_key[name.casefold()] = name
     return tuple(names_by_key.values())
 
@@ -85,9 +84,6 @@ def given_names(classes: str | list[str] | None, root: Path) -> tuple[str, ...] 
     Args:
         classes: Names, or the path of a text file with one name per line.
         root: Folder of a relative path.
-
-    Raises:
-        DataError: If the file cannot be read, or the names are not valid.
     """
     if classes is None:
         return None

@@ -14,14 +14,13 @@ from mldec.checkpoint.state import Calibration
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.files.text import read_text
-from mldec.names import disambiguate, format_list, names_fault
+from mldec.names import disambiguate, format_list, indices_of, names_fault
 
 log = logging.getLogger("mldec")
 
 # Threshold of the mean cosine similarity between the vectors of the same names. It is near 0 for
 # different sources, and well above 0.5 for different prompts of one text encoder.
 _SAME_KIND = 0.5
-COMPARED = 16  # number of compared classes if their vectors must be read
 _ONE_PER_LINE = "write one class name per line, in the checkpoint's order"
 
 
@@ -29,9 +28,6 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     """Read a file with a class name per line, in the checkpoint's order.
 
     Only the line ends are stripped, as in the output of `--write-classes`. Duplicates are numbered.
-
-    Raises:
-        DataError: If the file cannot be read, or a name is invalid.
     """
     lines = tuple(read_text(path).removesuffix("\n").split("\n"))
     names = disambiguate(lines)
@@ -48,7 +44,7 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
     """Raise ConfigError unless the number of names is the number of classes."""
     if len(names) != num_classes:
         raise ConfigError(
-            f"--class-names: it has {num_classes} classes, the file {len(names)} names; "
+            f"--class-names: the file has {len(names)} names for {num_classes} classes; "
             f"{_ONE_PER_LINE}"
         )
 
@@ -59,31 +55,26 @@ def same_names(
     """Return the index of each name among the known class names, or None.
 
     Equal names have precedence, then names that differ in case, spaces, hyphens or underscores,
-    then synonyms.
-
-    Args:
-        names: Names to find.
-        known: Known class names.
-        synonyms: Groups of names of the same class.
+    then synonyms: groups of names of the same class.
     """
-    exact = {name: index for index, name in enumerate(known)}
-    folded: dict[str, int] = {}
+    exact = indices_of(known)
+    normalized: dict[str, int] = {}
     for index, name in enumerate(known):
-        folded.setdefault(_fold(name), index)
-    groups = [[_fold(name) for name in group] for group in synonyms]
+        normalized.setdefault(_normalize(name), index)
+    groups = [[_normalize(name) for name in group] for group in synonyms]
 
     indices = []
     for name in names:
-        alternatives = [_fold(name)]
+        alternatives = [_normalize(name)]
         for group in groups:
             if alternatives[0] in group:
                 alternatives += group
-        found = [folded[other] for other in alternatives if other in folded]
-        indices.append(exact.get(name, found[0] if found else None))
+        first = next((normalized[other] for other in alternatives if other in normalized), None)
+        indices.append(exact.get(name, first))
     return indices
 
 
-def _fold(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
@@ -151,21 +142,14 @@ def scoring(
 
     The logits of a zero-shot model have the order of its word vectors, and are not reordered.
 
-    Args:
-        model: Maps images [B, 3, H, W] and word vectors to logits [B, K].
-        trained: Classes of the checkpoint.
-        current: Classes of the data.
-        path: Path of the checkpoint, for messages.
-        calibration: Calibration of the logits.
-
-    Raises:
-        CheckpointError: If the model cannot score the classes of the data.
+    `trained` are the classes of the checkpoint and `current` the classes of the data. Raises
+    CheckpointError if the model cannot score the classes of the data. `path` is for messages.
     """
     check_queries(trained, current, path)
     columns = None
     if trained.word_vectors is None and trained.names != current.names:
         log.info(f"{path}: the logits are reordered to the class order of the data")
-        column_of = {name: column for column, name in enumerate(trained.names)}
+        column_of = indices_of(trained.names)
         columns = [column_of[name] for name in current.names]
 
     if columns is None and calibration is None:
@@ -203,7 +187,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
         return
 
     # Compare the word vectors of common classes. Other prompts of a text encoder are allowed.
-    row_of = {name: row for row, name in enumerate(current.names)}
+    row_of = indices_of(current.names)
     shared = [row for row, name in enumerate(trained.names) if name in row_of]
     if not shared:
         return
@@ -239,10 +223,11 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
     """Return the error with the first difference between the class names."""
     pairs = enumerate(zip_longest(trained.names, current.names))
-    index, (there, here) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
+    index, (saved, now) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
     return CheckpointError(
-        f"{path} has other classes than the data, {len(trained)} and {len(current)}: class {index} "
-        f"is {there!r} there and {here!r} here; use the data of its training, or pass --class-names"
+        f"{path} has {len(trained)} classes and the data {len(current)}: class {index} is "
+        f"{saved!r} in the checkpoint and {now!r} in the data; use the data of its training, or "
+        f"pass --class-names"
     )
 
 

@@ -21,16 +21,10 @@ CROPS = {"squash": None, "shortest": 1.0}
 
 
 def convert(source: str) -> tuple[Path, Checkpoint]:
-    """Convert a model of open_clip. The config has no data set and no loss.
+    """Return the path of the weights of an open_clip model, and the checkpoint of its image tower.
 
-    Args:
-        source: "clip:MODEL[:WEIGHTS]" or "clip:FOLDER".
-
-    Returns:
-        The path of the weights, and the checkpoint of the image tower.
-
-    Raises:
-        CheckpointError: If its preprocessing is not supported.
+    The config has no data set and no loss. Raises CheckpointError if the preprocessing is not
+    supported.
     """
     opened = open_model(source)
     model: Any = opened.model
@@ -75,7 +69,7 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
             (),
             exclusive=not has_bias,
             word_vectors=torch.zeros(0, opened.width),
-            origin=VectorOrigin(opened.source.anywhere, opened.sha256, (PROMPT,)),
+            origin=VectorOrigin(opened.source.absolute, opened.sha256, (PROMPT,)),
         ),
         transform=transform,
         model=tensors,

@@ -23,8 +23,7 @@ from mldec.files.run_folder import CALIBRATED, CHECKPOINTS
 from mldec.files.torch_files import SUFFIX, read_torch, recorded_hash, versions
 from mldec.model import Classifier, Viewed
 from mldec.names import format_list
-from mldec.runtime import distributed
-from mldec.runtime import environment as facts
+from mldec.runtime import distributed, environment
 from mldec.words.types import PREFIX
 
 log = logging.getLogger("mldec")
@@ -72,7 +71,7 @@ def load_model(
         path: File written by `mldec train` or folder of its run (see `_read_run`), `.pth` file of
             the authors, any other source of `local`, or "clip:MODEL[:WEIGHTS]" for open_clip.
         weights: "ema", "raw", or None for the set with the best result. Third-party files have one
-            set. The folder of a run always selects best.pt for "ema" and "raw".
+            set. With None, the folder of a run may select calibrated.pt, otherwise best.pt.
         image_size: Pixels per side. Overrides the size of the checkpoint.
         class_names: Text file with new class names, one per line, in the checkpoint's order.
         thresholds: File with thresholds that replace the calibrated ones; see
@@ -146,21 +145,21 @@ def _with_inputs(
     """Return a model with another image size and averaged views."""
     option = f"--image-size {image_size}"
     trained = loaded.transform.image_size
+    size = image_size or trained
     if views:
-        side = image_size or trained
-        loaded = replace(loaded, model=Viewed(loaded.model, views, side))
+        loaded = replace(loaded, model=Viewed(loaded.model, views, size))
         if views == "scales":
-            image_size = Viewed.larger(side)
+            # The images are loaded in the larger size.
+            size = Viewed.larger(size)
             option = "--views scales"
-    if image_size in (None, trained):
+    if size == trained:
         return loaded
 
     # The input size of some networks, such as ViT, is fixed.
     if loaded.config.backbone.get("image_size") is not None:
         raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; leave it out")
-    assert image_size is not None
-    loaded.config.data["image_size"] = image_size
-    return replace(loaded, transform=replace(loaded.transform, image_size=image_size))
+    loaded.config.data["image_size"] = size
+    return replace(loaded, transform=replace(loaded.transform, image_size=size))
 
 
 def _read_any(
@@ -215,26 +214,18 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_newest(path: Path) -> tuple[Path, Checkpoint]:
-    """Read the newest valid version of a checkpoint, such as last.pt. Returns its path and content.
-
-    Raises:
-        CheckpointError: If no version is valid.
-    """
+    """Return the path and content of the newest valid version of a checkpoint, such as last.pt."""
     paths = [version for version in versions(path, MOST_VERSIONS) if version.exists()] or [path]
     for candidate, older in pairwise(paths):
         try:
             return candidate, load(candidate)
         except CheckpointError as error:
-            log.warning(f"{error}; going on from {older}")
+            log.warning(f"{error}; continuing from {older}")
     return paths[-1], load(paths[-1])
 
 
 def to_store(loaded: Loaded) -> Checkpoint:
-    """Return the checkpoint of a loaded model. Third-party files have no training state.
-
-    Raises:
-        CheckpointError: If the model has no class names.
-    """
+    """Return the checkpoint of a loaded model. Third-party files have no training state."""
     if not loaded.classes.names:
         raise CheckpointError(
             f"{loaded.path} has no class names and no word vectors: it cannot be stored"
@@ -251,17 +242,13 @@ def to_store(loaded: Loaded) -> Checkpoint:
         transform=loaded.transform,
         model=loaded.model.state_dict(),
         calibration=loaded.calibration,
-        versions=facts.installed(),
-        git=facts.git_commit(),
+        versions=environment.installed(),
+        git=environment.git_commit(),
     )
 
 
 def check_start(config: Config) -> Config:
-    """Return the config without init=timm, which selects the pretrained weights of timm.
-
-    Raises:
-        ConfigError: If init=timm is used without backbone.pretrained=true.
-    """
+    """Return the config without init=timm, which selects the pretrained weights of timm."""
     if config.start.path != "timm":
         return config
 
@@ -286,9 +273,6 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
 
     Returns:
         A one-line report of the loaded and the other tensors.
-
-    Raises:
-        UserError: If the checkpoint does not fit the model.
     """
     from mldec.checkpoint.sources import local
 
@@ -308,8 +292,8 @@ def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] 
 
 def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     """Initialize a model from weights, and its classes from the classes with the same names."""
-    own = getattr(model.head, "class_tensors", ())
-    if not own:
+    class_tensors = getattr(model.head, "class_tensors", ())
+    if not class_tensors:
         raise ConfigError(
             f"init.classes=by_name: {type(model.head).__name__} has no weights per class; leave it "
             f"out"
@@ -330,25 +314,25 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
 
     with naming_errors(path):
         tensors, _ = checkpoint.weights(None)
-        of_head = {}
+        head_tensors = {}
         for name, tensor in tensors.items():
             if name.startswith(HEAD):
-                of_head[name.removeprefix(HEAD)] = tensor
+                head_tensors[name.removeprefix(HEAD)] = tensor
 
-        # The rows of a class require all other layers of the head.
-        match = _match_tensors(model.head, of_head)
+        # Only the tensors with rows per class may have another shape.
+        match = _match_tensors(model.head, head_tensors)
         unfit = set(match.missing) | set(match.unexpected)
-        unfit |= set(match.other_shape).difference(own)
+        unfit |= set(match.other_shape).difference(class_tensors)
         if unfit:
             raise CheckpointError(
                 f"init.classes=by_name: the head of {path} differs in {len(unfit)} tensors "
                 f"({format_list(sorted(unfit), 3)}); use the same head"
             )
-        taken = set(model.head.take_classes(of_head, sources, len(known)))
+        taken = set(model.head.take_classes(head_tensors, sources, len(known)))
 
     # `take_classes` has set the tensors with rows per class, so they are copied to themselves.
     state = model.head.state_dict()
-    tensors = tensors | {HEAD + name: state[name] for name in own}
+    tensors = tensors | {HEAD + name: state[name] for name in class_tensors}
     report = _copy_fitting(model, tensors, path)
     carried = [name for number, name in enumerate(names) if number in taken]
     new = [name for number, name in enumerate(names) if number not in taken]
@@ -359,11 +343,7 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
 
 
 def saved_config(checkpoint: Checkpoint, path: Path, plugins: Sequence[str] = ()) -> Config:
-    """Return the config of a run's checkpoint with all arguments of its parts.
-
-    Raises:
-        CheckpointError: If the config is invalid.
-    """
+    """Return the config of a run's checkpoint with all arguments of its parts."""
     with naming_errors(path):
         return _parts_of(checkpoint, plugins, PARTS)[0]
 
@@ -431,23 +411,19 @@ def _match_tensors(
 def load_strict(
     model: nn.Module, tensors: Mapping[str, Tensor], path: Path, optional: tuple[str, ...] = ()
 ) -> None:
-    """Copy tensors to a model.
+    """Copy tensors from the file `path` to a model.
 
-    Args:
-        model: Model to load in place.
-        tensors: Tensors by name.
-        path: Path of their file, for messages.
-        optional: Suffixes of tensors that may be missing.
-
-    Raises:
-        CheckpointError: If a tensor does not fit. The model is then unchanged.
+    `optional` are the suffixes of tensors that may be missing. If another tensor does not fit, this
+    raises CheckpointError and the model is unchanged.
     """
     with naming_errors(path):
         match = _match_tensors(model, tensors)
         missing = [name for name in match.missing if not name.endswith(optional)]
-        unfit = {"missing": missing, "unexpected": match.unexpected}
-        unfit["of another shape"] = match.other_shape
-        for fault, names in unfit.items():
+        for fault, names in (
+            ("missing", missing),
+            ("unexpected", match.unexpected),
+            ("of another shape", match.other_shape),
+        ):
             if names:
                 raise CheckpointError(
                     f"{path} does not fit the model: {len(names)} tensors are {fault}: "

@@ -34,15 +34,8 @@ _TRAINING = ("model", "ema", "optimizer", "scaler", "loss", "log", "val_fingerpr
 def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint:
     """Return a checkpoint with one set of weights and no training state.
 
-    The best result and the calibration of the other set of weights are dropped.
-
-    Args:
-        checkpoint: Checkpoint to reduce. It is not changed.
-        weights: "ema" or "raw".
-        path: Path of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: If the checkpoint does not contain these weights.
+    The best result and the calibration of the other set of weights are dropped. `weights` is "ema"
+    or "raw". Raises CheckpointError if the checkpoint at `path` does not contain them.
     """
     with naming_errors(path):
         tensors, _ = checkpoint.weights(weights)
@@ -102,11 +95,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read model.safetensors, and config.json in the same folder, for `Checkpoint.from_state`.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged.
-    """
+    """Read model.safetensors, and config.json in the same folder, for `Checkpoint.from_state`."""
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found; check the path")
     config = path.with_name(CONFIG)
@@ -148,11 +137,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json.
-
-    Raises:
-        CheckpointError: If the file is invalid, or `write` did not write it.
-    """
+    """Read config.json. Raises CheckpointError unless `write` wrote it."""
     with naming_errors(path):
         content = json.loads(path.read_bytes())
         library = content.get("library")

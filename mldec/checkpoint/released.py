@@ -118,12 +118,7 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Extract the weights from the content of a file, and rename them to the names of mldec.
 
     In-place ABN scales by |w| + 1e-5 and batch norm by w, so replacing w is an exact conversion.
-
-    Args:
-        state: Content of a file: tensors, or a container with tensors.
-
-    Raises:
-        DataError: If the network is unknown.
+    Raises DataError if the network is unknown.
     """
     container = state
     for key in CONTAINERS:
@@ -252,8 +247,8 @@ def _tresnet(key: str) -> str | None:
     if key.startswith("head."):
         return "head." + renamed(key.removeprefix("head."), [*GAP, *ML_DECODER])
 
-    # A convolution and its norm are numbered 0 and 1. They are nested in another Sequential with
-    # the number 0 if an anti-aliasing filter follows.
+    # A convolution and its norm are numbered 0 and 1. If an anti-aliasing filter follows, they are
+    # in an inner Sequential with the number 0.
     key = re.sub(r"(conv\d)\.0\.0\.", r"\1.conv.", key)
     key = re.sub(r"(conv\d)\.0\.1\.", r"\1.bn.", key)
     key = re.sub(r"(conv\d|downsample\.\d)\.0\.", r"\1.conv.", key)
@@ -262,16 +257,19 @@ def _tresnet(key: str) -> str | None:
 
 def _resnet(key: str) -> str | None:
     """Rename a tensor of a torchvision ResNet. The head replaces `fc`."""
+    if key in ("fc.weight", "fc.bias"):
+        return "head." + renamed(key, ML_DECODER)
     if key.startswith("fc."):
-        inner = key if key in ("fc.weight", "fc.bias") else key.removeprefix("fc.")
-        return "head." + renamed(inner, ML_DECODER)
+        return "head." + renamed(key.removeprefix("fc."), ML_DECODER)
     return BACKBONE + key
 
 
 def _ram(key: str) -> str | None:
     if key.startswith(RAM_SWIN):
         return _swin(key.removeprefix(RAM_SWIN))
-    return None if key.startswith(NOT_FOR_TAGS) else "head." + renamed(key, RAM)
+    if key.startswith(NOT_FOR_TAGS):
+        return None
+    return "head." + renamed(key, RAM)
 
 
 def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> str | None:
@@ -317,7 +315,8 @@ def _head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         # width of the decoder are not projected.
         if len(shape("pool_weight")) == 2:
             embed_dim, _ = shape("pool_weight")
-            node["embed_dim"] = node["word_dim"] = embed_dim
+            node["embed_dim"] = embed_dim
+            node["word_dim"] = embed_dim
             if "head.word_proj.weight" in weights:
                 node["word_dim"] = shape("word_proj.weight")[1]
             return {**option("head", "ml_decoder_zsl"), **node}, 0

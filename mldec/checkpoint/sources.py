@@ -1,7 +1,7 @@
 """Sources of weights: local files, released files of the authors, and the Hugging Face Hub.
 
-`local` resolves a source to a local path. Downloads from the Hub use huggingface_hub and its cache.
-It supports HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. Only the two files of
+`local` resolves a source to a local path. Downloads from the Hub use huggingface_hub, its cache and
+its variables HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN and HF_HUB_OFFLINE. Only the two files of
 `published` are read from a repository.
 """
 
@@ -178,18 +178,26 @@ def _download(url: str, path: Path, sha256: str | None) -> None:
             if path.is_file():
                 return
             with naming_errors(url, remedy=remedy):
-                if not part.is_file() or sha256_of(part) != sha256:
-                    with part.open("ab" if sha256 else "wb") as file:
-                        http_get(url, file, resume_size=file.tell(), displayed_filename=path.name)
-                with part.open("rb") as file:
-                    is_page = file.read(1) in (b"", b"<")
-                actual = sha256_of(part)
-                if is_page or sha256 not in (None, actual):
-                    part.unlink()
-                    raise ValueError("it is not the published file")
+                actual = _download_part(url, part, path.name, sha256)
                 # Write the hash first. A file without a hash is treated as copied by the user.
                 write_hashes(path, [actual])
                 part.replace(path)
+
+
+def _download_part(url: str, part: Path, name: str, sha256: str | None) -> str:
+    """Download or complete the temporary file `part`, and return its hash."""
+    if not part.is_file() or sha256_of(part) != sha256:
+        with part.open("ab" if sha256 else "wb") as file:
+            http_get(url, file, resume_size=file.tell(), displayed_filename=name)
+
+    # Some servers return an error page instead of the file.
+    with part.open("rb") as file:
+        is_page = file.read(1) in (b"", b"<")
+    actual = sha256_of(part)
+    if is_page or sha256 not in (None, actual):
+        part.unlink()
+        raise ValueError("it is not the published file")
+    return actual
 
 
 def _published_file(address: str) -> Path:
@@ -227,13 +235,8 @@ def require_token() -> None:
 def upload(folder: Path, repository: str, *, private: bool) -> str:
     """Upload the model card and the files of a checkpoint in one commit. Returns its hash.
 
-    Args:
-        folder: Folder with the files.
-        repository: "owner/name". It is created if it does not exist.
-        private: Whether to create a private repository. An existing one must be private.
-
-    Raises:
-        CheckpointError: If the upload fails, or an existing repository is public.
+    The repository "owner/name" is created if it does not exist. With `private`, a new repository is
+    private, and an existing one must be private.
     """
     api = HfApi()
     with _naming_hub_errors(repository):

@@ -53,9 +53,9 @@ class Calibration:
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Calibrate logits float [B, K] of all classes, in their order. Returns [B, K]."""
-        make = _tensor_once if logits.is_cuda else _tensor
-        slopes = make(self.slopes, logits.dtype, logits.device)
-        offsets = make(self.offsets, logits.dtype, logits.device)
+        to_tensor = _cached_tensor if logits.is_cuda else _tensor
+        slopes = to_tensor(self.slopes, logits.dtype, logits.device)
+        offsets = to_tensor(self.offsets, logits.dtype, logits.device)
         return logits * slopes + offsets
 
     def thresholds_of(self, trained: Sequence[str], names: Sequence[str]) -> list[float]:
@@ -67,9 +67,9 @@ def _tensor(values: tuple[float, ...], dtype: torch.dtype, device: torch.device)
     return torch.tensor(values, dtype=dtype, device=device)
 
 
-# Cached on CUDA, because each copy to a GPU is a host sync. Not cached on a CPU, because an export
-# traces fake tensors there.
-_tensor_once = lru_cache(maxsize=16)(_tensor)
+# Each copy to a GPU is a host sync, so tensors are cached on CUDA. They are not cached on a CPU,
+# because an export traces fake tensors there.
+_cached_tensor = lru_cache(maxsize=16)(_tensor)
 
 
 def in_order(
@@ -159,11 +159,7 @@ class Checkpoint:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
-        """Parse the untrusted content of a file. `path` is for messages.
-
-        Raises:
-            CheckpointError: If the content is not a valid checkpoint of mldec.
-        """
+        """Parse the untrusted content of a file. Raises CheckpointError if it is not valid."""
         with naming_errors(path):
             values = dict(state)
             if values.pop("format", None) != FORMAT:
@@ -192,13 +188,9 @@ class Checkpoint:
             return cls(**values)
 
     def weights(self, name: str | None) -> tuple[dict[str, Tensor], str]:
-        """Return a set of weights and its name.
+        """Return a set of weights and its name: "ema", "raw", or None for the set of `best`.
 
-        Args:
-            name: "ema", "raw", or None for the set with the best result.
-
-        Raises:
-            DataError: If the checkpoint does not contain this set.
+        Raises DataError if the checkpoint does not contain this set.
         """
         chosen = self.best.weights if name is None else name
         tensors = {"raw": self.model, "ema": self.ema}[chosen]
@@ -228,10 +220,13 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
         return None
 
     # Tuples are lists in JSON.
-    numbers = {name: tuple(saved[name]) for name in ("thresholds", "slopes", "offsets")}
-    constant = tuple(saved.get("constant", ()))
-    fingerprint = saved["fingerprint"] and Fingerprint(**saved["fingerprint"])
-    # One value for all classes, one per class, or none.
-    if not {len(values) for values in numbers.values()} <= {0, 1, len(classes)}:
-        raise DataError("the calibration has another number of classes; use another copy")
-    return Calibration(**{**saved, **numbers, "fingerprint": fingerprint, "constant": constant})
+    values = {**saved, "constant": tuple(saved.get("constant", ()))}
+    for name in ("thresholds", "slopes", "offsets"):
+        values[name] = tuple(saved[name])
+        # One value for all classes, one per class, or none.
+        if len(values[name]) not in (0, 1, len(classes)):
+            raise DataError("the calibration has another number of classes; use another copy")
+
+    if saved["fingerprint"]:
+        values["fingerprint"] = Fingerprint(**saved["fingerprint"])
+    return Calibration(**values)

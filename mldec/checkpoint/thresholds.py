@@ -32,14 +32,10 @@ def with_thresholds(
         classes: The K classes.
         weights: "ema" or "raw", for a new calibration.
         calibration: Calibration to update; None creates one with uncalibrated scores.
-
-    Raises:
-        UserError: If the file does not fit the classes, or a threshold is not in [0, 1].
     """
     if classes.exclusive or classes.word_vectors is not None:
         raise ConfigError(
-            f"--thresholds {path}: it has no effect on single-label or zero-shot models; leave it "
-            f"out"
+            f"--thresholds {path}: no effect on single-label and zero-shot models; leave it out"
         )
 
     known: list[float] = []

@@ -22,13 +22,13 @@ def cached_table(
 ) -> Table:
     """Return the table of some annotation files, from the cache if it is valid.
 
-    An entry is valid as long as size and modification time of all annotation files are unchanged.
+    A cached table is valid as long as size and modification time of all files are unchanged.
 
     Args:
         name: Name of the reader, followed by all settings that affect `parse`.
         sources: Annotation files or folders.
-        parse: Function that reads the annotation files.
-        cache_dir: Folder of the cache, see `cache_folder`.
+        parse: Reads the annotation files.
+        cache_dir: See `cache_folder`.
     """
     key = f"{FORMAT} {name}"
     for source in sources:

@@ -115,8 +115,9 @@ class Scenes:
 
     def name(self, index: int) -> str:
         """Return the name of the scene for messages."""
-        origin = " (drawn anew each time)" if self.seed is None else f" of seed {self.seed}"
-        return f"digit scene {index}{origin}"
+        if self.seed is None:
+            return f"digit scene {index} (different on each access)"
+        return f"digit scene {index} of seed {self.seed}"
 
 
 # Maps a generator, `writings` and `size` to a scene and its target.
@@ -130,18 +131,23 @@ def _scenes_module(
     train: tuple[DrawScene, Classes],
     val: tuple[DrawScene, Classes],
 ) -> DataModule:
-    """Return the data module of scenes: a function that draws a scene, and classes per split."""
+    """Return the data module of scenes. `train` and `val` are a function and the classes."""
     size = settings.image_size
     train_writings, val_writings = split_writings(settings.seed)
-    draw_train = partial(train[0], writings=train_writings, size=size)
-    draw_val = partial(val[0], writings=val_writings, size=size)
-    train_split = Split(Scenes(draw_train, settings.train_images), train[1])
-    val_split = Split(Scenes(draw_val, settings.val_images, settings.seed), val[1])
+
+    draw, classes = train
+    draw = partial(draw, writings=train_writings, size=size)
+    train_split = Split(Scenes(draw, settings.train_images), classes)
+
+    draw, classes = val
+    draw = partial(draw, writings=val_writings, size=size)
+    val_split = Split(Scenes(draw, settings.val_images, settings.seed), classes)
+
     transform = EvalTransform(image_size=size)
     return DataModule(lambda: train_split, lambda: val_split, make_evaluator, transform)
 
 
-def how_many(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
+def draw_count(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
     """Draw a number of digits: 0 with probability `empty`, otherwise 1 to `max_digits`."""
     if rng.random() < empty:
         return 0
@@ -153,7 +159,7 @@ def boxes(
 ) -> list[Box]:
     """Draw up to `count` square boxes with a small overlap. `sizes` are fractions of `size`."""
     smallest, largest = sizes
-    boxes: list[Box] = []
+    placed: list[Box] = []
     for _ in range(count):
         # Each try draws a new side and position, because a smaller box may fit.
         for share, across, down in rng.random((TRIES, 3)).tolist():
@@ -163,10 +169,10 @@ def boxes(
             top = int(down * room)
             box = (left, top, left + side, top + side)
 
-            if all(_overlap(box, other) <= OVERLAP for other in boxes):
-                boxes.append(box)
+            if all(_overlap(box, other) <= OVERLAP for other in placed):
+                placed.append(box)
                 break
-    return boxes
+    return placed
 
 
 def _overlap(one: Box, other: Box) -> float:
@@ -262,18 +268,10 @@ def compose(
     empty: float = EMPTY,
     sizes: tuple[float, float] = SIZES,
 ) -> tuple[Image.Image, list[tuple[int, Box]]]:
-    """Draw a scene of handwritten digits.
+    """Draw an RGB scene of `size` pixels per side; for `sizes` see `boxes`.
 
-    Args:
-        rng: Source of the random numbers.
-        writings: Digits to draw from.
-        size: Side of the scene in pixels.
-        max_digits: Maximum number of digits.
-        empty: Probability of a scene without digits, in [0, 1].
-        sizes: See `boxes`.
-
-    Returns:
-        The RGB scene, and the row in `writings` and the box of each digit.
+    Returns the scene, and the row in `writings` and the box of each digit. With the probability
+    `empty`, a scene has no digits.
     """
     # All digits of a scene are either darker or lighter than the background.
     is_dark = rng.random() < 0.5
@@ -287,7 +285,7 @@ def compose(
 
     scene = _background(rng, size, mean)
     placed = []
-    for box in boxes(rng, size, how_many(rng, max_digits, empty), sizes):
+    for box in boxes(rng, size, draw_count(rng, max_digits, empty), sizes):
         row = int(rng.integers(len(writings.masks)))
         scene.paste(_shade(rng, ink), box, tilted(rng, writings.masks[row], box[2] - box[0]))
         placed.append((row, box))
@@ -374,7 +372,7 @@ def digits_zsl(
         max_digits: Number of digits in a scene.
         colours: Number of colors, 2 to 14.
         unseen: Number of unseen classes.
-        vectors: Type of the word vectors, see `class_queries`.
+        vectors: Kind of the word vectors, see `class_queries`.
         threshold: See `multi_label`.
     """
     check_minimum("max_digits", max_digits, 1)
@@ -429,23 +427,15 @@ def draw_coloured(
     max_digits: int,
     full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
-    """Draw a scene of colored digits; see `compose`.
+    """Return an RGB scene of colored digits and its target, int8 [K] of 1 and 0; see `compose`.
 
-    Args:
-        rng: Source of the random numbers.
-        writings: Digits to draw from.
-        classes: The classes to draw from, 10 * color + digit.
-        size: Side of the scene in pixels.
-        max_digits: Maximum number of digits.
-        full: Place `max_digits` large digits if they fit, not a random number.
-
-    Returns:
-        The RGB scene and its target, int8 [K] of 1 and 0 in the order of `classes`.
+    The digits are from `classes` (10 * color + digit), which are the columns of the target. With
+    `full`, a scene has `max_digits` large digits if they fit, not a random number.
     """
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
     sides = LARGE if full else SIDES
-    count = max_digits if full else how_many(rng, max_digits)
+    count = max_digits if full else draw_count(rng, max_digits)
 
     target = torch.zeros(len(classes), dtype=torch.int8)
     for box in boxes(rng, size, count, sides):

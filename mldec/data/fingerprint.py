@@ -47,20 +47,9 @@ def check_same(
     allow: bool,
     split: Literal["training", "validation"] = "training",
 ) -> str | None:
-    """Compare the fingerprint of a checkpoint with the current data.
+    """Compare the fingerprint of the checkpoint at `path` with the current data.
 
-    Args:
-        saved: Fingerprint in the checkpoint, if any.
-        now: Fingerprint of the current data.
-        path: Path of the checkpoint, for messages.
-        allow: Whether different data is allowed.
-        split: Name of the split, for messages.
-
-    Returns:
-        A warning, or None.
-
-    Raises:
-        CheckpointError: If the data differs and `allow` is False.
+    Returns a warning, or None. Raises CheckpointError if the data differs and `allow` is False.
     """
     if saved is None:
         return f"{path} has no fingerprint of the {split} data, so changes are not detected"
@@ -122,9 +111,9 @@ def _label_bytes(labels: Labels) -> Iterator[bytes]:
         values = labels.values[entries]
 
         # Ignore entries that equal the default. Readers may or may not list them.
-        listed = values != labels.default
-        pairs = pairs[listed]
-        values = values[listed]
+        differs = values != labels.default
+        pairs = pairs[differs]
+        values = values[differs]
 
         # Fix types and byte order, so that the hash is the same on all machines.
         order = np.argsort(pairs, kind="stable")

@@ -41,7 +41,7 @@ _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"),
 
 
 class UnsupportedFiles:
-    """Number of image files of unsupported formats, with an example, by suffix."""
+    """Counter of image files of unsupported formats by suffix, with an example for each."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class UnsupportedFiles:
         return summary
 
 
-# Pillow raises an error above twice its pixel limit and warns between the limit and this value.
+# Pillow warns about images above its pixel limit. Only images above twice the limit are errors.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # Maps an EXIF orientation to the operation that turns the image upright. 1 is upright, and other
@@ -131,26 +131,25 @@ def read_image(
         raise
     except Exception as error:
         # Decoders raise many types for a damaged file, such as SyntaxError and struct.error.
-        fault = f"it cannot be read as an image ({brief(error)})"
-        fix = FIX
-        if not content:
-            fault = "an empty file (0 bytes)"
-        elif isinstance(error, Image.UnidentifiedImageError):
-            fault = f"not an image, or none of {', '.join(FORMATS)}"
-            fix = "convert it to JPEG or leave it out"
-            if name := _unsupported_format(path, content):
-                fault = f"the format {name} is not supported"
-        elif isinstance(error, Image.DecompressionBombError):
-            fault = "too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
-        raise DataError(f"{visible(str(path))}: {fault}; {fix}") from error
+        raise DataError(f"{visible(str(path))}: {_fault(path, content, error)}") from error
 
 
-def _unsupported_format(path: str | Path, content: bytes) -> str | None:
-    """Return the name of an unsupported image format, or None if it is unknown."""
-    if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
-        return _BRANDS[content[8:12]]
+def _fault(path: str | Path, content: bytes, error: Exception) -> str:
+    """Return the reason why an image file cannot be read, and the remedy."""
+    if not content:
+        return f"an empty file (0 bytes); {FIX}"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"too large an image (more than twice PIL.Image.MAX_IMAGE_PIXELS); {FIX}"
+    if not isinstance(error, Image.UnidentifiedImageError):
+        return f"it cannot be read as an image ({brief(error)}); {FIX}"
+
+    fault = f"not an image, or none of {', '.join(FORMATS)}"
     suffix = PurePath(path).suffix.lower()
-    return suffix[1:].upper() if suffix in NOT_READ else None
+    if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
+        fault = f"the format {_BRANDS[content[8:12]]} is not supported"
+    elif suffix in NOT_READ:
+        fault = f"the format {suffix[1:].upper()} is not supported"
+    return f"{fault}; convert it to JPEG or leave it out"
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -159,9 +158,7 @@ def upright(image: Image.Image) -> Image.Image:
     image.load()
     rgb = _to_rgb(image)
     turn = _UPRIGHT.get(_orientation(image))
-    if turn is None:
-        return rgb
-    return rgb.transpose(turn)
+    return rgb if turn is None else rgb.transpose(turn)
 
 
 def open_image(
@@ -171,17 +168,10 @@ def open_image(
     draft: int | None = None,
     decoder: str = "pillow",
 ) -> Image.Image | Tensor:
-    """Read an image file with a given decoder. All decoders return the same pixels.
+    """Read an image file as `read_image`, with one of `DECODERS`. All return the same pixels.
 
-    Args:
-        path: See `read_image`.
-        content: See `read_image`.
-        draft: See `read_image`.
-        decoder: One of `DECODERS`. "simplejpeg" decodes JPEG files to uint8 [4, H, W] with an
-            unused last channel, and uses Pillow for other files.
-
-    Raises:
-        DataError: See `read_image`.
+    "simplejpeg" decodes JPEG files to uint8 [4, H, W] with an unused last channel, and uses Pillow
+    for other files.
     """
     if content is None:
         content = read_bytes(Path(path))

@@ -87,10 +87,10 @@ class Labels:
         # Other classes have no new column (-1).
         classes = new_column[self.classes]
         renumbered = replace(self, classes=classes, num_classes=len(columns))
-        return renumbered.only(classes >= 0)
+        return renumbered.select_entries(classes >= 0)
 
-    def only(self, entries: np.ndarray) -> "Labels":
-        """Return the labels with a subset of the listed entries, bool [M]."""
+    def select_entries(self, entries: np.ndarray) -> "Labels":
+        """Return the labels with a subset of the listed entries, given as a bool mask [M]."""
         # The new start is the number of kept entries before the old start.
         starts = _starts(entries)[self.starts]
         return replace(
@@ -140,16 +140,9 @@ def from_statements(
 ) -> tuple[Labels, int]:
     """Return the labels of M statements in any order, and the number of contradictory pairs.
 
-    Args:
-        images: Image index of each statement, integers [M].
-        classes: Class index of each statement, integers [M].
-        values: 1 (present) or 0 (absent), [M]. A pair with both values counts as present.
-        num_images: Number of images N.
-        num_classes: Number of classes K.
-        default: Value of pairs without a statement, 0 or -1.
-
-    Returns:
-        The labels and the number of pairs with both values.
+    A statement is an image index, a class index, and 1 (present) or 0 (absent). A pair of image and
+    class with both values is contradictory, and counts as present. Pairs without a statement have
+    the value `default`, 0 or -1.
     """
     # Encode each statement as 2 * (image * K + class) + value, in place: the 57 million statements
     # of Open Images take half a gigabyte.
@@ -220,7 +213,7 @@ def random_positives(labels: Labels, seed: int, share: float | None = None) -> n
     positives follows the lists of Zhang et al. (arXiv 2112.07368), which are not purely random.
 
     Args:
-        labels: The labels.
+        labels: Labels with M entries.
         seed: Random seed, 0 or more.
         share: Fraction of all positives to choose, in (0, 1]. None chooses one per image.
 
@@ -243,12 +236,7 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path) -> np.nda
     """Choose the positives that are listed in a file of the format of xinyu1205/robust-loss-mlml.
 
     Lines such as `name.jpg,3 41` have the name of an image file, without its folder, and class
-    indices. Other images are ignored.
-
-    Args:
-        labels: The labels of N images.
-        files: Paths of the N images. All of them must be listed.
-        path: The file.
+    indices. All images in `files` must be listed. Other images are ignored.
 
     Returns:
         A mask of the chosen entries, bool [M].
@@ -256,6 +244,7 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path) -> np.nda
     Raises:
         DataError: If the file does not match the images or their positives.
     """
+    # Maps a file name to the row of its image.
     rows: dict[str, int] = {}
     for row, file in enumerate(files):
         name = Path(file).name

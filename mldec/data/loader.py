@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.data.labels import Labels, from_dense
-from mldec.data.sampling import SampleRandom, draw, sample_seed, seeded
+from mldec.data.sampling import SampleRandom, draw_images, sample_seed, seeded
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
 
@@ -43,10 +43,7 @@ class Loader(DataLoader[Loaded]):
     An exception from a worker has a traceback in its message. A worker therefore returns an error
     message as a batch of type str, which is raised as DataError.
 
-    Args:
-        dataset: Dataset with `__getitem__` for each key of the batch sampler.
-        num_workers: Number of worker processes. 0 loads in the main process.
-        options: Further arguments of DataLoader.
+    `options` are further arguments of DataLoader.
     """
 
     def __init__(self, dataset: Dataset[Any], *, num_workers: int, **options: Any) -> None:
@@ -72,7 +69,7 @@ class Loader(DataLoader[Loaded]):
                     raise DataError(batch)
                 yield batch
         except (RuntimeError, OSError, EOFError) as error:
-            # Do not translate errors of the dataset, which start with "Caught " in a worker.
+            # Do not convert errors of the dataset, which start with "Caught " in a worker.
             if not self.num_workers or str(error).startswith("Caught "):
                 raise
             # A worker that dies during a transfer breaks the connection.
@@ -102,10 +99,12 @@ def end_workers() -> None:
 
     Workers ignore SIGTERM: they inherit handlers that only record the signal.
     """
-    # Workers are recognized by their separate process group, see `start_worker`.
     for child in multiprocessing.active_children():
-        has_group = not hasattr(os, "getpgid") or os.getpgid(child.pid or 0) == child.pid
-        if child.daemon and has_group:
+        # A worker leads its own process group, see `start_worker`. Windows has no such groups.
+        is_worker = child.daemon
+        if hasattr(os, "getpgid"):
+            is_worker = is_worker and os.getpgid(child.pid or 0) == child.pid
+        if is_worker:
             child.kill()
 
 
@@ -152,10 +151,7 @@ class TrainBatches(Sampler[list[Key]]):
         accumulate: Number of accumulation steps.
         repeats: Appearances of each image in succession.
         factors: Mean number of appearances of each image per epoch, float64 [num_images], see
-            `draw`. The attribute `num_images` is then the number of images in an epoch.
-        seed: Random seed.
-        rank: Index of this process.
-        world_size: Number of processes.
+            `draw_images`. The attribute `num_images` is then the number of images in an epoch.
 
     Raises:
         ConfigError: If there are too few images for the batch size.
@@ -231,7 +227,7 @@ class TrainBatches(Sampler[list[Key]]):
         """Return the images of the epoch and their numbers of previous appearances, [L]."""
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
         if self.factors is not None:
-            return draw(self.factors, generator)
+            return draw_images(self.factors, generator)
 
         order = torch.randperm(self.num_images, generator=generator)
         return order, torch.zeros(self.num_images, dtype=torch.int8)
@@ -264,14 +260,8 @@ def train_loader(
 ) -> Loader[Batch]:
     """Return a loader of the training micro-batches.
 
-    Set `batches.epoch` and `batches.start` before each iteration over the loader.
-
-    Args:
-        data: The data module.
-        batches: Batch sampler.
-        workers: Number of worker processes.
-        pin: Whether to use pinned memory.
-        mixing: Function that mixes each micro-batch, such as `Mixing`.
+    Set `batches.epoch` and `batches.start` before each iteration over the loader. `pin` uses pinned
+    memory. `mixing` mixes each micro-batch.
     """
     return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
 
@@ -321,11 +311,8 @@ def collate(
 ) -> Batch | str:
     """Stack samples into a batch, or return an error message for `Loader` to raise.
 
-    Args:
-        samples: Samples, or an error message (str) for each unreadable image.
-        skip: Skip unreadable images and list their messages in `Batch.bad`.
-        mixing: Function that mixes the batch.
-        seed: Seed of `mixing`.
+    `samples` contains an error message (str) for each unreadable image. With `skip`, these images
+    are skipped and their messages are in `Batch.bad`.
     """
     bad = [sample for sample in samples if isinstance(sample, str)]
     readable = [sample for sample in samples if not isinstance(sample, str)]
@@ -337,7 +324,8 @@ def collate(
         return Batch(torch.empty(0), torch.empty(0), torch.empty(0), bad)
 
     batch = stack(readable, mixing=mixing, seed=seed)._replace(bad=bad)
-    return share(batch[:3]) or batch
+    error = share(batch[:3])
+    return batch if error is None else error
 
 
 def share(tensors: Iterable[Tensor]) -> str | None:

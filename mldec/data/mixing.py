@@ -12,8 +12,8 @@ VISIBLE = 0.5 / 255
 class Mixing:
     """Mix image i of a micro-batch with image b - 1 - i (timm's FastCollateMixup).
 
-    Each of the two images has a share of the mixed image: of the pixel values (mixup) or of the
-    area (cutmix). An image is visible if its share is at least 1/510. The labels are one of:
+    The share of an image is its weight in the pixel values (mixup) or its part of the area
+    (cutmix). An image is visible if its share is at least 1/510. There are two kinds of labels:
 
     - "weighted": mean of the labels of both images, weighted by their shares. The label is -1 (not
       annotated) if it is -1 in a visible image.
@@ -66,18 +66,13 @@ class Mixing:
         self.on = 1 - smoothing + self.off
 
     def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix a micro-batch.
-
-        timm requires an even batch size. If b is odd, the image in the middle is mixed with itself,
-        which does not change it.
-
-        Args:
-            images: Images, uint8 [b, 3, H, W].
-            targets: Targets, [b, K], of 1, 0 and -1 (not annotated).
+        """Mix images uint8 [b, 3, H, W] with targets [b, K] of 1, 0 and -1 (not annotated).
 
         Returns:
             The mixed images, uint8 [b, 3, H, W], and targets, float32 [b, K], in [0, 1] or -1.
         """
+        # timm requires an even batch size. If b is odd, the image in the middle is mixed with
+        # itself, which does not change it.
         if len(images) % 2 == 0:
             return self._mix_pairs(images.clone(), targets)
 
@@ -96,9 +91,9 @@ class Mixing:
         markers = [0] * half + [1] * half
         mixed, shares = self.timm(list(zip(images, markers, strict=True)))
 
-        first, second = shares.split(half)
-        own_share, partner_share = torch.cat([first, second.flip(1)]).split(1, dim=1)
-        return mixed, self._labels(targets, own_share, partner_share)
+        # Swap the columns of the second half, so that column 0 is each image's own share.
+        shares[half:] = shares[half:].flip(1)
+        return mixed, self._labels(targets, shares[:, :1], shares[:, 1:])
 
     def _labels(self, targets: Tensor, own_share: Tensor, partner_share: Tensor) -> Tensor:
         """Mix the targets [b, K] of each image and its partner, whose shares [b, 1] sum to 1."""

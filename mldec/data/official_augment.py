@@ -20,14 +20,8 @@ def cutout(image: Image.Image, fraction: float, rng: Random) -> Image.Image:
 
     Source: official helper_functions.py, CutoutPIL.
 
-    Args:
-        image: RGB image. It is modified.
-        fraction: Sides of the rectangle as a fraction of the image sides, in (0, 1]. They are
-            rounded to an odd number of pixels, such as 225 of 448.
-        rng: Source of the random numbers. The center is uniform over the image.
-
-    Returns:
-        The same image.
+    `fraction` is the fraction of the image sides, in (0, 1]. The sides are rounded to an odd number
+    of pixels, such as 225 of 448. The center is uniform over the image. Returns the same image.
     """
     half_width = int(fraction * image.width + 0.5) // 2
     half_height = int(fraction * image.height + 0.5) // 2
@@ -56,7 +50,7 @@ def _sheared(image: Image.Image, across: float, down: float) -> Image.Image:
     return image.transform(image.size, affine, matrix, Image.Resampling.BICUBIC, fillcolor=GREY)
 
 
-def _moved(image: Image.Image, across: float, down: float) -> Image.Image:
+def _translated(image: Image.Image, across: float, down: float) -> Image.Image:
     """Map pixel (x, y) to the color at (x + across, y + down), or gray if outside."""
     matrix = (1, 0, across, 0, 1, down)
     return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
@@ -96,11 +90,11 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     "shear_y": (lambda i, m, rng: _sheared(i, 0, m * _sign(rng)), _levels(0, 0.3)),
     # Fraction of the image side.
     "translate_x": (
-        lambda i, m, rng: _moved(i, m * i.width * _sign(rng), 0),
+        lambda i, m, rng: _translated(i, m * i.width * _sign(rng), 0),
         _levels(0, 150 / 331),
     ),
     "translate_y": (
-        lambda i, m, rng: _moved(i, 0, m * i.height * _sign(rng)),
+        lambda i, m, rng: _translated(i, 0, m * i.height * _sign(rng)),
         _levels(0, 150 / 331),
     ),
     # Degrees without a random sign. The package of the published results only rotates

@@ -34,7 +34,7 @@ class Sampling:
         if self.fold is not None:
             parse_fold(self.fold)
         if self.repeat_threshold is not None and not 0 < self.repeat_threshold <= 1:
-            raise ValueError(f"repeat_threshold is {self.repeat_threshold}: it must be in (0, 1]")
+            raise ValueError(f"repeat_threshold is {self.repeat_threshold}; it must be in (0, 1]")
 
     def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
         """Return the mean number of appearances of each training image per epoch, float64 [N].
@@ -56,10 +56,6 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
     the maximum over its positives, or 1 without positives.
 
     Source: Gupta et al., LVIS (arXiv 1908.03195), repeat factor sampling.
-
-    Args:
-        labels: The labels of N images.
-        threshold: Frequency below which a class is repeated, in (0, 1].
     """
     # Avoid a division by zero. A class without positives repeats no image.
     fractions = labels.counts().clip(min=1) / len(labels)
@@ -71,16 +67,12 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
     return factors
 
 
-def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw_images(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw the images of an epoch by systematic sampling.
 
-    The number of appearances of an image is its factor, rounded down or up at random. The factors
-    are laid end to end in a random order. Each mark of a grid of step 1 with a random offset
-    selects the image that it falls on. The number L of marks is the sum of the factors, rounded up.
-
-    Args:
-        factors: Mean number of appearances of each image, float64 [N], at least 1.
-        generator: Source of the random numbers.
+    The number of appearances of an image is its factor, at least 1, rounded down or up at random.
+    It is the number of integers in the image's interval of the shuffled cumulative factors plus a
+    random offset. The number L of draws is the sum of the factors, rounded up.
 
     Returns:
         The index of each drawn image, and the number of its previous appearances, int64 [L] each.
@@ -89,12 +81,13 @@ def draw(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tenso
     images = torch.randperm(len(factors), generator=generator)
     offset = torch.rand((), generator=generator, dtype=torch.float64)
 
+    # Number of draws up to and including each image. The last one is exact despite rounding.
     ends = torch.from_numpy(factors)[images].cumsum(0)
-    marks = (ends * (length / ends[-1]) + offset).floor().long()
-    marks[-1] = length
-    counts = marks.diff(prepend=marks.new_zeros(1))
+    totals = (ends * (length / ends[-1]) + offset).floor().long()
+    totals[-1] = length
+    counts = totals.diff(prepend=totals.new_zeros(1))
 
-    starts = torch.repeat_interleave(marks - counts, counts)
+    starts = torch.repeat_interleave(totals - counts, counts)
     appearances = torch.arange(length) - starts
     order = torch.randperm(length, generator=generator)
     return torch.repeat_interleave(images, counts)[order], appearances[order]

@@ -86,7 +86,7 @@ class Observed:
         counts = f"{chosen.sum():,} of {labels.counts().sum():,} positives"
         log.info(f"{what}: {counts} are observed, all other labels count as {self.unobserved}")
         default = 0 if self.unobserved == "negative" else -1
-        return replace(images, labels=replace(labels.only(chosen), default=default))
+        return replace(images, labels=replace(labels.select_entries(chosen), default=default))
 
 
 ALL_OBSERVED = Observed()
@@ -96,12 +96,12 @@ ALL_OBSERVED = Observed()
 class VectorSettings:
     """Word vector settings of a zero-shot `data` node."""
 
-    # Source of the word vectors, see `word_vectors`, with paths relative to `root`. None: none.
+    # File relative to `root`, or text encoder, see `load_word_vectors`. None: no word vectors.
     vectors: str | None = "wordvec_array.pth"
 
     prompts: str = PROMPT  # prompts of a text encoder, see `read_templates`
 
-    # JSON file of sentences about the classes. They replace the prompts, see `described`.
+    # JSON file of sentences about the classes, see `with_descriptions`. They replace the prompts.
     descriptions: str | None = None
 
     cache_dir: str | None = None  # cache of text encoder vectors, see `cache_folder`
@@ -115,19 +115,14 @@ class VectorSettings:
 
     @documented(WORDS_DOCS)
     def of_classes(self, folder: Path, names: Sequence[str], order: Sequence[str]) -> WordVectors:
-        """Return the word vectors of the classes.
+        """Return the word vectors of the classes. `folder` is the folder of the dataset.
 
-        Args:
-            folder: Folder of the dataset.
-            names: Class names.
-            order: Names of the columns of an array file that has no text file of names.
-
-        Raises:
-            ConfigError: If `vectors` is None.
+        `order` has the names of the columns of an array file without a text file of names. Raises
+        ConfigError if `vectors` is None.
         """
         # Import them here, because most datasets have no word vectors.
         from mldec.words.encoder import read_templates
-        from mldec.words.vectors import described, load_word_vectors
+        from mldec.words.vectors import load_word_vectors, with_descriptions
 
         if self.vectors is None:
             raise ConfigError(f"data.vectors is null; set the word vectors; see {WORDS_DOCS}")
@@ -139,7 +134,7 @@ class VectorSettings:
             if self.descriptions is None:
                 return vectors
             path = folder / Path(self.descriptions).expanduser()
-            return described(vectors, self.vectors, path, cache_dir=self.cache_dir)
+            return with_descriptions(vectors, self.vectors, path, cache_dir=self.cache_dir)
 
         path = folder / Path(self.vectors).expanduser()
         has_names_file = path.suffix != ".txt" and path.with_suffix(".txt").is_file()
@@ -187,21 +182,10 @@ def assemble(
     observed: Observed = ALL_OBSERVED,
     docs: str = "",
 ) -> DataModule:
-    """Return the data module of a source.
+    """Return the data module of a source. Raises ConfigError if a setting does not fit the task.
 
     A split is validated on first use: it has images, the files exist, and both splits have the same
-    classes.
-
-    Args:
-        source: The result of a reader.
-        view: Image settings.
-        files: File settings.
-        sampling: Sampling settings.
-        observed: Settings that simulate missing labels.
-        docs: Documentation of the dataset, for messages; see `documented`.
-
-    Raises:
-        ConfigError: If a setting does not fit the task.
+    classes. `docs` is the documentation of the dataset for messages, see `documented`.
     """
     zero_shot = source.zero_shot
     if observed.given and (source.exclusive or zero_shot):
@@ -218,7 +202,7 @@ def assemble(
     def load_val() -> Split:
         images = source.load(val, files.cache_dir)
         if sampling.fold is not None:
-            images = _part(source, images, sampling.fold, held_out=True)
+            images = _select_fold(source, images, sampling.fold, held_out=True)
         if zero_shot is None:
             classes = source.classes(images.classes)
         else:
@@ -226,7 +210,7 @@ def assemble(
 
         # Validate the evaluator settings at the start, not after an epoch.
         source.evaluator(classes)
-        images = _existing(source, val, images, files.absent)
+        images = _without_absent(source, val, images, files.absent)
         return Split(replace(images, transform=eval_transform), classes)
 
     @documented(docs)
@@ -235,15 +219,14 @@ def assemble(
         images = load(source.train, files.cache_dir)
         images = observed.of_images(images, source.train)
         if sampling.fold is not None:
-            images = _part(source, images, sampling.fold, held_out=False)
+            images = _select_fold(source, images, sampling.fold, held_out=False)
 
         # Column c of the targets must be the same class in training and evaluation.
-        _check_same_classes(source.where, images.classes, load_val().classes.names)
-        if zero_shot is None:
-            classes = load_val().classes
-        else:
+        classes = load_val().classes
+        _check_same_classes(source.where, images.classes, classes.names)
+        if zero_shot is not None:
             images, classes = zero_shot.training(images)
-        images = _existing(source, source.train, images, files.absent)
+        images = _without_absent(source, source.train, images, files.absent)
         return Split(replace(images, transform=TrainTransform(view)), classes)
 
     return DataModule(
@@ -256,7 +239,9 @@ def assemble(
     )
 
 
-def _part(source: Source, images: StoredImages, fold: str, *, held_out: bool) -> StoredImages:
+def _select_fold(
+    source: Source, images: StoredImages, fold: str, *, held_out: bool
+) -> StoredImages:
     """Return the held-out images of a fold, or all other training images."""
     number, count = parse_fold(fold)
     is_held_out = fold_numbers(images.storage.keys, count) == number
@@ -279,8 +264,8 @@ def _check_same_classes(where: Path, train: tuple[str, ...], val: tuple[str, ...
     raise DataError(f"{where}: the classes of {counts} differ: {difference}; correct one")
 
 
-def _existing(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:
-    """Return the existing images of a split. `absent` is the setting."""
+def _without_absent(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:
+    """Return the existing images of a split. `absent` is the setting of `FileSettings`."""
     if not len(images):
         raise DataError(f"{source.where}: {split} has no image; check the name of the split")
     storage = images.storage

@@ -39,7 +39,7 @@ def warn_empty_classes(what: str, split: str, table: Table) -> None:
 
 
 def path_hash(file: bytes, seed: int) -> int:
-    """Return a uniform 64-bit hash of seed and path."""
+    """Return a uniform 64-bit hash of seed and path, or another key."""
     digest = sha256(b"%d %s" % (seed, file)).digest()
     return int.from_bytes(digest[:8], "big")
 
@@ -79,7 +79,7 @@ def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndar
     """Hold out an image of each class with at least two positives and none held out, in place."""
     # Choose the image that removes the last training positive of as few classes as possible. Ties
     # go to the first image in the order.
-    positives = labels.only(labels.values == 1)
+    positives = labels.select_entries(labels.values == 1)
     num_held_out = positives.select(is_held_out).counts()
     num_left = positives.counts() - num_held_out
     place = np.empty(len(labels), np.int64)
@@ -135,11 +135,11 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
     split_of_images = np.full(len(labels), -1, np.int8)
     num_left = labels.counts()
 
-    def deal(image: int, wanted_by: np.ndarray) -> None:
-        train, val = wanted_by
-        if train == val:
-            train, val = wanted_images
-        split = int(val > train)
+    def assign(image: int, needs: np.ndarray) -> None:
+        """Assign an image to the split with the larger need, or else the larger total need."""
+        if needs[0] == needs[1]:
+            needs = wanted_images
+        split = int(needs[1] > needs[0])
         split_of_images[image] = split
         wanted_images[split] -= 1
         wanted[split, classes_of_image[image]] -= 1
@@ -150,11 +150,11 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
         rarest = int(np.where(num_left > 0, num_left, len(labels) + 1).argmin())
         for image in images_of_class[rarest]:
             if split_of_images[image] < 0:
-                deal(image, wanted[:, rarest])
+                assign(image, wanted[:, rarest])
 
     # Images without a positive fill the splits.
     for image in order[split_of_images[order] < 0]:
-        deal(image, wanted_images)
+        assign(image, wanted_images)
 
     return split_of_images == 1
 
@@ -162,22 +162,16 @@ def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray
 def parse_fold(fold: str) -> tuple[int, int]:
     """Return i and N of "i/N". Raises ValueError unless 1 <= i <= N and N >= 2."""
     form = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", fold)
-    number, count = map(int, form.groups()) if form else (0, 0)
-    if not 1 <= number <= count or count < 2:
-        raise ValueError(f"fold is {fold!r}; pass i/N with i from 1 to N and N >= 2, such as 1/5")
-    return number, count
+    if form and int(form[1]) <= int(form[2]) and int(form[2]) >= 2:
+        return int(form[1]), int(form[2])
+    raise ValueError(f"fold is {fold!r}; pass i/N with i from 1 to N and N >= 2, such as 1/5")
 
 
 def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     """Assign images to folds by a hash of their keys.
 
     An image keeps its fold if other images are added or removed. Folds of different seeds are
-    independent.
-
-    Args:
-        keys: Keys of M images, see `Storage.keys`.
-        count: Number of folds.
-        seed: Seed of the hash.
+    independent. `keys` are M keys of `Storage.keys`.
 
     Returns:
         The fold of each image, int64 [M], from 1 to `count`.

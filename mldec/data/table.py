@@ -60,10 +60,6 @@ class TableBuilder:
             labels: Maps classes to values, see `Labels`. A class is a name, or an index if the
                 classes were given.
             where: Annotation file and row, for messages.
-
-        Raises:
-            DataError: If the path leaves the folder, the image was already added, or a class is
-                unknown.
         """
         path = path_inside(path, where, folder=self.folder)
         if path in self._first_seen:
@@ -79,18 +75,17 @@ class TableBuilder:
 
     def build(self, where: str | Path) -> Table:
         """Return the table with the images in the order of insertion."""
-        known = self._columns if self.classes is None else self.classes
-        labels = from_entries(self._entries, num_classes=len(known), default=self.default)
-        files = encode_paths(list(self._first_seen))
-        if self.classes is not None:
-            return Table(files, labels, self.classes)
+        num_classes = len(self._columns if self.classes is None else self.classes)
+        labels = from_entries(self._entries, num_classes=num_classes, default=self.default)
+        classes = self.classes
+        if classes is None:
+            # Sort the classes. They are in the order of first occurrence.
+            if not self._columns:
+                raise DataError(f"{where}: no image has a label; add labels")
+            classes = check_names(sorted(self._columns), where)
+            labels = labels.select_classes([self._columns[name] for name in classes])
 
-        # Sort the classes. They are in the order of first occurrence.
-        if not self._columns:
-            raise DataError(f"{where}: no image has a label; add labels")
-        classes = check_names(sorted(self._columns), where)
-        order = [self._columns[name] for name in classes]
-        return Table(files, labels.select_classes(order), classes)
+        return Table(encode_paths(list(self._first_seen)), labels, classes)
 
     def _column(self, label: str | int, where: str) -> int:
         """Return the column of a class, given by name or index."""
@@ -115,15 +110,10 @@ def encode_paths(paths: Sequence[str]) -> np.ndarray:
 
 
 def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
-    """Normalize a path from an annotation file to '/' as the separator.
+    """Normalize a path from an annotation file, with '/' as the separator.
 
-    Args:
-        path: The path, absolute or relative to the image folder.
-        where: Annotation file and row, for messages.
-        folder: The image folder. Absolute paths inside it become relative to it.
-
-    Raises:
-        DataError: If the path leaves the image folder.
+    The path is relative to the image folder. With `folder`, absolute paths inside it become
+    relative. Raises DataError if the path leaves the image folder.
     """
     given = path
     if folder is not None and path.startswith("/"):

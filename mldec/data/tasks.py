@@ -26,9 +26,6 @@ def multi_label(threshold: float = 0.5, *, skip_empty: bool = False) -> MakeEval
     Args:
         threshold: Probability above which a class is predicted, in (0, 1).
         skip_empty: Use mAP_skip_empty, the mean over classes with positives, as the first metric.
-
-    Raises:
-        ConfigError: If the threshold is out of range.
     """
 
     def create(classes: Classes) -> Evaluator:
@@ -58,7 +55,7 @@ def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator
         suffix: Suffix of the metric names, such as "_real" for ImageNet ReaL.
 
     Raises:
-        ConfigError: If `top_k` is out of range; also at creation, if there are fewer classes.
+        ConfigError: If `top_k` is out of range, or later if there are fewer classes.
     """
     from mldec.evaluators.single_label import SingleLabelEvaluator
 
@@ -154,15 +151,8 @@ def split_classes(
 ) -> Roles:
     """Return the sorted indices of the seen and of the unseen classes.
 
-    Args:
-        names: Names of all classes.
-        unseen: Names of the unseen classes.
-        seen: Names of the seen classes. None means all other classes.
-        where: Prefix of error messages.
-
-    Raises:
-        DataError: If classes are listed twice, are both seen and unseen, are neither, or do not
-            occur in the data.
+    `seen` is by default all classes that are not unseen. Raises DataError if classes are listed
+    twice, are both seen and unseen, are neither, or do not occur in the data.
     """
     if seen is None:
         unseen_names = set(unseen)
@@ -170,7 +160,8 @@ def split_classes(
 
     # Report all classes with the same fault at once.
     assigned = set(seen) | set(unseen)
-    repeated = Counter(seen) - Counter(set(seen)) | Counter(unseen) - Counter(set(unseen))
+    repeated = Counter(seen) - Counter(set(seen))
+    repeated |= Counter(unseen) - Counter(set(unseen))
     faults: dict[str, Collection[str]] = {
         "are listed twice": repeated,
         "are both seen and unseen": set(seen) & set(unseen),
@@ -194,12 +185,12 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
     These classes are not new to the model, which makes the metrics optimistic. They are 30 of the
     81 unseen classes of NUS-WIDE.
     """
+    # Pairs of an unseen and a seen class.
     pairs = set()
-    for singulars, plurals in ((unseen, set(seen)), (seen, set(unseen))):
-        for name in singulars:
-            forms = {name + "s", name + "es", re.sub("y$", "ies", name)}
-            for plural in forms & plurals - {name}:
-                pairs.add((name, plural) if singulars is unseen else (plural, name))
+    for name in unseen:
+        pairs |= {(name, plural) for plural in _plurals(name).intersection(seen)}
+    for name in seen:
+        pairs |= {(plural, name) for plural in _plurals(name).intersection(unseen)}
     if not pairs:
         return
 
@@ -207,3 +198,7 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
     names = format_list([f"{name}/{other}" for name, other in sorted(pairs)])
     counts = f"{len(affected)} of {len(unseen):,} unseen classes"
     log.warning(f"{counts} have a seen singular or plural: {names}")
+
+
+def _plurals(name: str) -> set[str]:
+    return {name + "s", name + "es", re.sub("y$", "ies", name)} - {name}

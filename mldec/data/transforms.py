@@ -7,7 +7,6 @@ import math
 import random
 import re
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,14 +41,10 @@ Picture = Image.Image | Tensor
 def resized(image: Picture, size: tuple[int, int], interpolation: str) -> Picture:
     """Resize a Pillow image with Pillow, or a tensor with torch.
 
-    Args:
-        image: The image.
-        size: Target width and height in pixels.
-        interpolation: Key of `INTERPOLATIONS`.
-
-    Raises:
-        DataError: If the resize needs more than `MAX_RESIZED` pixels. The width is resized first.
+    `size` is width and height in pixels. `interpolation` is a key of `INTERPOLATIONS`. Raises
+    DataError if the resize needs more than `MAX_RESIZED` pixels.
     """
+    # Pillow resizes the width first.
     width, height = size
     image_width, image_height = size_of(image)
     needed = width * max(height, image_height)
@@ -273,12 +268,14 @@ class TrainTransform:
         self.erase = _erasing(view.erase)
 
         # Random crop, erasing and the augmentations of libraries do not accept a generator.
-        is_own = view.augment in ("official", "none")
-        self.draws_globally = view.crop < 1 or view.erase > 0 or not is_own
+        uses_library = view.augment not in ("official", "none")
+        self.draws_globally = view.crop < 1 or view.erase > 0 or uses_library
 
     def __call__(self, image: Picture, rng: SampleRandom) -> Tensor:
         """Transform an RGB image to uint8 [3, S, S] with a newly seeded `rng`."""
-        with seeded(rng.initial_seed) if self.draws_globally else nullcontext():
+        if not self.draws_globally:
+            return self._transform(image, rng)
+        with seeded(rng.initial_seed):
             return self._transform(image, rng)
 
     def _transform(self, picture: Picture, rng: SampleRandom) -> Tensor:
@@ -362,7 +359,7 @@ def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
 def _by_library(
     image: Image.Image, rng: SampleRandom, *, operation: Callable[[Image.Image], Image.Image]
 ) -> Image.Image:
-    """Apply an operation that draws from global generators. `random` continues from `rng`."""
+    """Apply an operation that draws from global generators. `random` gets the state of `rng`."""
     random.setstate(rng.getstate())
     return operation(image)
 

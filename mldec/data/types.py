@@ -1,4 +1,4 @@
-"""The types between a file and a batch: classes, images, splits and data modules."""
+"""Types of datasets: classes, stored images, splits and data modules."""
 
 import os
 import unicodedata
@@ -223,13 +223,13 @@ class ImageFiles(Storage):
         listings: dict[str, set[str]] = {}
         absent = np.zeros(len(self.files), bool)
         for index, path in enumerate(map(os.fsdecode, self.files)):
-            inner_folder, _, name = path.rpartition("/")
-            if inner_folder not in listings:
-                folder = self.folder / inner_folder
+            parent, _, name = path.rpartition("/")
+            if parent not in listings:
+                folder = self.folder / parent
                 # All files of a missing folder are absent.
                 entries = list_folder(folder) if folder.exists() else ()
-                listings[inner_folder] = {entry.name for entry in entries}
-            absent[index] = name not in listings[inner_folder]
+                listings[parent] = {entry.name for entry in entries}
+            absent[index] = name not in listings[parent]
         return absent
 
     def renormalized(self, absent: np.ndarray) -> "ImageFiles":
@@ -265,8 +265,7 @@ def list_folder(folder: Path) -> Iterator[os.DirEntry[str]]:
 def check_folder(root: str, what: str) -> Path:
     """Return the absolute path of `data.root`, the folder of the dataset `what`.
 
-    Raises:
-        DataError: If it is not a folder, is empty or cannot be listed.
+    Raises DataError if it is not a folder, is empty or cannot be listed.
     """
     folder = Path(root).expanduser().absolute()
     if not folder.is_dir():

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded
 from mldec.checkpoint.classes import (
-    COMPARED,
     ScoredClassifier,
     can_make,
     check_queries,
     same_names,
 )
 from mldec.data.sampling import SampleRandom
-from mldec.data.tasks import warn_duplicate_names
+from mldec.data.tasks import MakeEvaluator, warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
 from mldec.errors import CheckpointError, ConfigError, DataError
 from mldec.evaluation.options import EvalOptions
@@ -30,7 +29,9 @@ from mldec.words.vectors import encode_like_training, load_word_vectors, read_cl
 
 log = logging.getLogger("mldec")
 
-_SEE = "see docs/zero_shot.md, section Any class list"
+# Maximum number of training classes whose vectors in the file of --vectors are compared with those
+# of the checkpoint.
+_MAX_COMPARED = 16
 
 
 def queries_for(
@@ -50,15 +51,12 @@ def queries_for(
         trained: Classes of the training, or None if they are unknown.
         option: Command-line option of the names, for messages.
         keep: Whether to cache the word vectors on the disk.
-
-    Raises:
-        UserError: If the word vectors cannot be read, computed or used by the model.
     """
     origin = None if trained is None else trained.origin
     if vectors is not None:
         # Include a few training classes, to compare their vectors with the known ones.
         known = () if trained is None else trained.names
-        others = [name for name in known if name not in names][:COMPARED]
+        others = [name for name in known if name not in names][:_MAX_COMPARED]
         templates: tuple[str, ...] = (PROMPT,)
         if origin is not None and origin.is_encoder:
             templates = origin.templates
@@ -95,11 +93,7 @@ def check_class_options(classes: str | None, class_names_file: str | None) -> No
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """Parse comma-separated class names.
-
-    Raises:
-        ConfigError: If the text contains no name or a duplicate.
-    """
+    """Parse comma-separated class names. Raises ConfigError if there is none, or a duplicate."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError(f"--classes {text!r}: no class names; separate names with commas")
@@ -155,66 +149,76 @@ def with_class_list(
 ) -> tuple[nn.Module, DataModule]:
     """Return a model for the K classes of --class-list, and the data with these classes.
 
-    A class has the highest score of its names. A model without word vectors must know one name of
-    each class. For a zero-shot model, a class is seen if any of its names was in the training.
-
-    Args:
-        loaded: Model and metadata of the checkpoint.
-        data: Multi-label data.
-        options: Options with a `class_list`.
-
-    Raises:
-        UserError: If the class list does not fit the model or the data.
+    The score of a class is the maximum over its names. Without word vectors, at least one name of
+    each class must be a class of the model.
     """
     assert options.class_list is not None
     path = Path(options.class_list)
     classes = data.val.classes
     if classes.exclusive:
         raise ConfigError("--class-list: it requires multi-label data; leave it out")
+
+    # The first name of each group is the class name of the data.
     groups = read_class_list(path)
-    names: list[str] = []
-    class_of_name: list[int] = []
-    columns = []
-    for number, group in enumerate(groups):
-        if group[0] not in classes.names:
-            raise unknown_class(group[0], classes.names, str(path))
-        columns.append(classes.names.index(group[0]))
-        names += group
-        class_of_name += [number] * len(group)
-    omitted = [name for column, name in enumerate(classes.names) if column not in columns]
+    names = tuple(group[0] for group in groups)
+    for name in names:
+        if name not in classes.names:
+            raise unknown_class(name, classes.names, str(path))
+    omitted = [name for name in classes.names if name not in names]
     if omitted:
         log.info(
             f"{path}: {len(omitted):,} classes of the data are omitted: {format_list(omitted)}"
         )
-    own_evaluator = data.evaluator()  # of all classes of the data
-    own_names = tuple(group[0] for group in groups)
-    split = Split(SelectedClasses(data.val.dataset, columns), Classes(own_names))
-    data = replace(data, load_val=lambda: split)
 
+    columns = [classes.names.index(name) for name in names]
+    split = Split(SelectedClasses(data.val.dataset, columns), Classes(names))
+    selected = replace(data, load_val=lambda: split)
     if loaded.classes.word_vectors is None:
-        return _by_known_names(loaded, groups, options), data
+        return _by_known_names(loaded, groups, options), selected
 
-    word_vectors = _word_vectors(names, loaded.classes, classes, options)
-    model = ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
+    model = _by_word_vectors(loaded, classes, groups, options)
+    evaluator = _zero_shot_evaluator(loaded, data, groups, options)
+    return model, replace(selected, make_evaluator=evaluator)
 
+
+def _by_word_vectors(
+    loaded: Loaded, data: Classes, groups: Sequence[Sequence[str]], options: EvalOptions
+) -> nn.Module:
+    """Return a zero-shot model for the classes of a list."""
+    names: list[str] = []
+    class_of_name: list[int] = []
+    for number, group in enumerate(groups):
+        names += group
+        class_of_name += [number] * len(group)
+
+    word_vectors = _word_vectors(names, loaded.classes, data, options)
+    return ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
+
+
+def _zero_shot_evaluator(
+    loaded: Loaded, data: DataModule, groups: Sequence[Sequence[str]], options: EvalOptions
+) -> MakeEvaluator:
+    """Return the function that creates evaluators. Seen classes have a name of the training."""
     trained_names = _trained_names(loaded, options)
     unseen = []
     for number, group in enumerate(groups):
         if trained_names.isdisjoint(map(str.casefold, group)):
             unseen.append(number)
+    num_names = sum(map(len, groups))
     log.info(
-        f"{path}: {len(groups):,} classes by {len(names):,} names, "
+        f"{options.class_list}: {len(groups):,} classes by {num_names:,} names, "
         f"{len(groups) - len(unseen):,} seen and {len(unseen):,} unseen by {options.checkpoint}"
     )
-    warn_duplicate_names(trained_names, [own_names[number] for number in unseen])
+    warn_duplicate_names(trained_names, [groups[number][0] for number in unseen])
+    logit_threshold = data.evaluator().logit_threshold
 
     def evaluator(classes: Classes) -> Evaluator:
         zero_shot = ZeroShotEvaluator(len(classes), unseen=unseen, images="all")
-        if own_evaluator.logit_threshold is not None:
-            zero_shot.logit_threshold = own_evaluator.logit_threshold
+        if logit_threshold is not None:
+            zero_shot.logit_threshold = logit_threshold
         return zero_shot
 
-    return model, replace(data, make_evaluator=evaluator)
+    return evaluator
 
 
 def _by_known_names(
@@ -272,9 +276,9 @@ def _word_vectors(
     missing = [name for name in names if name not in vector_of]
 
     if options.vectors is not None or (missing and can_make(trained)):
-        made = queries_for(names, options.vectors, trained, option="--class-list")
-        assert made.word_vectors is not None
-        return made.word_vectors
+        encoded = queries_for(names, options.vectors, trained, option="--class-list")
+        assert encoded.word_vectors is not None
+        return encoded.word_vectors
 
     if missing:
         raise DataError(

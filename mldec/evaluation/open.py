@@ -40,15 +40,16 @@ class EvaluationSetup:
     network: nn.Module  # images [B, 3, H, W], word vectors -> logits [B, K] of the data's classes
     device: torch.device
     thresholds: list[float] | None  # one or K in [0, 1]; None: the threshold of the data's settings
-    ranks_only: bool  # scores are only comparable between classes, not with a threshold
+    ranks_only: bool  # whether scores are only comparable between classes, not with a threshold
 
     def logit_threshold(self) -> Tensor | None:
         """Return the thresholds as logits float64 [1] or [K]; None: the data's threshold."""
-        from scipy.special import logit  # slow import, not needed for training
-
         if self.thresholds is None:
             return None
-        # A threshold above 1 is never reached, like an infinite logit.
+
+        from scipy.special import logit  # slow import, not needed for training
+
+        # No score reaches a threshold above 1. Its logit is infinite, as for 1.
         return torch.from_numpy(logit(np.minimum(1, self.thresholds)))
 
     def evaluator(self) -> Evaluator:
@@ -77,13 +78,8 @@ def open_for_evaluation(
 ) -> EvaluationSetup:
     """Prepare the evaluation of a checkpoint: build the data, and select device and thresholds.
 
-    Args:
-        loaded: Model and metadata of the checkpoint.
-        options: Options of the command line.
-        calibrated: Whether to use the calibration of the checkpoint.
-
-    Raises:
-        UserError: If the data does not fit the model, or an option is invalid.
+    `calibrated` is False to ignore the calibration of the checkpoint. Raises UserError if the data
+    does not fit the model, or an option is invalid.
     """
     path = options.checkpoint
     config, parts = chosen_settings(loaded, options)
@@ -92,7 +88,7 @@ def open_for_evaluation(
     data = build.data(parts)
     check_size(data, loaded, options)
 
-    # CLIP is a softmax over any classes, but this data is multi-label.
+    # A softmax over the classes, as of CLIP, has no meaningful threshold for multi-label data.
     is_open_softmax = not loaded.classes.names and loaded.classes.exclusive
     ranks_only = is_open_softmax and not data.val.classes.exclusive
     if ranks_only and calibrated:
@@ -218,7 +214,9 @@ def stored_thresholds(loaded: Loaded) -> list[float] | None:
     if loaded.calibration is None or not loaded.calibration.thresholds:
         return None
     thresholds = list(loaded.calibration.thresholds)
-    return thresholds * len(loaded.classes) if len(thresholds) == 1 else thresholds
+    if len(thresholds) == 1:
+        return thresholds * len(loaded.classes)
+    return thresholds
 
 
 def chosen_thresholds(data: DataModule, loaded: Loaded, options: EvalOptions) -> list[float] | None:

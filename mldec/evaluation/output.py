@@ -100,14 +100,7 @@ def same_scores(names: Sequence[str]) -> list[str]:
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the content of `--json`, before `to_json`.
-
-    Args:
-        results: Results for K classes. Undefined values are NaN.
-        weights: "ema" or "raw".
-        path: Path of the checkpoint.
-        names: The K class names.
-    """
+    """Return the content of `--json`, before `to_json`. Undefined values are NaN."""
     content: dict[str, Any] = {
         "metrics": results.metrics,
         "images": results.images,

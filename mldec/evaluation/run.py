@@ -55,14 +55,9 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
 
 
 def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Decide which classes are present.
+    """Return which classes are present, bool [B, K], for scores [B, K] and thresholds [K] or [1].
 
-    Args:
-        scores: [B, K] in [0, 1].
-        thresholds: [K] or [1], or None for single-label classes.
-
-    Returns:
-        bool [B, K]. Each row has exactly one True without thresholds: the first maximum.
+    Without thresholds (single-label classes), only the first maximum of each row is True.
     """
     if thresholds is not None:
         return scores >= thresholds
@@ -93,7 +88,7 @@ def score(
 
     Args:
         models: Map images uint8 [B, 3, H, W] and word vectors [K, D] or None to logits [B, K].
-        data: Its validation images are scored.
+        data: Data with the validation images.
         config: Settings of the loader and the precision.
         device: Device of the models.
         progress: Wraps the batches, as `tqdm` does.
@@ -133,17 +128,10 @@ def score(
 def all_scores(
     model: nn.Module, data: DataModule, config: Config, *, device: torch.device, path: str
 ) -> Scores:
-    """Score all validation images in a single process.
+    """Score all validation images in a single process; see `score`.
 
-    Args:
-        model: As for `score`. It is moved to the device, and afterward to the CPU.
-        data: Its validation images are scored.
-        config: Settings of the loader and the precision.
-        device: Device to use.
-        path: Path of the checkpoint, for messages.
-
-    Raises:
-        DataError: If no image can be scored, or a logit is not finite.
+    The model is moved to the device, and afterward to the CPU. Raises DataError if no image can be
+    scored, or a logit is not finite. `path` is the path of the checkpoint, for messages.
     """
     # Preallocate the arrays, because two copies of all scores may not fit in memory.
     shape = (len(data.val.dataset), len(data.val.classes))
@@ -201,17 +189,10 @@ def evaluate_all(
 ) -> list[Results]:
     """Evaluate several models on the validation images. Each image is loaded once.
 
-    Args:
-        models: Models as for `score`. They are evaluated in evaluation mode, and their modes are
-            restored.
-        data: Its validation images are evaluated.
-        config: Settings of the loader and the precision.
-        device: Device of the models.
-        progress: Wraps the batches, as `tqdm` does.
-        logit_threshold: One threshold or float64 [K]; None for the threshold of the data's
-            settings.
-        observe: Called with each batch of this process and the logits float32 [b, K] of the first
-            model.
+    The models are set to evaluation mode, and their modes are restored. For the first arguments see
+    `score`. `logit_threshold` is one threshold or float64 [K]; None uses the data's own
+    threshold. `observe` is called with each batch of this process and the logits float32 [b, K] of
+    the first model.
 
     Returns:
         The results of each model, identical on all processes.
@@ -231,8 +212,8 @@ def evaluate_all(
         bad += batch.bad
         if not len(batch.images):
             continue
-        for evaluator, each in zip(evaluators, logits, strict=True):
-            evaluator.update(each, batch.targets)
+        for evaluator, model_logits in zip(evaluators, logits, strict=True):
+            evaluator.update(model_logits, batch.targets)
         if observe is not None:
             observe(batch, logits[0])
     for model, mode in zip(models, modes, strict=True):
@@ -251,11 +232,7 @@ def evaluate_all(
 
 
 def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Evaluator:
-    """Create the evaluator of the data; for `logit_threshold` see `evaluate_all`.
-
-    Raises:
-        ConfigError: If the evaluator does not support thresholds.
-    """
+    """Create the evaluator of the data; for `logit_threshold` see `evaluate_all`."""
     evaluator = data.evaluator()
     if logit_threshold is not None:
         if evaluator.logit_threshold is None:

@@ -19,10 +19,8 @@ STANDARD_OUTPUT = "-"
 def check_targets(*targets: str | None, **with_ending: str | None) -> None:
     """Raise ConfigError unless all result files can be written, before they are computed.
 
-    Args:
-        *targets: Paths, "-" for standard output, or None for no output.
-        **with_ending: Targets by file extension. Existing files with another extension are not
-            replaced.
+    A target is a path, "-" for standard output, or None for no output. Targets with a file
+    extension as keyword do not replace existing files with another extension.
     """
     for ending, target in with_ending.items():
         if target == STANDARD_OUTPUT and ending in ("html", "pt"):
@@ -35,11 +33,12 @@ def check_targets(*targets: str | None, **with_ending: str | None) -> None:
 
     chosen = [target for target in targets + tuple(with_ending.values()) if target is not None]
     for target in chosen:
+        if target == STANDARD_OUTPUT:
+            continue
+
         path = Path(target)
         existing = path if path.exists() else path.parent
         fault = None
-        if target == STANDARD_OUTPUT:
-            continue
         if path.is_dir():
             fault = "it is a folder; add the name of a file"
         elif not path.parent.is_dir():
@@ -77,13 +76,9 @@ def check_folder(option: str, folder: str) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as standard JSON.
+    """Return plain containers and values as standard JSON, in one line without `indent`.
 
     Infinite and NaN numbers become null. Invalid Unicode, as in some file names, is escaped.
-
-    Args:
-        value: Plain containers and values.
-        indent: Number of spaces per level; None for one line.
     """
     return json.dumps(_clean(value), indent=indent, allow_nan=False)
 
@@ -121,9 +116,9 @@ def replacing(
 ) -> Iterator[BinaryIO]:
     """Write a temporary file that replaces `path` if the block ends without an error.
 
-    After an error, an existing file is unchanged. The parent folder is created. The temporary file
-    of `durable` or `of_run` files has a fixed name, so that killed runs leave at most one. These
-    files are written by one process at a time, see `RunLock`.
+    After an error, an existing file is unchanged. The parent folder is created. With `durable` or
+    `of_run`, the temporary file has a fixed name, so that killed runs leave at most one. Only one
+    process may write such a file at a time, see `RunLock`.
 
     Args:
         path: The file to write.
@@ -131,9 +126,6 @@ def replacing(
         of_run: Whether the file belongs to a training run, for error messages.
         of_user: Keep the mode and the owner of an existing file. Implies `durable`.
         tag: Part of the temporary file's name, if several commands may write the same file.
-
-    Raises:
-        DataError: If the file cannot be written.
     """
     name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
     if tag is not None:
@@ -158,11 +150,11 @@ def replacing(
 
 def _copy_owner(source: Path, target: Path) -> None:
     """Copy the owner and the mode of a file to another file."""
-    known = source.stat()
-    made = target.stat()
-    if (known.st_uid, known.st_gid) != (made.st_uid, made.st_gid):
-        os.chown(target, known.st_uid, known.st_gid)
-    target.chmod(known.st_mode & 0o7777)
+    old = source.stat()
+    new = target.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.chown(target, old.st_uid, old.st_gid)
+    target.chmod(old.st_mode & 0o7777)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -179,13 +171,7 @@ def write_result(target: str, text: str) -> None:
 def write_texts(target: str, texts: Iterable[str]) -> None:
     """Write texts to a result file atomically; see `replacing`.
 
-    Args:
-        target: Path of the file. Standard output ("-"), devices and pipes are written directly
-            and flushed after each text.
-        texts: The content of the file.
-
-    Raises:
-        DataError: If the target cannot be written.
+    Standard output ("-"), devices and pipes are written directly and flushed after each text.
     """
     if not is_stream(target):
         # Replace the target of a link, not the link itself.
@@ -208,8 +194,9 @@ def write_texts(target: str, texts: Iterable[str]) -> None:
 
 def csv_lines(rows: Iterable[Iterable[Any]], end: str = "\r\n") -> Iterator[str]:
     """Return rows as lines of CSV, with line terminator `end`."""
-    # `writerow` returns the result of `write`: the line.
-    return map(csv.writer(SimpleNamespace(write=str), lineterminator=end).writerow, rows)
+    # `writerow` returns what `write` of its file returns. With `str` this is the line itself.
+    writer = csv.writer(SimpleNamespace(write=str), lineterminator=end)
+    return map(writer.writerow, rows)
 
 
 def write_json(target: str, content: Any) -> None:

@@ -30,7 +30,7 @@ def write_cached(path: Path, key: str, arrays: Mapping[str, Any]) -> None:
             # The key is the last array: a truncated archive loses its last arrays first.
             np.savez(file, **arrays, key=key)
     except DataError as error:
-        log.warning(f"{error}; the cache is not used until then")
+        log.warning(f"{error}; the cache is not used")
 
 
 def read_cached(path: Path, key: str) -> dict[str, Any] | None:

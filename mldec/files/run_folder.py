@@ -26,22 +26,20 @@ CALIBRATED = "calibrated.pt"  # in the same folder, written by mldec calibrate
 LOCK_FILE = "run.lock"
 PATIENCE = 210.0  # maximum seconds to wait for the lock after a restart by torchrun
 PAUSE = 1.0  # seconds between two attempts
-NOT_OURS = "restore it from a backup"
+RESTORE = "restore it from a backup"
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the path of the best checkpoint of a run, else of the last one.
-
-    Raises:
-        CheckpointError: If the folder has no checkpoint.
-    """
+    """Return the path of the best checkpoint of a run, or else of the last one."""
     paths = [folder / "checkpoints" / name for name in CHECKPOINTS]
     for path in paths:
         if path.exists():
             return path
 
     names = " or ".join(str(path) for path in paths)
-    raise CheckpointError(f"{folder}: not the folder of a run, without {names}; check the path")
+    raise CheckpointError(
+        f"{folder}: not the folder of a run, because it has no {names}; check the path"
+    )
 
 
 def is_best_of_run(checkpoint: Path) -> bool:
@@ -89,25 +87,17 @@ class RunFacts:
 
 
 def read_facts(folder: Path) -> RunFacts | None:
-    """Read run.json of a run folder, None if it does not exist.
-
-    Raises:
-        CheckpointError: If the file is not valid.
-    """
+    """Read run.json of a run folder. Returns None if it does not exist."""
     path = folder / RUN_FILE
-    with naming_errors(path, remedy=NOT_OURS):
+    with naming_errors(path, remedy=RESTORE):
         if not path.exists():
             return None
         return RunFacts(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl, one dictionary each. Empty if the file does not exist.
-
-    Raises:
-        CheckpointError: If a line is not valid.
-    """
-    with naming_errors(path, remedy=NOT_OURS):
+    """Read the lines of metrics.jsonl, one dictionary each. Empty if the file does not exist."""
+    with naming_errors(path, remedy=RESTORE):
         if not path.exists():
             return []
         texts = path.read_text(encoding="utf-8").splitlines()
@@ -115,13 +105,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 class RunLock:
-    """The lock file `run.lock` of a folder. The context manager releases it at its end.
+    """The lock file `run.lock` of a folder. Leaving the context manager releases the lock.
 
-    The operating system releases the lock of a killed process.
-
-    Args:
-        folder: The folder to lock.
-        of_run: Whether it is the folder of a training run, for error messages.
+    The operating system releases the lock of a killed process. `of_run` is True for the folder of a
+    training run, for error messages.
     """
 
     def __init__(self, folder: Path, *, of_run: bool = True) -> None:
@@ -130,13 +117,9 @@ class RunLock:
         self._lock = FileLock(self.path, thread_local=False)
 
     def take(self) -> None:
-        """Lock the folder until `release`.
+        """Lock the folder until `release`. Raises RunInUseError if another process holds the lock.
 
         After a restart by torchrun, this waits for the end of the previous process.
-
-        Raises:
-            RunInUseError: If another process holds the lock.
-            DataError: If the lock file cannot be written.
         """
         with writing(self.path.parent, of_run=self._of_run):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,12 +135,13 @@ class RunLock:
             owner = ""
             if holder:
                 owner = " (process {process} on {host}, started {started})".format(**holder)
-            elsewhere = "pass name=... for a new run" if self._of_run else "name another file"
+            remedy = "pass name=... for a new run" if self._of_run else "name another file"
             raise RunInUseError(
                 f"{self.path.parent}: another run is using this folder{owner}; wait for its end, "
-                f"or {elsewhere}"
+                f"or {remedy}"
             ) from error
         except PermissionError:
+            # Convert the error to a DataError.
             with writing(self.path, of_run=self._of_run):
                 raise
         except (OSError, NotImplementedError) as error:

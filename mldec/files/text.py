@@ -80,10 +80,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the stripped lines of a text file, without blank lines. No line: DataError."""
+    """Return the stripped lines of a text file, at least one, without blank lines."""
     # `splitlines` would also split at form feeds and other rare separators.
     lines = [line.strip() for line in read_text(path).split("\n") if line.strip()]
-
     if not lines:
         raise DataError(f"{path}: the file is empty; restore it")
     return lines
@@ -95,9 +94,6 @@ def csv_rows(
     """Yield the line number and the fields of each row of a CSV file. Blank rows are skipped.
 
     A row with several lines has the number of its last line.
-
-    Raises:
-        DataError: If the file cannot be read or is not valid CSV.
     """
     text = io.StringIO(read_text(path, newline="", encoding=encoding), newline="")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -119,9 +115,6 @@ def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[t
 
     Yields:
         Number of the first row of a chunk (the header is row 1), and the fields of each column.
-
-    Raises:
-        DataError: If the file cannot be read, is not valid CSV or has another header.
     """
     first = 2
     try:

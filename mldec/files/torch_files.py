@@ -27,23 +27,15 @@ MAPPED = 2**30  # minimum size in bytes of files that are memory-mapped
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
     """Write a checkpoint atomically. A crash leaves either the old or the new one.
 
-    The checksum file holds the hashes of both files during the rename.
-
-    Args:
-        path: The file to write.
-        state: Plain containers and tensors.
-        keep: Number of versions to keep, including this one; see `versions`.
-        of_run: Whether the file belongs to a training run, for error messages.
-
-    Raises:
-        DataError: If the file cannot be written.
+    The checksum file holds the hashes of both files during the rename. `keep` is the number of
+    versions to keep, including this one; see `versions`. For `of_run` see `replacing`.
     """
     with replacing(path, durable=True, of_run=of_run) as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:
             # torch reports an incomplete write as an unexpected file position.
-            raise OSError(errno.ENOSPC, "the disk is full, or did not take all of it") from error
+            raise OSError(errno.ENOSPC, "the disk is full, or the write was incomplete") from error
         file.flush()
         os.fsync(file.fileno())
 
@@ -65,11 +57,7 @@ def versions(path: Path, keep: int) -> list[Path]:
 
 
 def duplicate(source: Path, target: Path) -> None:
-    """Replace the checkpoint `target` by a hard link to, or a copy of, `source`.
-
-    Raises:
-        DataError: If the target cannot be written.
-    """
+    """Replace the checkpoint `target` by a hard link to, or a copy of, `source`."""
     temporary = target.with_name(target.name + ".tmp")
     with writing(target, of_run=True):
         # Remove the file of an interrupted run, because `os.link` does not replace files.
@@ -96,9 +84,8 @@ def snapshot(value: Any) -> Any:
 def read_torch(path: Path) -> Any:
     """Return the content of a file of torch.save, on the CPU, without running code from it.
 
-    Raises:
-        CheckpointError: If the file is missing, differs from its checksum file, or contains more
-            than tensors and plain values.
+    Raises CheckpointError if the file is missing, differs from its checksum file, or contains more
+    than tensors and plain values.
     """
     # `is_file` is also False for a pipe, which would block.
     if not path.is_file():
@@ -170,7 +157,7 @@ def sha256_of(path: Path) -> str:
 
 
 def recorded_hash(path: Path) -> str:
-    """Return the SHA-256 hash of a file, from its checksum file if this holds a single hash."""
+    """Return the SHA-256 hash of a file, from its checksum file if that holds a single hash."""
     hashes = known_hashes(path)
     if len(hashes) == 1:
         return hashes[0]

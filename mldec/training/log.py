@@ -20,7 +20,7 @@ from mldec.config.schema import Config
 from mldec.errors import brief, naming_errors, writing
 from mldec.files import torch_files
 from mldec.files.atomic import replacing
-from mldec.files.run_folder import LOG_FILE, NOT_OURS, read_log
+from mldec.files.run_folder import LOG_FILE, RESTORE, read_log
 from mldec.runtime import distributed
 
 T = TypeVar("T")
@@ -303,7 +303,7 @@ def read_progress(path: Path) -> Progress:
     lines = read_log(path)
     progress = Progress()
     previous_time = 0.0
-    with naming_errors(path, remedy=NOT_OURS):
+    with naming_errors(path, remedy=RESTORE):
         for line in lines:
             # The clock restarts at 0 after each resume.
             time = line["time"]

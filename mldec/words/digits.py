@@ -33,11 +33,7 @@ VECTOR_WIDTH = 300  # as in common word vectors
 
 
 def class_names(colours: int) -> tuple[str, ...]:
-    """Return 10 class names for each of 2 to 14 colors. Class 10 c + d is digit d in color c.
-
-    Raises:
-        ValueError: If the number of colors is out of range.
-    """
+    """Return 10 class names for each of 2 to 14 colors. Class 10 c + d is digit d in color c."""
     if not 2 <= colours <= len(COLOURS):
         raise ValueError(f"colours: {colours} is not from 2 to {len(COLOURS)}")
 
@@ -48,16 +44,10 @@ def class_names(colours: int) -> tuple[str, ...]:
 
 
 def class_queries(colours: int, vectors: str) -> Tensor:
-    """Return the word vectors of all classes.
+    """Return the word vectors of all classes, float32 [10 * colours, D].
 
-    Args:
-        colours: Number of colors.
-        vectors: "words" uses fixed random vectors of width 300 for colors and digits. A class has
-            the sum of its two vectors, divided by sqrt(2). "one_hot" concatenates the one-hot
-            vectors of color and digit.
-
-    Returns:
-        Float32 [10 * colours, D].
+    "words" uses fixed random vectors of width 300 for colors and digits. A class has the sum of its
+    two vectors, divided by sqrt(2). "one_hot" concatenates the one-hot vectors of color and digit.
     """
     numbers = torch.arange(10 * colours)
     colour = numbers.div(10, rounding_mode="floor")
@@ -72,18 +62,10 @@ def class_queries(colours: int, vectors: str) -> Tensor:
 
 
 def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = ()) -> WordVectors:
-    """Return the word vectors of classes such as "red six"; see `class_queries`.
+    """Return the word vectors of classes such as "red six" and of the known optional names.
 
-    Args:
-        source: "digits:words", or "digits:one_hot:N" for the first N colors.
-        names: Class names.
-        optional: Names that are skipped if they are not classes.
-
-    Returns:
-        The word vectors of `names` and of the known optional names.
-
-    Raises:
-        DataError: If the source or a name is unknown.
+    `source` is "digits:words", or "digits:one_hot:N" for the first N colors; see `class_queries`.
+    Raises DataError if the source or a name is unknown.
     """
     number_of_colours = {f"{DIGITS_PREFIX}words": len(COLOURS)}
     for count in range(2, len(COLOURS) + 1):

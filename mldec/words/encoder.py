@@ -30,7 +30,7 @@ LOCAL = "local-dir:"
 HUB = "hf-hub:"
 CONFIG = "open_clip_config.json"  # required in the folder of an open_clip model
 DEFAULT_WEIGHTS = "openai"
-IMAGES = ("mean", "std", "interpolation", "resize_mode")  # settings of the image preprocessing
+PREPROCESSING = ("mean", "std", "interpolation", "resize_mode")  # settings in open_clip
 
 _REMEDY = f"pass clip:FOLDER with {CONFIG}, the weights and the tokenizer"
 
@@ -56,9 +56,6 @@ class ClipSource:
         MODEL is a name of open_clip. WEIGHTS is a file or a pretrained tag of the model, by default
         "openai". FOLDER contains open_clip_config.json, the weights and the files of the tokenizer.
         It may have the prefix "local-dir:".
-
-        Raises:
-            ConfigError: If WEIGHTS is a path without a file.
         """
         name = text.removeprefix(PREFIX)
         folder = Path(name.removeprefix(LOCAL)).expanduser()
@@ -76,7 +73,7 @@ class ClipSource:
         return cls(text, model, weights or DEFAULT_WEIGHTS)
 
     @property
-    def anywhere(self) -> str:
+    def absolute(self) -> str:
         """The source with absolute paths, which is valid in any working directory."""
         weights = "" if self.weights is None else f":{self.weights}"
         return PREFIX + self.model.removeprefix(LOCAL) + weights
@@ -123,10 +120,6 @@ class ClipModel:
         A vector is the normalized mean of the normalized vectors of all templates, as in CLIP.
         Texts are truncated to the context length of the model.
 
-        Args:
-            names: K names.
-            templates: Sentences with {} for the name.
-
         Returns:
             Float32 [K, D] on the CPU, of length 1 each.
         """
@@ -160,10 +153,8 @@ def open_encoder(source: str) -> ClipModel:
 def open_model(source: str) -> ClipModel:
     """Open an open_clip model on the CPU, with both towers, tokenizer and preprocessing.
 
-    For `source` see `ClipSource.parse`.
-
-    Raises:
-        ConfigError: If open_clip is not installed, or the model is not available.
+    For `source` see `ClipSource.parse`. Raises ConfigError if open_clip is not installed, or the
+    model is not available.
     """
     parsed = ClipSource.parse(source)
     library = _open_clip(source)
@@ -189,7 +180,7 @@ def open_model(source: str) -> ClipModel:
             load_weights=False,
             pretrained_text=False,
             force_quick_gelu=tag.get("quick_gelu", False),
-            force_preprocess_cfg=tag or _shared_images(library, parsed),
+            force_preprocess_cfg=tag or _shared_preprocessing(library, parsed),
         )
         library.load_checkpoint(model, str(weights))
 
@@ -216,15 +207,15 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
     return tag
 
 
-def _shared_images(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return the preprocessing settings that all pretrained tags of a model have in common."""
-    # Local weights would get the preprocessing of CLIP, which is wrong for SigLIP.
+def _shared_preprocessing(library: ModuleType, source: ClipSource) -> dict[str, Any]:
+    """Return the preprocessing that all pretrained tags of a model share, for local weights."""
+    # open_clip would use the preprocessing of CLIP, which is wrong for SigLIP.
     if not source.file:
         return {}
     tags = library.list_pretrained_tags_by_model(source.model)
     configs = [library.get_pretrained_cfg(source.model, tag) for tag in tags]
     shared = {}
-    for setting in IMAGES:
+    for setting in PREPROCESSING:
         values = {config[setting] for config in configs}
         if len(values) == 1:
             shared[setting] = values.pop()
@@ -279,14 +270,11 @@ def encode_names(
         source: See `ClipSource.parse`.
         names: K names.
         templates: Sentences with {} for the name.
-        cache_dir: Cache folder; see `cache_folder`.
+        cache_dir: See `cache_folder`.
         keep: Write the vectors of new names to the cache.
 
     Returns:
         Vectors, float32 [K, D] of length 1 each, and the hash of the weights.
-
-    Raises:
-        ConfigError: If the encoder is not available.
     """
     key = json.dumps([FORMAT, _identity(ClipSource.parse(source)), list(templates)])
     digest = sha256(key.encode()).hexdigest()[:16]
@@ -344,9 +332,6 @@ def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
         prompts: A template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
             "simple7" (the 7 best of these), or the path of a file with one template per line.
         folder: Folder of a relative path.
-
-    Raises:
-        ConfigError: If a template has no {}.
     """
     if prompts in LISTS:
         library = _open_clip(f"data.prompts={prompts}")

@@ -19,7 +19,7 @@ class VectorOrigin:
     source: str
     sha256: str  # of the encoder's weights, the vector file or the text "digits:words"
     templates: tuple[str, ...] = ()  # sentences with {} for the name, whose vectors are averaged
-    descriptions: str | None = None  # name and hash of the file, see `vectors.described`
+    descriptions: str | None = None  # name and hash of the file, see `vectors.with_descriptions`
 
     @property
     def is_encoder(self) -> bool:

@@ -190,9 +190,9 @@ def load_word_vectors(
     the mean of their vectors, with a warning. If a word has several lines, the first counts.
 
     Args:
-        source: A text encoder, see `ClipSource.parse`, or "digits:words", the vectors of
-            `data=digits_zsl`, or a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N],
-            or a text file with lines "word number number ...".
+        source: One of these: a text encoder, see `ClipSource.parse`; "digits:words", the vectors of
+            `data=digits_zsl`; a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N]; a
+            text file with lines "word number number ...".
         names: K unique names.
         optional: Names that may be missing in a file.
         order: The N names of an array file. None reads the text file with the same stem.
@@ -211,7 +211,7 @@ def load_word_vectors(
 
     if source.startswith(PREFIX):
         word_vectors, sha256 = encode_names(source, all_names, templates, cache_dir, keep=keep)
-        origin = VectorOrigin(ClipSource.parse(source).anywhere, sha256, tuple(templates))
+        origin = VectorOrigin(ClipSource.parse(source).absolute, sha256, tuple(templates))
         return WordVectors(all_names, word_vectors, origin)
     if source.startswith(DIGITS_PREFIX):
         from mldec.words.digits import named_vectors
@@ -224,7 +224,7 @@ def load_word_vectors(
     return WordVectors(tuple(vectors), word_vectors, VectorOrigin(path.name, sha256_of(path)))
 
 
-def described(
+def with_descriptions(
     vectors: WordVectors, source: str, path: Path, *, cache_dir: str | None = None
 ) -> WordVectors:
     """Replace the word vectors of classes by the vectors of class descriptions.
@@ -232,14 +232,8 @@ def described(
     The vector of a class is the normalized mean of the normalized vectors of its sentences.
     Classes without sentences keep their vectors.
 
-    Args:
-        vectors: Word vectors of the classes.
-        source: The text encoder.
-        path: JSON file of sentences by class name: {"zebra": ["a striped horse"]}.
-        cache_dir: Cache folder; see `cache_folder`.
-
-    Raises:
-        DataError: If the file has another content, or describes no class.
+    `source` is the text encoder. `path` is a JSON file of sentences by class name, such as
+    {"zebra": ["a striped horse"]}.
     """
     content = read_json(path)
     sentences_of = content if isinstance(content, dict) else {}
@@ -254,13 +248,14 @@ def described(
     if missing:
         log.info(f"{path}: {len(missing):,} classes without description: {format_list(missing)}")
 
-    sentences = [text for row in rows for text in sentences_of[vectors.names[row]]]
-    known = list(dict.fromkeys(sentences))
-    encoded, _ = encode_names(source, known, (PLACE,), cache_dir)
-    vector_of = dict(zip(known, encoded, strict=True))
+    # Encode each sentence once.
+    described = {row: sentences_of[vectors.names[row]] for row in rows}
+    unique = list(dict.fromkeys(chain.from_iterable(described.values())))
+    encoded, _ = encode_names(source, unique, (PLACE,), cache_dir)
+    vector_of = dict(zip(unique, encoded, strict=True))
     word_vectors = vectors.word_vectors.clone()
-    for row in rows:
-        own = torch.stack([vector_of[text] for text in sentences_of[vectors.names[row]]])
+    for row, sentences in described.items():
+        own = torch.stack([vector_of[text] for text in sentences])
         word_vectors[row] = normalize(own.mean(0), dim=0)
 
     origin = replace(vectors.origin, descriptions=f"{path.name} (sha256 {sha256_of(path)})")
@@ -272,16 +267,8 @@ def encode_like_training(
 ) -> WordVectors:
     """Compute the word vectors of other names with the text encoder of a checkpoint.
 
-    Args:
-        names: The names.
-        origin: Origin of the checkpoint's vectors.
-        where: Beginning of error messages.
-        remedy: End of error messages: how to provide the weights of the encoder.
-        keep: Write the vectors of new names to the cache.
-
-    Raises:
-        ConfigError: If the encoder is not available.
-        CheckpointError: If the encoder has other weights now.
+    `where` and `remedy` are the beginning and the end of error messages. `keep` writes the vectors
+    of new names to the cache. Raises CheckpointError if the encoder has other weights now.
     """
     try:
         vectors = load_word_vectors(origin.source, names, templates=origin.templates, keep=keep)
@@ -300,11 +287,8 @@ def encode_like_training(
 def read_class_list(path: Path) -> list[tuple[str, ...]]:
     """Read the names of each class from a class list.
 
-    Each line has the class name of the data set and its synonyms, separated by semicolons. Names
-    are compared ignoring case.
-
-    Raises:
-        DataError: If the file cannot be read, or a name is repeated or not valid.
+    Each line has the class name of the data set and its synonyms, separated by semicolons. A name
+    may occur only once, ignoring case.
     """
     classes = []
     known: list[str] = []

@@ -72,7 +72,7 @@ def observed(labels: Tensor, protocol: str, seed: int) -> Tensor:
         return labels
     sparse = from_dense(labels.numpy())
     share = None if protocol == "single positive" else 0.4
-    return torch.from_numpy(sparse.only(random_positives(sparse, seed, share)).dense())
+    return torch.from_numpy(sparse.select_entries(random_positives(sparse, seed, share)).dense())
 
 
 def run(folder: str, row: tuple[str, str], rate: float, seed: int, fold: int | None) -> Any:

@@ -47,7 +47,7 @@ def test_sources_are_absolute(tmp_path, clip, monkeypatch):
     (tmp_path / "link").symlink_to(clip)
     monkeypatch.chdir(tmp_path)
     file, link = tmp_path / "weights.pt", f"local-dir:{tmp_path}/link"
-    for text, model, weights, anywhere in (
+    for text, model, weights, absolute in (
         ("clip:ViT-B-32", "ViT-B-32", "openai", "clip:ViT-B-32:openai"),
         ("clip:ViT-B-32:laion2b", "ViT-B-32", "laion2b", "clip:ViT-B-32:laion2b"),
         ("clip:ViT-B-32:weights.pt", "ViT-B-32", str(file), f"clip:ViT-B-32:{file}"),
@@ -57,8 +57,8 @@ def test_sources_are_absolute(tmp_path, clip, monkeypatch):
     ):
         source = ClipSource.parse(text)
         assert (source.text, source.model, source.weights) == (text, model, weights)
-        assert source.anywhere == anywhere
-        again = ClipSource.parse(anywhere)
+        assert source.absolute == absolute
+        again = ClipSource.parse(absolute)
         assert (again.model, again.weights) == (model, weights)
         assert source.file == (file if weights == str(file) else None)
         assert source.folder == (tmp_path / "link" if model == link else None)

@@ -55,7 +55,7 @@ def docs_of(reader: Callable[..., Any]) -> str:
 
 
 class _Readers(ModuleType):
-    """Module type that keeps readers when Python sets an imported submodule of the same name."""
+    """Module type that drops imported submodules, which would replace readers of the same name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not isinstance(value, ModuleType):

@@ -30,8 +30,8 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
     """Return Stanford Cars: 8,144 training and 8,041 test images.
 
     `root` has devkit/, cars_train/, cars_test/, and cars_test_annos_withlabels.mat (or in devkit/).
-    The image folders may be nested, as in cars_test/cars_test/. Or it has cars_annos.mat and
-    car_ims/.
+    The image folders may be nested, as in cars_test/cars_test/. Another layout is cars_annos.mat
+    and car_ims/.
     """
     evaluator = single_label(top_k)
     folder = check_folder(root, "Stanford-Cars")
@@ -49,17 +49,19 @@ def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
     folder = root
     sources = [root / _ONE_FILE]
     if not sources[0].is_file():
-        folder = root / f"cars_{split}"
-        sources = [root / "devkit" / f"cars_{split}_annos.mat", root / "devkit" / "cars_meta.mat"]
-
-        # The image folders of the Kaggle copy are nested.
-        if (folder / folder.name).is_dir():
-            folder = folder / folder.name
+        devkit = root / "devkit"
+        annotations = devkit / f"cars_{split}_annos.mat"
 
         # The test file of the devkit has no labels. They were published later in another file.
         if split == "test":
-            in_devkit = root / "devkit" / _LABELED
-            sources[0] = in_devkit if in_devkit.is_file() else root / _LABELED
+            in_devkit = devkit / _LABELED
+            annotations = in_devkit if in_devkit.is_file() else root / _LABELED
+        sources = [annotations, devkit / "cars_meta.mat"]
+
+        # The image folders of the Kaggle copy are nested.
+        folder = root / f"cars_{split}"
+        if (folder / folder.name).is_dir():
+            folder = folder / folder.name
 
     table = cached_table(f"cars {split}", sources, partial(_parse, sources, split), cache_dir)
     log_split("cars", split, table)
@@ -67,10 +69,10 @@ def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
 
 
 def _parse(sources: list[Path], split: str) -> Table:
-    """Read a split from annotations and class names, or from a single file with both."""
+    """Read a split. `sources` are annotations and class names, or a single file with both."""
     annotations = sources[0]
     meta = sources[-1]
-    names = check_names(map(str, _load(meta, "class_names")), meta)
+    names = check_names(map(str, _load_variable(meta, "class_names")), meta)
 
     # The single file has both splits and a flag for test images.
     one_file = len(sources) == 1
@@ -78,7 +80,7 @@ def _parse(sources: list[Path], split: str) -> Table:
 
     builder = TableBuilder(names)
     with naming_errors(annotations, DataError, remedy="use annotations with labels"):
-        for number, annotation in enumerate(_load(annotations, "annotations"), 1):
+        for number, annotation in enumerate(_load_variable(annotations, "annotations"), 1):
             if one_file and bool(annotation["test"]) != (split == "test"):
                 continue
 
@@ -89,7 +91,7 @@ def _parse(sources: list[Path], split: str) -> Table:
     return builder.build(annotations)
 
 
-def _load(file: Path, name: str) -> np.ndarray:
+def _load_variable(file: Path, name: str) -> np.ndarray:
     """Read a variable of a MATLAB file, at least 1-d. scipy does not execute code of the file."""
     from scipy.io import loadmat  # slow to import
 
@@ -105,9 +107,7 @@ _SIDE = 32
 def cifar100(*, root: str, top_k: int | None = None) -> Source:
     """Return CIFAR-100: 50,000 training and 10,000 test images with the 100 fine classes.
 
-    Args:
-        root: Folder cifar-100-python with the files train, test and meta, or its parent.
-        top_k: See `single_label`.
+    `root` is the folder cifar-100-python with the files train, test and meta, or its parent.
     """
     evaluator = single_label(top_k)
 
@@ -161,7 +161,7 @@ def _load_cifar_split(folder: Path, split: str, cache_dir: str | None) -> Stored
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickler for containers, numbers, text and numpy arrays. Raises for other objects."""
+    """Unpickler for plain containers and numpy arrays. Other objects raise an error."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray"):

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 from pycocotools.coco import COCO
+from torch import Tensor
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, fixed_per_class, from_statements, random_drop
@@ -23,6 +24,7 @@ from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json
 from mldec.names import COCO_NAMES, as_name, indices_of, names_fault
+from mldec.words.types import VectorOrigin
 
 log = logging.getLogger("mldec")
 
@@ -55,20 +57,19 @@ def coco(
             training labels to -1. It excludes `drop_labels`.
         labels_seed: Seed of the dropped labels, 0 or more.
         words: Word vectors for a head with word queries.
-
-    Raises:
-        ValueError: If an argument is out of range.
-        DataError: If `root` is not a folder.
     """
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "MS-COCO")
     load = partial(_load_split, folder, annotated_only=annotated_only)
+
+    def vectors(names: tuple[str, ...]) -> tuple[Tensor, VectorOrigin | None]:
+        _, word_vectors, origin = words.of_classes(folder, names, names)
+        return word_vectors, origin
+
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
-    vectors = None
-    if words.vectors is not None:
-        vectors = lambda names: words.of_classes(folder, names, names)[1:]  # noqa: E731
-    return replace(source, load_train=partial(load, thin=thin), vectors=vectors)
+    source = replace(source, load_train=partial(load, thin=thin))
+    return source if words.vectors is None else replace(source, vectors=vectors)
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
@@ -134,12 +135,12 @@ def _parse(annotations: Path) -> Table:
         rows = {image: row for row, image in enumerate(sorted(index.imgs))}
         categories = sorted(index.cats)
 
-        # The first category of Roboflow is the project, the supercategory of all others.
-        groups = {category.get("supercategory") for category in index.cats.values()}
+        # The first category of Roboflow is usually the project, the supercategory of all others.
         first = index.cats[categories[0]]
-        is_group = first.get("supercategory") == "none" and first["name"] in groups
-        if is_group and annotations.name == _ROBOFLOW:
-            del categories[0]
+        if annotations.name == _ROBOFLOW and first.get("supercategory") == "none":
+            groups = {category.get("supercategory") for category in index.cats.values()}
+            if first["name"] in groups:
+                del categories[0]
         columns = indices_of(categories)
 
         # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.

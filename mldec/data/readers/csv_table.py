@@ -41,7 +41,8 @@ _VAL = ("val", "valid", "validation")  # common names of the validation split
 
 # Values of class columns. Spreadsheets write 1.0 if a column also has empty cells.
 _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
-_BINARY = ("0", "0.0", "1", "1.0", "-1", "-1.0")  # -1 raises an error later that includes the row
+# Cells of a class column. Cells with -1 are errors, which `_labels` reports with their row.
+_BINARY = ("0", "0.0", "1", "1.0", "-1", "-1.0")
 
 HOLD_OUT = {"hash": hold_out, "stratified": hold_out_stratified}
 
@@ -73,8 +74,9 @@ def csv_table(
     - path: Path of the image.
     - split: Name of the split (optional).
     - One column per class with 1 (present), 0 (absent) or an empty cell (not annotated, -1).
-    - Or labels: Class names with a separator, or a JSON list. Optionally negatives in the same
-      form. A class in neither list is then not annotated.
+    - labels: Class names with a separator, or a JSON list, instead of a column per class.
+    - negatives: The absent classes, in the form of labels (optional). With this column, a class in
+      neither list is not annotated.
 
     The metric is `mAP_partial` if labels may be not annotated. Other common column names are
     recognized, see `recognize`. Other columns are ignored.
@@ -100,12 +102,13 @@ def csv_table(
 
     Raises:
         ValueError: If an argument is out of range or does not fit the file.
-        DataError: If the file is missing or invalid.
     """
     check_fraction(val_fraction)
     if top_k is not None and not exclusive:
         raise ValueError(f"top_k is {top_k}; it needs data.exclusive=true")
-    of_single_label = single_label(top_k)
+
+    # Create both evaluators, because this validates their settings.
+    single_label_evaluator = single_label(top_k)
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "the CSV file")
     source = folder / path_inside(file, "data.file")
@@ -118,7 +121,7 @@ def csv_table(
         if not has_split and value != name:
             raise ValueError(f"{name} is {value}; {source} has no column split: add one")
     if exclusive:
-        evaluator = of_single_label
+        evaluator = single_label_evaluator
     elif form.partial:
         evaluator = partial_labels(threshold)
     log.info(f"csv: {source} has {form}")
@@ -198,13 +201,10 @@ def recognize(
     labels_column: str | None,
     classes: Sequence[str] | None,
 ) -> Form:
-    """Detect the format of a CSV file. The file is read once.
+    """Detect the format of a CSV file.
 
-    See docs/data.md, section Forms of a table, for the rules. See `csv_table` for the arguments.
-
-    Raises:
-        ValueError: If a named column does not exist.
-        DataError: If the file has no paths, no labels or ambiguous columns.
+    See docs/data.md, section Forms of a table, for the rules. Raises ValueError if a named column
+    does not exist, and DataError if the file has no paths, no labels or ambiguous columns.
     """
     codec, delimiter = _text_format(source, encoding, path_column)
     rows = _filled_rows(source, delimiter, codec)
@@ -226,27 +226,32 @@ def recognize(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    class_columns: list[int] = []
+    # Fraction of the cells of each possible class column that are 0, 1 or -1, of the filled cells.
+    # Role names and the index columns of pandas and Excel are not classes.
+    binary_shares: dict[int, float] = {}
     for column, count in counts.items():
-        # Role names and the index columns of pandas and Excel are not classes.
-        if _simple(names[column]) in _ROLES or _INDEX.fullmatch(names[column]):
-            continue
-        num_filled = count.total() - count[""]
-        share = sum(count[cell] for cell in _BINARY) / max(num_filled, 1)
-        if "labels" not in roles:
+        if _simple(names[column]) not in _ROLES and not _INDEX.fullmatch(names[column]):
+            num_filled = count.total() - count[""]
+            binary_shares[column] = sum(count[cell] for cell in _BINARY) / max(num_filled, 1)
+
+    class_columns: list[int] = []
+    if "labels" in roles:
+        labels_name = names[roles["labels"]]
+        for column, share in binary_shares.items():
+            if share == 1 and labels_column is None:
+                raise DataError(
+                    f"{where}: both {labels_name} and {abbreviate(names[column])} may be labels; "
+                    f"pass data.labels_column={labels_name} or remove one"
+                )
+    else:
+        for column, share in binary_shares.items():
             if share >= 0.5 or names[column] in (classes or ()):
                 class_columns.append(column)
-        elif share == 1 and labels_column is None:
+        if not class_columns or "negatives" in roles:
             raise DataError(
-                f"{where}: both {names[roles['labels']]} and {abbreviate(names[column])} may be "
-                f"labels; pass data.labels_column={names[roles['labels']]} or remove one"
+                f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one "
+                f"to labels, set data.labels_column, or add a column of 0 and 1 per class"
             )
-
-    if "labels" not in roles and (not class_columns or "negatives" in roles):
-        raise DataError(
-            f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one to "
-            f"labels, set data.labels_column, or add a column of 0 and 1 per class"
-        )
     class_names = check_names([names[column] for column in class_columns], where)
 
     columns = [""] * len(names)
@@ -297,9 +302,9 @@ def _find_roles(
     simple_names = [_simple(name) for name in names]
     settings = {"path": path_column, "labels": labels_column}
     roles = {}
-    for role, usual_names in _ROLES.items():
+    for role, common_names in _ROLES.items():
         setting = settings.get(role)
-        wanted = usual_names if setting is None else (_simple(setting),)
+        wanted = common_names if setting is None else (_simple(setting),)
         found = next((name for name in wanted if name in simple_names), None)
         if found is None and setting is not None:
             columns = abbreviate(", ".join(names))
@@ -337,7 +342,11 @@ def _parse(
     known = classes or form.classes or None
     builder = TableBuilder(classes=known, default=form.default, folder=folder)
     split_of_rows = []
-    for where, cells in _rows(source, form):
+    rows = _filled_rows(source, form.delimiter, form.encoding)
+    next(rows, None)  # the header
+    for line, fields in rows:
+        where = f"{source}, row {line}"
+        cells = dict(zip(form.columns, map(str.strip, fields), strict=True))
         labels = _labels(cells, form, separator, where)
         count = list(labels.values()).count(1)
         if exclusive and count != 1:
@@ -352,10 +361,7 @@ def _parse(
 
 
 def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the non-empty rows of a file. Excel writes empty rows as ",,".
-
-    Raises DataError for a row with a different number of fields than the header.
-    """
+    """Yield the line and the fields of each non-empty row. Excel writes empty rows as ",,"."""
     num_columns = None
     for line, fields in csv_rows(source, delimiter=delimiter, encoding=encoding):
         if not "".join(fields).strip():
@@ -368,15 +374,6 @@ def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[
                 f"missing ones, or quote fields with {_DELIMITERS[delimiter]}"
             )
         yield line, fields
-
-
-def _rows(source: Path, form: Form) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location, for messages, and the cells by role of each row."""
-    rows = _filled_rows(source, form.delimiter, form.encoding)
-    next(rows, None)
-    for line, fields in rows:
-        cells = dict(zip(form.columns, map(str.strip, fields), strict=True))
-        yield f"{source}, row {line}", cells
 
 
 def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> dict[str, int]:

@@ -30,13 +30,10 @@ def read_class_folders(
     display_names: tuple[str, ...],
     cache_dir: str | None,
 ) -> Table:
-    """Return the images of all class folders, sorted by class and file name.
+    """Return the images of the class folders in `folder`, sorted by class and file name.
 
-    Args:
-        folder: Folder of the class folders.
-        class_names: Folder names in the order of the classes. Folders may be absent.
-        display_names: Class names of the table, one per folder.
-        cache_dir: Folder of the cache, see `cache_folder`.
+    `class_names` are the folder names in the order of the classes. Folders may be absent.
+    `display_names` are the class names of the table, one per folder.
     """
     present = list_class_folders(folder)
     for name in present:
@@ -124,7 +121,7 @@ def folders(
     folder = check_folder(root, "a folder per class")
     names = given_names(classes, folder)
 
-    # If only one of the two folders exists, it must not be used as a class folder.
+    # If only one split has a folder, this folder must not be used as a class folder.
     divided = (folder / train).is_dir() or (folder / val).is_dir()
 
     def load(split: str, cache_dir: str | None) -> StoredImages:

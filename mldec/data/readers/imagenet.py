@@ -73,12 +73,12 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
     The wnid is appended to names that are not unique, such as "crane". A wnid that is unknown to
     timm is used as the name.
     """
-    lines = _info("imagenet_synset_to_lemma.txt").splitlines()
+    lines = _read_info("imagenet_synset_to_lemma.txt").splitlines()
     lemmas = dict(line.split("\t", 1) for line in lines)
     return disambiguate([lemmas.get(wnid, wnid) for wnid in wnids], wnids)
 
 
-def _info(name: str) -> str:
+def _read_info(name: str) -> str:
     """Read an ImageNet text file of timm."""
     return (files("timm.data") / "_info" / name).read_text(encoding="utf-8")
 
@@ -86,7 +86,7 @@ def _info(name: str) -> str:
 def _wnids(class_map: str, train: Path) -> list[str]:
     """Return the sorted wnids of a class map, see `imagenet`."""
     if class_map == "imagenet1k":
-        return sorted(_info("imagenet_synsets.txt").split())
+        return sorted(_read_info("imagenet_synsets.txt").split())
     if class_map == "folders":
         return list_class_folders(train)
 

@@ -137,7 +137,7 @@ def _parse(source: Path, split: str) -> Table:
         labels = split_names(fields[1].translate(_LIST_MARKS), ",", where)
         split_of_rows.append(fields[2].strip())
 
-        # Add rows of other splits without labels. The builder raises for duplicate images.
+        # Add rows of other splits too, without labels, so that duplicate images are detected.
         used = labels if split_of_rows[-1] in _SPLITS else []
         builder.add(fields[0], dict.fromkeys(used, 1), where)
     return builder.build(source).select(np.array(split_of_rows, str) == split)
@@ -205,7 +205,7 @@ def _load_official_split(
     table = cached_table(f"nuswide-official-{split}", sources, parse, cache_dir)
 
     # Most images are no longer on Flickr, and copies of the dataset use other file names.
-    files = _find(root / images, table.files)
+    files = _find_images(root / images, table.files)
     is_present = files != b""
     if not is_present.all():
         count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
@@ -218,7 +218,7 @@ def _load_official_split(
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
     """Return the images with concepts and tags, sorted by class name."""
-    image_list, name_list, *label_files = sources
+    image_list, names_file, *label_files = sources
     files = []
     for number, line in enumerate(read_lines(image_list), 1):
         files.append(path_inside(line, f"{image_list}, line {number:,}"))
@@ -226,9 +226,10 @@ def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
     columns = []
     for concept, source in zip(concepts, label_files, strict=False):
         columns.append((concept, _zeros_and_ones(source, (len(files),))))
-    if tag_files := label_files[len(concepts) :]:
-        name_list, tags_of_images = tag_files
-        tags = read_lines(name_list)
+    tag_files = label_files[len(concepts) :]
+    if tag_files:
+        names_file, tags_of_images = tag_files
+        tags = read_lines(names_file)
         matrix = _zeros_and_ones(tags_of_images, (len(files), len(tags)))
         for tag, labels_of_tag in zip(tags, matrix.T, strict=True):
             if tag not in concepts:
@@ -237,7 +238,7 @@ def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
     columns.sort(key=itemgetter(0))
     names, labels_of_classes = zip(*columns, strict=True)
     labels = from_dense(np.stack(labels_of_classes, axis=1))
-    return Table(encode_paths(files), labels, check_names(names, name_list))
+    return Table(encode_paths(files), labels, check_names(names, names_file))
 
 
 def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -248,7 +249,7 @@ def _zeros_and_ones(source: Path, shape: tuple[int, ...]) -> np.ndarray:
         return digits.reshape(shape) - ord("0")
 
 
-def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
+def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
     """Return the path of each image, by its name or Flickr number, or b"", bytes [N]."""
     if not folder.is_dir():
         raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")
@@ -261,7 +262,8 @@ def _find(folder: Path, listed: np.ndarray) -> np.ndarray:
             present.add(prefix + file)
 
     # Files without a Flickr number have the number "", which must not match.
-    by_number = {_flickr_number(path): path for path in sorted(present)} | {"": ""}
+    by_number = {_flickr_number(path): path for path in sorted(present)}
+    by_number[""] = ""
     paths = []
     for name in map(os.fsdecode, listed.tolist()):
         if name in present:

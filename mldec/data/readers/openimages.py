@@ -110,8 +110,11 @@ def _read_statements(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Read the verified labels of a split, one statement per row.
 
-    Returns the image id of each run of rows with the same image, bytes [R]. For each statement its
-    run, int32 [M], class, int32 [M] (-1 if unknown), and value, int8 [M] (1 or 0).
+    Consecutive rows of the same image are a run.
+
+    Returns:
+        The image id of each run, bytes [R], and the run of each statement, int32 [M], its class,
+        int32 [M] (-1: unknown), and its value, int8 [M] (1 or 0).
     """
     columns = indices_of(mids)
     num_runs = 0
@@ -227,7 +230,7 @@ def _parse_miil(
 ) -> Table:
     """Read a split. `class_file` defaults to all classes of the CSV file, sorted by MID."""
     codes: dict[str, int] = {}
-    files, splits, images, classes, values = _read(data, codes)
+    files, splits, images, classes, values = _read_csv(data, codes)
 
     # Sorting millions of paths takes less memory than a dictionary.
     ordered = np.sort(files)
@@ -253,11 +256,12 @@ def _parse_miil(
     return Table(files, labels, class_names(mids, display)).select(splits == split)
 
 
-def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
+def _read_csv(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
     """Read the CSV file of both splits and number the MIDs in `codes` in order of appearance.
 
-    Returns path, bytes [N], and split, text [N], of each image; for each statement its image, int32
-    [M], code of the MID, int32 [M], and value, int8 [M].
+    Returns:
+        The path, bytes [N], and the split, text [N], of each image. The image, int32 [M], the code
+        of the MID, int32 [M], and the value, int8 [M], of each statement.
     """
     # Chunks of the result. The empty first chunk sets the type if the file has no rows.
     files = [np.zeros(0, "S1")]
@@ -276,6 +280,13 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
             raise ValueError(token)
         return codes.setdefault(match[2].strip(), len(codes))
 
+    def parse_list(text: str) -> list[int]:
+        # A list such as "['/m/02fq_6', '/m/02jfl0']" is not evaluated as Python.
+        if not (text.startswith("[") and text.endswith("]")):
+            raise ValueError(text)
+        inner = text[1:-1].strip()
+        return list(map(code, inner.split(","))) if inner else []
+
     header = ["image_id", "class_list", "class_list_neg", "split"]
     for first_row, (image_ids, positives, negatives, split) in csv_columns(data, header):
         paths = []
@@ -283,13 +294,9 @@ def _read(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
         for row, (path, *lists) in enumerate(rows, first_row):
             paths.append(path_inside(path, f"{data}, row {row}"))
 
-            # A list such as "['/m/02fq_6', '/m/02jfl0']" is not evaluated as Python.
             for text, value in zip(lists, (1, 0), strict=True):
                 try:
-                    if not (text.startswith("[") and text.endswith("]")):
-                        raise ValueError(text)
-                    inner = text[1:-1].strip()
-                    codes_of_list = list(map(code, inner.split(","))) if inner else []
+                    codes_of_list = parse_list(text)
                 except ValueError as error:
                     fault = f"row {row} has {abbreviate(text)}, not a list of quoted class ids"
                     raise DataError(f"{data}: {fault}; correct it") from error

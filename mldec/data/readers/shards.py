@@ -37,8 +37,9 @@ def shards(
     metric: top-1 for single-label data, `mAP_partial` if unlisted labels are not annotated,
     otherwise mAP.
     """
+    # Create both evaluators, because this validates their settings.
     evaluator = multi_label(threshold, skip_empty=skip_empty)
-    of_single_label = single_label(top_k)
+    single_label_evaluator = single_label(top_k)
     folder = check_folder(root, "packed shards")
     index = read_index(folder / val / "index.npz")
     word_vectors = torch.from_numpy(index.queries).float()
@@ -46,7 +47,7 @@ def shards(
 
     # The labels are partial if unlisted labels are -1.
     if index.exclusive:
-        evaluator = of_single_label
+        evaluator = single_label_evaluator
     elif index.rest == -1:
         evaluator = partial_labels(threshold)
 

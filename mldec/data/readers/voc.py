@@ -23,7 +23,6 @@ log = logging.getLogger("mldec")
 DIFFICULT = 2
 MEANINGS = {"negative": 0, "positive": 1, "ignore": -1}
 
-
 Difficult = Literal["negative", "positive", "ignore"]
 
 
@@ -51,13 +50,13 @@ def voc(
             devkit.
     """
     evaluator = multi_label(threshold)
-    folder = _find(check_folder(root, f"Pascal VOC {year}"), year)
+    folder = _find_folder(check_folder(root, f"Pascal VOC {year}"), year)
     load = partial(_load_split, folder, difficult_val)
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     return replace(source, load_train=partial(_load_split, folder, difficult_train))
 
 
-def _find(root: Path, year: int) -> Path:
+def _find_folder(root: Path, year: int) -> Path:
     """Return the folder VOC{year}: `root`, or a folder up to two levels below."""
     candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
 

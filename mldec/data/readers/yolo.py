@@ -146,8 +146,8 @@ def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
 
 def _label_file(image: Path) -> Path:
     """Return the label file of an image: the last folder "images" becomes "labels"."""
-    parts = str(image.with_suffix(".txt")).rsplit(f"{os.sep}images{os.sep}", 1)
-    return Path(f"{os.sep}labels{os.sep}".join(parts))
+    before, images, after = str(image.with_suffix(".txt")).rpartition(f"{os.sep}images{os.sep}")
+    return Path(before + images.replace("images", "labels") + after)
 
 
 def _labels(path: Path, num_classes: int) -> dict[int, int]:

@@ -143,7 +143,7 @@ def test_dropped_labels_depend_on_seed_and_unknown_labels_stay_unknown():
 def test_one_positive_per_image_or_share_of_all_is_observed(share):
     labels = from_dense(LARGE)
     chosen = random_positives(labels, 1, share)
-    kept = labels.only(chosen).dense()
+    kept = labels.select_entries(chosen).dense()
     assert (kept <= LARGE).all()
     assert np.array_equal(kept.any(1), LARGE.any(1))
     one_each = LARGE.any(1).sum()
@@ -156,7 +156,7 @@ def test_one_positive_per_image_or_share_of_all_is_observed(share):
 
 def test_positives_of_an_image_are_equally_likely():
     labels = from_dense(np.tile(np.array([[0, 1, 1, 0, 1]], np.int8), (3000, 1)))
-    share = labels.only(random_positives(labels, 0)).counts() / 3000
+    share = labels.select_entries(random_positives(labels, 0)).counts() / 3000
     deviation = (1 / 3 * 2 / 3 / 3000) ** 0.5
     assert np.abs(share - np.array([0, 1, 1, 0, 1]) / 3).max() <= 5 * deviation
 
@@ -165,7 +165,7 @@ def listed(folder, text, files=("x/a.jpg", "y/b c.jpg")):
     path = folder / "kept.txt"
     path.write_text(text)
     labels = from_dense(np.array([[1, 1, 0], [0, 1, 1]], np.int8))
-    return labels.only(listed_positives(labels, files, path)).dense().tolist()
+    return labels.select_entries(listed_positives(labels, files, path)).dense().tolist()
 
 
 def test_published_list_selects_positives(tmp_path):

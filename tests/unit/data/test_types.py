@@ -17,7 +17,7 @@ from mldec.data.digits import SceneSettings, digits
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.labels import from_dense, from_entries
 from mldec.data.loader import labels_of
-from mldec.data.sampling import Sampling, draw, repeat_factors
+from mldec.data.sampling import Sampling, draw_images, repeat_factors
 from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
@@ -163,7 +163,7 @@ def test_repeat_factors_equal_a_loop(threshold, default):
 
 
 def epoch(factors, seed):
-    images, appearances = draw(factors, torch.Generator().manual_seed(seed))
+    images, appearances = draw_images(factors, torch.Generator().manual_seed(seed))
     return images.numpy(), appearances.numpy()
 
 

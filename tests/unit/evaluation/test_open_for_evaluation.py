@@ -95,7 +95,7 @@ def test_unfitting_data_raises_an_error(tower, tmp_path):
     for call, error, name in (
         (lambda: open_for_evaluation(tower, options()), ConfigError, "data=NAME"),
         (lambda: check_size(large, tower, options()), ConfigError, r"^data\.image_size=64"),
-        (lambda: open_for_evaluation(own, of_own), CheckpointError, r"x\.pt .* 3 and 10"),
+        (lambda: open_for_evaluation(own, of_own), CheckpointError, r"x\.pt has 3 classes"),
         (lambda: with_same_classes(tower, narrow, "clip:X"), CheckpointError, "5-dim"),
         (lambda: with_same_classes(tower, of_other, "clip:X"), CheckpointError, "sha256"),
         (lambda: with_same_classes(tower, unnamed, "clip:X"), CheckpointError, "sha256"),

@@ -16,7 +16,7 @@ from mldec.errors import DataError
 from mldec.tools.check_data.examine import nearest_classes
 from mldec.words.encoder import open_encoder, read_templates
 from mldec.words.types import VectorOrigin, WordVectors
-from mldec.words.vectors import described, load_word_vectors
+from mldec.words.vectors import load_word_vectors, with_descriptions
 
 NAMES = ["sky", "dog", "sea"]
 ARRAY = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
@@ -179,7 +179,7 @@ def test_text_encoder_with_templates_and_descriptions(tmp_path):
     torch.testing.assert_close(plain.word_vectors, expected)
     assert (plain.origin.source, plain.origin.templates) == (source, templates)
 
-    # A described class has the normalized mean of the unit vectors of its sentences.
+    # A with_descriptions class has the normalized mean of the unit vectors of its sentences.
     sentences = {"ox": ["a heavy animal", "it pulls a cart"], "sky": ["blue"]}
     path = tmp_path / "about.json"
     path.write_text(json.dumps(sentences))
@@ -201,4 +201,4 @@ def test_invalid_descriptions_name_the_file(tmp_path, content):
     path.write_text(content)
     vectors = WordVectors(("ox",), torch.ones(1, 3), VectorOrigin("clip:x", "0" * 64))
     with pytest.raises(DataError, match=f"^{path}"):
-        described(vectors, "clip:x", path)
+        with_descriptions(vectors, "clip:x", path)
