@@ -249,11 +249,11 @@ thresholds file: the calibrated thresholds override those of the file
 - values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
 + values = dict(zip(given, above, strict=True)) | dict(zip(classes.names, known, strict=False))
 thresholds: the temperature is stored in place of the slope
-- return Outcome(*judged, {}, None, None, [1 / fitted], [0.0], [])
-+ return Outcome(*judged, {}, None, None, [fitted], [0.0], [])
+- slopes=[1 / fitted],
++ slopes=[fitted],
 thresholds: calibrated values stay in the order of the classes of the data
-- thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
-+ thresholds, slopes, offsets = (tuple(v) for v in values)
+- thresholds, slopes, offsets = (in_order(each, names, own) for each in values)
++ thresholds, slopes, offsets = (tuple(each) for each in values)
 export: resized pixels are truncated instead of rounded
 - return torch.floor(pixels + 0.5).clamp(0, 255).to(torch.uint8)
 + return pixels.clamp(0, 255).to(torch.uint8)
@@ -285,8 +285,8 @@ summary: the deviation is that of the population, not of a sample
 - statistics.stdev(values) if len(values) > 1 else None
 + statistics.pstdev(values) if len(values) > 1 else None
 summary: the difference of two groups pairs results of different seeds
-- others = [base[seed].metrics[first] for seed in seeds]
-+ others = [base[seed].metrics[first] for seed in reversed(seeds)]
+- others = [base[seed].metrics[main_metric] for seed in seeds]
++ others = [base[seed].metrics[main_metric] for seed in reversed(seeds)]
 summary: each metric comes from its own best evaluation
 - metrics = {key: value for key, value in found.items() if value is not None}
 + metrics = {key: max(one.metrics.get(key) or 0.0 for one in evaluations) for key in found}

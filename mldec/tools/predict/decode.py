@@ -94,13 +94,13 @@ def decoded(
     if len(first) <= FEW:
         workers = 0
 
-    # The loader returns tensors in the order of the batches. Their items wait here.
-    waiting: deque[list[Item]] = deque()
+    # Items of the batches that the loader has not returned yet. It returns batches in order.
+    pending: deque[list[Item]] = deque()
 
     def batches() -> Iterator[list[Item]]:
         rest = chain(first, stream)
         while batch := list(islice(rest, batch_size)):
-            waiting.append(batch)
+            pending.append(batch)
             yield batch
 
     loader: Loader[Any] = Loader(
@@ -112,7 +112,7 @@ def decoded(
         prefetch_factor=AHEAD if workers else None,
     )
     for images, faults in loader:
-        yield Decoded(waiting.popleft(), images, faults)
+        yield Decoded(pending.popleft(), images, faults)
 
 
 def read_item(item: Item) -> Image.Image:
@@ -144,7 +144,7 @@ def read_content(item: Item) -> tuple[str, bytes]:
 def _collate(
     answers: list[Tensor | str],
 ) -> tuple[Sequence[Tensor] | Tensor, dict[int, str]] | str:
-    """Separate images from error messages. A full shared memory is returned as text."""
+    """Separate images from error messages. Returns an error if the shared memory is full."""
     images = [answer for answer in answers if isinstance(answer, Tensor)]
     faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, str)}
 

@@ -1,7 +1,7 @@
 """Formats of result files.
 
-They are written from lines. A line is the row of an image as bytes: its JSON object, and a tab and
-its features in base64 if they are requested.
+All formats are converted from lines. A line contains the result of an image: its JSON object, and
+if features are requested, a tab and the features in base64.
 """
 
 import base64
@@ -54,7 +54,7 @@ def cells_of(row: dict[str, Any]) -> dict[str, Any]:
         cells["scores"] = [prediction["score"] for prediction in row["predictions"]]
     elif "scores" in row:
         cells["scores"] = row["scores"]
-        # Rows of a Parquet file have a list already.
+        # Scores from a Parquet file are a list.
         if isinstance(row["scores"], dict):
             cells["scores"] = list(row["scores"].values())
     return cells
@@ -130,7 +130,7 @@ def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
     names = list(rule.classes.names)
     schema = pyarrow.schema(columns, metadata={"classes": json.dumps(names)})
 
-    # The rows of a group are in memory at the same time.
+    # Limit the memory of a row group.
     group = min(10_000, 1 + 10**6 // len(names))
     remaining = iter(lines)
     with ParquetWriter(file, schema) as writer:

@@ -77,7 +77,7 @@ def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSe
     loaded = load_model(**chosen_model(args))
     split = setup.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):
-        # Its own text encoder computes the word vectors.
+        # The text encoder of this model computes the word vectors.
         split = replace(split, classes=replace(split.classes, word_vectors=None, origin=None))
     data = replace(setup.data, load_val=lambda: split)
     loaded, data = opening.with_same_classes(loaded, data, path)
@@ -92,7 +92,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
     """Score the images and compute the content of the report."""
     classes = setup.data.val.classes
     scores = setup.scores()
-    # Constant scores are hidden by a calibration, which stores the names of their classes.
+    # Calibration can hide constant scores, so it stores the names of their classes.
     calibration = setup.loaded.calibration
     if calibration is None or not calibration.images:
         constant = setup.constant_classes(scores)
@@ -146,7 +146,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
 def analyze(
     setup: EvaluationSetup, scores: Scores, weights: np.ndarray
 ) -> tuple[Predictions, ResampledMetrics]:
-    """Compute the metrics of a model and their resamples with these weights."""
+    """Compute the metrics of a model, and resample them with the given weights."""
     evaluator = setup.evaluator()
     metrics = statistics.compute_metrics(evaluator, scores.logits, scores.labels)
 
@@ -163,12 +163,12 @@ def analyze(
 def analyze_other(
     other: EvaluationSetup, indices: np.ndarray, weights: np.ndarray
 ) -> tuple[Predictions, ResampledMetrics]:
-    """Score and analyze the images of the first model, given by their indices [N]."""
+    """Score and analyze the images with the given indices [N], those of the first model."""
     scores = other.scores()
     if not np.array_equal(scores.indices, indices):
         raise DataError(
-            f"--compare {other.path}: it can read {len(scores.indices):,} of the images, the first "
-            f"checkpoint {len(indices):,}; remove the unreadable images from the data"
+            f"--compare {other.path}: {len(scores.indices):,} readable images instead of "
+            f"{len(indices):,}; remove the unreadable images from the data"
         )
     return analyze(other, scores, weights)
 

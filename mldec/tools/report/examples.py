@@ -97,7 +97,7 @@ def add_heat_maps(
     Returns:
         The examples, and a note on the method or the reason why there are no heat maps.
     """
-    # A zero-shot model has the classes of the data. Other models have their own class order.
+    # Zero-shot models score the classes of the data. Other models may have another class order.
     dataset = setup.data.val.dataset
     classes = setup.data.val.classes
     trained = classes
