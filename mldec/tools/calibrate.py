@@ -77,15 +77,11 @@ class Objective:
     values: tuple[float, ...]
 
     def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
-        """Choose one of C candidate thresholds, which are ordered from high to low.
+        """Choose one of C candidate thresholds, ordered from high to low.
 
-        Args:
-            hits: Number of positives at or above each candidate, [C].
-            false_alarms: Number of negatives at or above each candidate, [C].
-
-        Returns:
-            The index of the candidate, or None if predicting no image is best, and whether the
-            objective is reached. Otherwise the candidate has the highest precision.
+        `hits` and `false_alarms` are the numbers of positives and negatives at or above each, [C].
+        Returns the index, or None if it is best to predict no image, and whether the objective is
+        reached. If not, the candidate has the highest precision.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)

@@ -206,10 +206,7 @@ def to_onnx(program: Program, loaded: Loaded, path: str) -> Any:
 
 
 def quantize(model: Any, inputs: Iterator[dict[str, np.ndarray]]) -> Any:
-    """Quantize convolutions and linear layers of an `onnx.ModelProto` to 8 bits.
-
-    The example inputs define the ranges of the activations.
-    """
+    """Quantize convolutions and linear layers of an `onnx.ModelProto`, calibrated on inputs."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_static
 
@@ -327,12 +324,7 @@ def compare(
 ) -> str:
     """Compare an exported file with its checkpoint on images. Returns a summary of one line.
 
-    Args:
-        run: Runs the exported file, see `OnnxFile`.
-        metadata: Metadata of the exported file.
-        loaded: The checkpoint.
-        pictures: Images, with labels for all of them or for none.
-        source: Description of the images.
+    `source` describes the images, of which all or none have labels.
 
     Raises:
         CheckpointError: If a difference is above the limit of the precision.

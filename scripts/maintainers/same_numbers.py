@@ -5,13 +5,13 @@
     python scripts/maintainers/same_numbers.py CHECKOUT --record FILE
     python scripts/maintainers/same_numbers.py FILE AFTER
 
-BEFORE and AFTER are folders of checkouts, such as worktrees of two commits. A probe makes one kind
-of numbers: losses and checkpoints of a run, rows of predict, the order of a reader's images. Each
-probe runs for both checkouts, on one thread and offline. Results are compared to the last bit,
-except for `EXCEPTIONS`. The status is 1 if a probe differs or fails.
+BEFORE and AFTER are folders of checkouts, such as worktrees of two commits. A probe is a function
+that returns numbers, such as losses of a run, rows of predict or the image order of a reader. Each
+probe runs for both checkouts, on one thread and offline. Results are compared bit by bit (see
+`EXCEPTIONS` for the exceptions). The exit status is 1 if a probe differs or fails.
 
 --record writes the results of one checkout to FILE (.json.gz), which then replaces BEFORE. The last
-bits depend on the processor and on torch: FILE states both, and the script warns if they differ.
+bits depend on the processor and on torch. FILE contains both, and the script warns if they differ.
 
 A server per checkout imports the libraries once. It forks a process per probe, which forks a
 process per command. --jobs 2 runs both servers in parallel. --only takes names and patterns, such
@@ -57,9 +57,9 @@ LIBRARIES = ("torchvision", "timm", "hydra", "scipy.optimize", "sklearn.datasets
 
 # Accepted differences: a pattern of PROBE/PATH, the relative tolerance, and why.
 EXCEPTIONS = [
-    ("calibrate_*/temperature", 1e-4, "a library may search for it"),
-    ("calibrate_*/slopes/*", 1e-4, "a library searches for them"),
-    ("calibrate_*/threshold*", math.inf, "the decisions are compared"),
+    ("calibrate_*/temperature", 1e-4, "iterative search of a library"),
+    ("calibrate_*/slopes/*", 1e-4, "iterative search of a library"),
+    ("calibrate_*/threshold*", math.inf, "decisions are compared instead"),
 ]
 # Keys that depend on the time, the machine and the commit.
 VOLATILE = {"time", "train/images_per_second", "train/data_wait", "date", "git", "commit"}
@@ -105,7 +105,7 @@ def redirect(output: str, errors: str) -> None:
 
 
 def imported(name: str, *modules: str) -> Any:
-    """Import an object from the first module that defines it. It may move between commits."""
+    """Import an object from the first module that defines it. Modules differ between commits."""
     for module in modules:
         try:
             return getattr(importlib.import_module(module), name)
@@ -127,7 +127,8 @@ def splits(settings: list[str]) -> dict[str, Any]:
     _, data = build_data(settings)
     result = {}
     for name, split in (("train", data.train), ("val", data.val)):
-        dataset, classes = split.dataset, split.classes
+        dataset = split.dataset
+        classes = split.classes
         names = [plain(str(dataset.name(index))) for index in range(len(dataset))]
         result[name] = {
             "images": len(names),
@@ -323,8 +324,9 @@ def resume() -> dict[str, Any]:
         results[name] = results_of(train(words))
         os.chdir("..")
 
-    # TensorBoard may hold an evaluation twice.
-    whole, killed = results["whole"], {**results["killed"], "tensorboard": []}
+    # TensorBoard may contain an evaluation twice.
+    whole = results["whole"]
+    killed = {**results["killed"], "tensorboard": []}
     killed["run.json"]["start_epoch"] = whole["run.json"]["start_epoch"]
     return {**whole, "unlike": list(differences({**whole, "tensorboard": []}, killed))}
 
@@ -411,7 +413,8 @@ def released(name: str) -> dict[str, Any]:
         return dict(json.loads(next(TOP.glob(f"tests/**/{keys}.keys.json")).read_text()))
 
     file, keys, size = words_of("released", name)
-    shapes, word_vectors = shapes_of(keys), []
+    shapes = shapes_of(keys)
+    word_vectors = []
     body = {key: shape for key, shape in shapes.items() if not key.startswith("head.")}
     if name == "asl":
         shapes = {**body, "head.fc.weight": [80, 2048], "head.fc.bias": [80]}
@@ -438,12 +441,14 @@ def parity() -> str:
 
 FEW = ("+experiment=digits", "+experiment=coco_tresnet_l", "+experiment=digits loss=partial")
 PROBES: dict[str, Callable[[], Any]] = {}
-of_tables: list[Callable[[str], Any]] = [run, batches, reader, evaluate, calibrate, predict]
-for of_table in (*of_tables, export, released):
-    kind = of_table.__name__
-    PROBES |= {f"{kind}_{name}": partial(of_table, name) for name in TABLES[kind]}
-single: list[Callable[[], Any]] = [resume, two_processes, configs, report, check_data, summary]
-PROBES |= {probe.__name__: probe for probe in (*single, parity)}
+WITH_ENTRIES: list[Callable[[str], Any]] = [run, batches, reader, evaluate, calibrate, predict]
+WITH_ENTRIES += [export, released]
+for probe_of in WITH_ENTRIES:
+    kind = probe_of.__name__
+    PROBES |= {f"{kind}_{name}": partial(probe_of, name) for name in TABLES[kind]}
+SINGLE: list[Callable[[], Any]] = [resume, two_processes, configs, report, check_data, summary]
+SINGLE += [parity]
+PROBES |= {probe.__name__: probe for probe in SINGLE}
 PROBES["configs_few"] = partial(configs, *FEW)
 QUICK = ["run_digits", "resume", "predict_top", "configs_few", "reader_coco", "batches_mix_batch"]
 
@@ -534,7 +539,8 @@ def _probe(name: str, folder: Path) -> None:
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the path of each difference and both values. A missing value is "absent"."""
     if isinstance(before, list) and isinstance(after, list):
-        before, after = dict(enumerate(before)), dict(enumerate(after))
+        before = dict(enumerate(before))
+        after = dict(enumerate(after))
     if isinstance(before, dict) and isinstance(after, dict):
         for key in {**before, **after}:
             values = (before.get(key, "absent"), after.get(key, "absent"))

@@ -9,8 +9,8 @@ only heads are trained.
   third, on three folds for each of the seeds 0, 1 and 2.
 - judge: a few recipes are trained on all training photos with five seeds, and evaluated on the
   validation photos after the last step. No recipe was selected on these photos. The recipes are the
-  former default, the default, the best one on the folds of the set, and the best one on the folds
-  of all other sets (subsets of VOC do not count as other sets of VOC).
+  former default, the default, the best recipe on the folds of the set, and the best recipe on the
+  folds of all other sets (a subset of VOC is not another set of VOC).
 - pixels: the default recipe at several image sizes, on the folds and on the validation photos.
 
 Each finished run is a line of benchmarks/own_photos.jsonl, so that an interrupted study can be
@@ -79,8 +79,13 @@ FORMER = "ml_decoder asl, 6 epochs"
 DEFAULT = "csra 0.3 bce, start"
 RECIPES = {
     FORMER: [
-        *("head=ml_decoder", *ASL, *ZERO, "optim.lr=1e-3"),
-        *("train.batch_size=64", "train.epochs=6", "train.min_steps=null"),
+        "head=ml_decoder",
+        *ASL,
+        *ZERO,
+        "optim.lr=1e-3",
+        "train.batch_size=64",
+        "train.epochs=6",
+        "train.min_steps=null",
     ],
     "gap bce, start": ["head=gap", *BCE, *START, *SHORT, "optim.lr=3e-3"],
     "gap mild asl, start": ["head=gap", *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
@@ -146,7 +151,8 @@ def run(
     judged, judged_labels = photos.val
     if fold is not None:
         part = torch.from_numpy(np.random.default_rng(seed).permutation(len(chosen)) % FOLDS)
-        judged, judged_labels = tokens[chosen[part == fold]], labels[chosen[part == fold]]
+        judged = tokens[chosen[part == fold]]
+        judged_labels = labels[chosen[part == fold]]
         chosen = chosen[part != fold]
     tokens = tokens[chosen]
     labels = labels[chosen]
@@ -332,7 +338,8 @@ def draw(table: dict[str, dict[str, list[float]]]) -> None:
         means = [statistics.fmean(results) for _, results in shown]
         spreads = [statistics.stdev(results) for _, results in shown]
         axes.errorbar(places, means, spreads, fmt="o", capsize=2, label=recipe)
-    axes.set_xticks(range(len(next(iter(table.values())))), list(next(iter(table.values()))))
+    names = list(next(iter(table.values())))
+    axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="mAP on the validation photos, five seeds ± standard deviation")
     axes.yaxis.label.set_fontsize(8)
     axes.legend(fontsize=8)

@@ -57,9 +57,7 @@ def photos_in(folder: str) -> list[str]:
 def time_pipelines(pipelines: Mapping[str, Pipeline], files: Sequence[str]) -> dict[str, float]:
     """Time pipelines alternately on image files.
 
-    Returns:
-        NAME_PART_ms, the median over the rounds of the processor time per image, and
-        NAME_images_per_second.
+    Returns NAME_PART_ms, the median processor time per image, and NAME_images_per_second.
     """
     torch.set_num_threads(1)  # as in a loader process
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)

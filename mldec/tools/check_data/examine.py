@@ -66,17 +66,10 @@ class ImageCheck:
 def check(
     data: DataModule, option: str, config: Config, *, decode: int | None, folder: str | None
 ) -> dict[str, Any]:
-    """Check both splits of a dataset, and print a summary.
+    """Check both splits of a dataset, print a summary, and return the content of `--json`.
 
-    Args:
-        data: The dataset.
-        option: Name of the data option, a key of `OFFICIAL`.
-        config: Settings of the loader and of mixing.
-        decode: Number of images per split to read; None for all.
-        folder: Folder for charts, or None.
-
-    Returns:
-        The content of `--json`. "faults" has one phrase per kind of error.
+    `option` is the name of the data option. `decode` is the number of images per split to read, or
+    None for all images. Charts are written to `folder`.
     """
     report: dict[str, Any] = {"data": option, "faults": []}
     train_counts, val_counts, class_counts = OFFICIAL.get(option, (set(), set(), set()))
@@ -126,10 +119,7 @@ def check(
 
 
 def label_fault(split: Split, labels: Labels, *, several: bool = False) -> str | None:
-    """Describe the invalid labels of a split, or return None.
-
-    `several` allows several labels per image of exclusive classes.
-    """
+    """Describe the invalid labels of a split. `several`: exclusive classes may have several labels."""
     wrong = (labels.classes < 0) | (labels.classes >= labels.num_classes)
     wrong |= ~np.isin(labels.values, (-1, 0, 1))
     if wrong.any():

@@ -82,12 +82,7 @@ def decoded(
 ) -> Iterator[Decoded]:
     """Decode items in batches and in their order. Only a few batches are prefetched.
 
-    Args:
-        items: The images.
-        decoder: Reads and transforms an item.
-        batch_size: Maximum number of items per batch.
-        workers: Number of worker processes. Up to `FEW` items are decoded in this process.
-        pin: Whether to copy batches to pinned memory.
+    Up to `FEW` items are decoded without worker processes. `pin` copies batches to pinned memory.
     """
     stream = iter(items)
     first = list(islice(stream, FEW + 1))

@@ -277,10 +277,8 @@ class EngineOptions:
 def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engine:
     """Load a checkpoint or an exported file.
 
-    Args:
-        options: The options of the command.
-        typed_classes: Whether the user enters classes later, see `for_classes`. The model then
-            needs no classes, and `options.vectors` belongs to the later classes.
+    `typed_classes`: the user enters classes later, see `for_classes`. The model then needs no
+    classes, and `options.vectors` is for the later classes.
     """
     check_class_options(options.classes, options.class_names)
     engine: Engine

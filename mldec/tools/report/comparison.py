@@ -62,12 +62,13 @@ def compare(
 
     main_metric = next(iter(own.metrics))
     p_value = significance(gaps[main_metric]) if main_metric in gaps else np.nan
+    low, high = interval_bounds(own.resampled_ap - other.resampled_ap)
     changed, fixed, broken = changed_decisions(own_predictions, other_predictions)
     return Comparison(
         other=other_path,
         metrics=metrics,
         p_value=p_value,
-        per_class=class_differences(own, other),
+        per_class=100 * np.stack([own.class_ap - other.class_ap, low, high]),
         changed=changed,
         fixed=fixed,
         broken=broken,
@@ -81,13 +82,6 @@ def significance(gaps: np.ndarray) -> float:
     """
     rarer = min((gaps <= 0).sum(), (gaps >= 0).sum())
     return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
-
-
-def class_differences(first: ResampledMetrics, second: ResampledMetrics) -> np.ndarray:
-    """Return the difference of the average precision and its bounds, [3, K] in percent."""
-    gaps = first.class_ap - second.class_ap
-    low, high = interval_bounds(first.resampled_ap - second.resampled_ap)
-    return 100 * np.stack([gaps, low, high])
 
 
 def changed_decisions(first: Predictions, second: Predictions) -> tuple[list[Change], int, int]:

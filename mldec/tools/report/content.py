@@ -23,7 +23,7 @@ from mldec.evaluation.output import Results, report, same_scores
 from mldec.evaluation.run import Scores
 from mldec.files.run_folder import folder_of_run
 from mldec.tools.report import statistics
-from mldec.tools.report.comparison import Change, Comparison, compare
+from mldec.tools.report.comparison import Comparison, compare
 from mldec.tools.report.examples import (
     Example,
     Thumbnail,
@@ -177,15 +177,13 @@ def make_thumbnails(
     split: Split, scores: Scores, examples: list[Example], comparison: Comparison | None
 ) -> dict[int, Thumbnail]:
     """Return the thumbnails of examples and changed decisions by row."""
-    items: list[Example | Change] = list(examples)
+    rows = {example.row for example in examples}
     if comparison is not None:
-        items += comparison.changed
-    thumbnails: dict[int, Thumbnail] = {}
-    for item in items:
-        row = item.row
-        if row not in thumbnails:
-            labels = [split.classes.names[k] for k in np.flatnonzero(scores.labels[row] == 1)]
-            thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
+        rows |= {change.row for change in comparison.changed}
+    thumbnails = {}
+    for row in sorted(rows):
+        labels = [split.classes.names[k] for k in np.flatnonzero(scores.labels[row] == 1)]
+        thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
     return thumbnails
 
 

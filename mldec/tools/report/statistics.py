@@ -152,15 +152,10 @@ def interval_bounds(values: np.ndarray) -> np.ndarray:
 def weighted_average_precision(
     scores: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Compute the average precision of one class in each resample.
+    """Compute the average precision of one class in each resample, float32 [R] in [0, 1].
 
-    Args:
-        scores: [N].
-        labels: [N] of 1, 0 or -1 (ignored).
-        weights: [R / BLOCK, N, BLOCK].
-
-    Returns:
-        Float32 [R] in [0, 1], or NaN without a positive.
+    It is NaN without a positive. Scores and labels (1, 0 or -1) are [N], weights [R / BLOCK, N,
+    BLOCK].
     """
     positives = np.flatnonzero(labels == 1)
     cuts = np.unique(scores[positives])
@@ -231,14 +226,9 @@ class ResampledMetrics:
 def bootstrap_metrics(
     metrics: dict[str, float], predictions: Predictions, weights: np.ndarray
 ) -> ResampledMetrics:
-    """Resample the main metrics and the average precision of each class.
+    """Resample main metrics (in percent) and the average precision per class with given weights.
 
     A metric has no interval if its definition in the evaluator of the data is different.
-
-    Args:
-        metrics: Metrics of the evaluator, in percent.
-        predictions: Scores and labels of the same images.
-        weights: [R / BLOCK, N, BLOCK].
     """
     logits = torch.from_numpy(predictions.logits)
     labels = torch.from_numpy(predictions.labels)
