@@ -119,7 +119,7 @@ def check(
 
 
 def label_fault(split: Split, labels: Labels, *, several: bool = False) -> str | None:
-    """Describe the invalid labels of a split. `several`: exclusive classes may have several labels."""
+    """Describe the invalid labels of a split. `several` permits several labels per image."""
     wrong = (labels.classes < 0) | (labels.classes >= labels.num_classes)
     wrong |= ~np.isin(labels.values, (-1, 0, 1))
     if wrong.any():
