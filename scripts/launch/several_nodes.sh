@@ -4,7 +4,7 @@
 #   NODES=2 MAIN=node-0:29400 RUN=coco_l \
 #       scripts/launch/several_nodes.sh +experiment=coco_tresnet_l data.root=/data/coco
 #
-# NODES is the number of machines. MAIN is the address of one of them, with a free port. RUN is any
+# NODES is the number of machines. MAIN is the address and a free port of any machine. RUN is any
 # name that is the same on all machines. Each machine needs the data. Only rank 0 uses the folder of
 # the run. If the job may restart on other machines, this folder must be shared, for example
 # hydra.run.dir=/shared/outputs/coco_l.

@@ -147,7 +147,7 @@ class Setup(NamedTuple):
     def job(self, name: str, limit: int, command: list[str], *words: str) -> Part:
         """Return a part that is a command with the option --json."""
         file = self.folder / f"{name}.json"
-        return Part(name, limit, [[*command, "--json", str(file), *words]], file)
+        return Part(name, limit, [command + ["--json", str(file)] + list(words)], file)
 
 
 # The parts of each command
@@ -159,26 +159,26 @@ def training(setup: Setup) -> list[Part]:
     settings = setup.settings(*TINY, *TINY_HEAD)
 
     repeats = ["--repeats", setup.number(50, 2)]
-    steps = [*BENCHMARK, "throughput", *repeats]
-    beside_gap = [*steps, "--beside", "head=gap"]
+    steps = BENCHMARK + ["throughput"] + repeats
+    beside_gap = steps + ["--beside", "head=gap"]
     open_images = ["--experiment", "openimages_tresnet_m", "--classes", "9605"]
-    beside_eager = [*steps, "--beside", "train.compile=false"]
-    step = [*OFFICIAL, "step", "--experiment", "coco_tresnet_l", *repeats]
+    beside_eager = steps + ["--beside", "train.compile=false"]
+    step = OFFICIAL + ["step", "--experiment", "coco_tresnet_l"] + repeats
     head = ["--device", setup.device, "--precision", "bf16"]
     head += ["--batch-size", setup.number(64, 1)]
     parts = [
         setup.job("throughput", 75, steps, *settings),
-        setup.job("profile", 75, [*BENCHMARK, "profile", *repeats], *settings),
+        setup.job("profile", 75, BENCHMARK + ["profile"] + repeats, *settings),
         setup.job("official", 90, step, *settings),
         setup.job("head_80", 75, beside_gap, *settings_without_head),
         setup.job("head_9605", 75, beside_gap + open_images, *settings_without_head),
-        setup.job("head", 45, [*OFFICIAL, "head"], *head),
+        setup.job("head", 45, OFFICIAL + ["head"], *head),
         setup.job("compile", 240, beside_eager, *settings, "train.compile=true"),
     ]
     for size in BATCHES:
         repeats = ["--repeats", setup.number(TIMED_IMAGES // size, 2)]
         batch = f"train.batch_size={setup.number(size, size // 16)}"
-        command = [*BENCHMARK, "throughput", *repeats]
+        command = BENCHMARK + ["throughput"] + repeats
         parts.append(setup.job(f"throughput_{size}", 60, command, *settings, batch))
     return parts
 
@@ -213,13 +213,13 @@ def inference(setup: Setup) -> list[Part]:
         ranks.append("device=cuda:0")
     variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
 
-    predict = [*BENCHMARK, "predict", str(runs["loader"]), str(data / "train2014")]
+    predict = BENCHMARK + ["predict", str(runs["loader"]), str(data / "train2014")]
     predict += ["--device", setup.device]
     predict += ["--count", setup.number(2048, 16), "--rounds", setup.number(2, 1)]
-    digits = [*TRAIN, "+experiment=digits", *setup.settings(*SHORT)]
+    digits = TRAIN + ["+experiment=digits"] + setup.settings(*SHORT)
     evaluate = [PYTHON, "-m", "mldec.evaluate", str(runs["digits"])]
     evaluated = setup.job("digits", 120, evaluate, *setup.settings())
-    q2l = [*BENCHMARK, "throughput", "--experiment", "q2l_coco_resnet101_448"]
+    q2l = BENCHMARK + ["throughput", "--experiment", "q2l_coco_resnet101_448"]
     q2l += ["--repeats", setup.number(20, 1)]
 
     def into(command: list[str], name: str) -> list[list[str]]:
@@ -231,7 +231,7 @@ def inference(setup: Setup) -> list[Part]:
         Part("loader_alone", 60, [loader], loader_out),
         setup.job("predict", 120, predict),
         Part("two_ranks", 120, into(ranks, "two_ranks"), runs["two_ranks"] / metrics, variables),
-        replace(evaluated, commands=[*into(digits, "digits"), *evaluated.commands]),
+        replace(evaluated, commands=into(digits, "digits") + evaluated.commands),
         setup.job("query2label", 75, q2l, *setup.settings(*TINY, *TINY_Q2L)),
     ]
 
@@ -240,7 +240,7 @@ def tests(setup: Setup) -> list[Part]:
     """Return the part of the tests."""
     # The default of pyproject.toml would run all tests of a file in one process.
     pytest = [PYTHON, "-m", "pytest", "-vv", "-n", "8", "--dist", "load", "-m", "gpu"]
-    return [Part("tests", 3600, [[*pytest, "tests/gpu"]])]
+    return [Part("tests", 3600, [pytest + ["tests/gpu"]])]
 
 
 COMMANDS = {"training": training, "inference": inference, "tests": tests}

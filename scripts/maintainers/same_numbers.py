@@ -89,7 +89,7 @@ def _command(name: str, words: list[str], environment: dict[str, str]) -> None:
     redirect("output.txt", "errors.txt")
     os.environ.update(environment)
     sys.path[0] = str(Path.cwd())
-    sys.argv = [name, *words]
+    sys.argv = [name] + words
 
     if name.endswith(".py"):
         runpy.run_path(name, run_name="__main__")
@@ -283,15 +283,17 @@ def reader(name: str) -> dict[str, Any]:
     if name == "shards":
         script = Path(os.environ["CHECKOUT"], "scripts", "pack_shards.py")
         command(str(script), "packed", "data=coco", f"data.root={COCO}")
-    return splits(words if "digits" in name else [*words, "data.image_size=32"])
+    if "digits" not in name:
+        words.append("data.image_size=32")
+    return splits(words)
 
 
 def batches(name: str) -> list[str]:
     """Digests of images and targets of each batch of a run."""
-    words = [*words_of("batches", name), *own_parts(), "backbone=Means", "loss=Noted"]
+    words = words_of("batches", name) + own_parts() + ["backbone=Means", "loss=Noted"]
     if not any(word.startswith("head=") for word in words):
         words.append("head=gap")
-    train([*words, "optim.name=sgd", "optim.lr=1e-3"])
+    train(words + ["optim.name=sgd", "optim.lr=1e-3"])
     return Path("batches.txt").read_text().splitlines()
 
 
@@ -299,17 +301,17 @@ def two_processes() -> dict[str, Any]:
     """A run and its evaluation by two processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     settings = ["name=run", "device=cpu", "train.log_every=1", "train.average_batchnorm=true"]
-    training = ["mldec.train", *words_of("settings", "small"), *settings]
+    training = ["mldec.train"] + words_of("settings", "small") + settings
     evaluation = ["mldec.evaluate", "outputs/run", "train.eval_batch_size=7", "--json", "a.json"]
     for words in (training, evaluation):
-        subprocess.run([*launcher, "-m", *words], check=True, capture_output=True)
+        subprocess.run(launcher + ["-m"] + words, check=True, capture_output=True)
     return {**results_of(Path("outputs/run")), "evaluate": read("a.json")}
 
 
 def resume() -> dict[str, Any]:
     """A run that is killed and resumed twice, and an uninterrupted run."""
-    words = [*words_of("settings", "small"), "loss=Faulty", "train.nonfinite=skip", "resume=auto"]
-    words += ["train.save_every_steps=1", "train.epochs=6", "train.patience=2"]
+    words = words_of("settings", "small") + ["loss=Faulty", "train.nonfinite=skip"]
+    words += ["resume=auto", "train.save_every_steps=1", "train.epochs=6", "train.patience=2"]
     results = {}
     for name, kills in (("whole", []), ("killed", ["6", "9"])):
         Path(name).mkdir()
@@ -356,7 +358,7 @@ def predict(name: str) -> dict[str, Any]:
     checkpoint, *words = words_of("predict", name)
     photos = sorted((COCO / "val2014").iterdir())[:12]
     command("predict", trained(checkpoint), *photos, "--workers", 0, *words, "--jsonl", "a.jsonl")
-    files = [*Path().glob("a.*"), *Path().glob("pictures/*.jpg")]
+    files = list(Path().glob("a.*")) + list(Path().glob("pictures/*.jpg"))
     return {str(path): read(path) for path in sorted(files) if path.suffix != ".lock"}
 
 
@@ -461,7 +463,8 @@ def write_trees(top: Path) -> None:
 
     photos = sorted((COCO / "train2014").iterdir())[:6]
     folders = ["csv", "openimages/train", "openimages/test", "nuswide/images", "texts/Flickr/x"]
-    for folder in (*folders, "vg500/VG_100K", "cars/cars_train"):
+    folders += ["vg500/VG_100K", "cars/cars_train"]
+    for folder in folders:
         (top / folder).mkdir(parents=True, exist_ok=True)
         for number, photo in enumerate(photos):
             name = f"{number + 1:05}" if folder == "cars/cars_train" else "abcdef"[number]
@@ -597,9 +600,9 @@ def verdict(probe: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     unequal = list(differences(before["result"], after["result"], probe))
     wrong = [difference for difference in unequal if not accepted(*difference)]
     if wrong:
-        path, *values = wrong[0]
-        first, second = (json.dumps(value)[:80] for value in values)
-        return f"differs: {path}: {first} -> {second}, and {len(wrong) - 1} more"
+        path, old, new = wrong[0]
+        change = f"{json.dumps(old)[:80]} -> {json.dumps(new)[:80]}"
+        return f"differs: {path}: {change}, and {len(wrong) - 1} more"
     return f"same, with {len(unequal)} exceptions" if unequal else "same"
 
 

@@ -320,10 +320,10 @@ def copy_of(checkout: Path, folder: Path) -> str:
     """Copy the commit of a checkout to a folder, and return its hash."""
     git = ["git", "-C", str(checkout)]
     archive = folder / "checkout.tar"
-    subprocess.run([*git, "archive", "-o", archive, "HEAD"], check=True)
+    subprocess.run(git + ["archive", "-o", str(archive), "HEAD"], check=True)
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    commit = subprocess.run(git + ["rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     return commit.stdout.strip()
 
 
@@ -341,7 +341,7 @@ def failing_test(folder: Path, patterns: str) -> str | None:
     for pattern in patterns.split():
         tests += sorted(folder.glob(f"tests/{pattern}"))
     words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not gpu"]
-    command = [sys.executable, "-m", "pytest", *words, *map(str, tests)]
+    command = [sys.executable, "-m", "pytest"] + words + [str(test) for test in tests]
     environment = {**os.environ, "PYTHONPATH": str(folder), "MLDEC_SAMPLE_DATA": DATA}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:

@@ -106,7 +106,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
         return [f"its config.yaml cannot be read: {error}"]
 
     # A run records the precision that its device supports.
-    wanted = flat(to_dict(composed((*row.settings, f"seed={seed}", *settings))))
+    wanted = flat(to_dict(composed(tuple(row.settings + [f"seed={seed}"] + settings))))
     precision = found["train.precision"]
     if Precision(wanted["train.precision"]).may_fall_back_to(Precision(precision)):
         wanted["train.precision"] = precision
@@ -120,11 +120,12 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
 
 def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
     """Return the command line that trains or resumes a row."""
-    own_settings = [*row.settings, f"seed={seed}"]
+    own_settings = row.settings + [f"seed={seed}"]
+    all_settings = tuple(row.settings + settings)
     if gpus > 1:
-        gpus = divisible_gpus(composed((*row.settings, *settings)).train.batch_size, gpus)
+        gpus = divisible_gpus(composed(all_settings).train.batch_size, gpus)
     if not any(setting.startswith("train.accumulate=") for setting in settings):
-        parts = accumulation((*row.settings, *settings), max(gpus, 1))
+        parts = accumulation(all_settings, max(gpus, 1))
         if parts > 1:
             own_settings.append(f"train.accumulate={parts}")
 
@@ -147,7 +148,7 @@ def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
 
 def check_data(row: Row, settings: list[str]) -> None:
     """Raise an error for wrong settings or missing data."""
-    config = composed((*row.settings, *settings))
+    config = composed(tuple(row.settings + settings))
     root = config.data.get("root")
     if root is not None and not Path(root).is_dir():
         data = dataset(config)
@@ -281,7 +282,7 @@ def overview() -> Iterator[str]:
     for name, (_, rows) in TABLES.items():
         for row in rows:
             paper = ", ".join(f"{metric} {value}" for metric, value in row.paper.items())
-            words = shlex.join(["python", "-m", "mldec.train", *row.settings, f"name={row.run}"])
+            words = shlex.join(["python", "-m", "mldec.train"] + row.settings + [f"name={row.run}"])
             cells = [
                 name,
                 row.label,

@@ -78,8 +78,8 @@ def observed(labels: Tensor, protocol: str, seed: int) -> Tensor:
 def run(folder: str, row: tuple[str, str], rate: float, seed: int, fold: int | None) -> Any:
     """Train a loss under a protocol, and return mAP and CPU time."""
     protocol, loss = row
-    settings = [*RECIPE, *SETTINGS[loss], f"optim.lr={rate}", f"seed={seed}"]
-    config = compose([*own_photos.COMMON, f"data.root={folder}", *settings])
+    settings = RECIPE + SETTINGS[loss] + [f"optim.lr={rate}", f"seed={seed}"]
+    config = compose(own_photos.COMMON + [f"data.root={folder}"] + settings)
     photos = own_photos.load(folder, own_photos.PIXELS)
     tokens, labels = photos.train
     judged, judged_labels = photos.val
@@ -200,13 +200,13 @@ def report(names: list[str]) -> None:
                     elif high < 0:
                         cells[2] = "worse"
             rate = max(means, key=lambda rate: means[rate])
-            content.setdefault("judged", {})[", ".join((name, *row))] = {
+            content.setdefault("judged", {})[f"{name}, {row[0]}, {row[1]}"] = {
                 "rate": rate,
                 "mAP by seed": results,
                 "folds by rate": means,
             }
             text = own_photos.cell(list(results.values()))
-            print("| " + " | ".join([*row, f"{rate:g}", text, *cells]) + " |")
+            print("| " + " | ".join(list(row) + [f"{rate:g}", text] + cells) + " |")
     OUT.write_text(json.dumps(content, indent=1) + "\n")
     draw(names)
 
@@ -215,7 +215,7 @@ def draw(names: list[str]) -> None:
     """Plot the results on the validation photos, with a panel per protocol."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
     for axes, protocol in zip(panels, PROTOCOLS, strict=True):
-        rows = [("all labels", BOUND), *((protocol, loss) for loss in LOSSES)]
+        rows = [row for row in ROWS if row[0] in ("all labels", protocol)]
         for number, row in enumerate(rows):
             found = [(place, judged(name, row)) for place, name in enumerate(names)]
             shown = [(place, list(values.values())) for place, values in found if len(values) > 1]

@@ -63,10 +63,10 @@ NARROW = ["head=ml_decoder", "head.embed_dim=256", "head.mlp_dim=512"]
 SHORT = ["train.batch_size=32", "train.epochs=6", "train.min_steps=150"]
 # The bias of a class is initialized from its frequency.
 START = ["train.start_at_frequency=true"]
-ZERO = ["train.start_at_frequency=false"]
-BCE = ["loss=bce"]
-ASL = ["loss=asl", "loss.gamma_neg=4", "loss.clip=0.05"]
-MILD_ASL = ["loss=asl", "loss.gamma_neg=2", "loss.clip=0"]
+SHORT_BCE = ["loss=bce"] + START + SHORT
+SHORT_MILD_ASL = ["loss=asl", "loss.gamma_neg=2", "loss.clip=0"] + START + SHORT
+FAST = ["optim.lr=3e-3"]
+SLOW = ["optim.lr=1e-3"]
 
 
 def residual(weight: float) -> list[str]:
@@ -80,22 +80,24 @@ DEFAULT = "csra 0.3 bce, start"
 RECIPES = {
     FORMER: [
         "head=ml_decoder",
-        *ASL,
-        *ZERO,
+        "loss=asl",
+        "loss.gamma_neg=4",
+        "loss.clip=0.05",
+        "train.start_at_frequency=false",
         "optim.lr=1e-3",
         "train.batch_size=64",
         "train.epochs=6",
         "train.min_steps=null",
     ],
-    "gap bce, start": ["head=gap", *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "gap mild asl, start": ["head=gap", *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 0.3 mild asl, start": [*residual(0.3), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 1 mild asl, start": [*residual(1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 0.3 bce, start": [*residual(0.3), *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 1 bce, start": [*residual(1), *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "ml_decoder bce, start": ["head=ml_decoder", *BCE, *START, *SHORT, "optim.lr=1e-3"],
-    "narrow bce, start": [*NARROW, *BCE, *START, *SHORT, "optim.lr=1e-3"],
-    "narrow mild asl, start": [*NARROW, *MILD_ASL, *START, *SHORT, "optim.lr=1e-3"],
+    "gap bce, start": ["head=gap"] + SHORT_BCE + FAST,
+    "gap mild asl, start": ["head=gap"] + SHORT_MILD_ASL + FAST,
+    "csra 0.3 mild asl, start": residual(0.3) + SHORT_MILD_ASL + FAST,
+    "csra 1 mild asl, start": residual(1) + SHORT_MILD_ASL + FAST,
+    "csra 0.3 bce, start": residual(0.3) + SHORT_BCE + FAST,
+    "csra 1 bce, start": residual(1) + SHORT_BCE + FAST,
+    "ml_decoder bce, start": ["head=ml_decoder"] + SHORT_BCE + SLOW,
+    "narrow bce, start": NARROW + SHORT_BCE + SLOW,
+    "narrow mild asl, start": NARROW + SHORT_MILD_ASL + SLOW,
 }
 # The default with one setting changed.
 CHANGES = {
@@ -108,7 +110,7 @@ CHANGES = {
     "moving average": ["train.ema_decay=0.98"],
     "two-way": ["loss=two_way"],
 }
-RECIPES |= {f"{DEFAULT}, {name}": [*RECIPES[DEFAULT], *CHANGES[name]] for name in CHANGES}
+RECIPES |= {f"{DEFAULT}, {name}": RECIPES[DEFAULT] + CHANGES[name] for name in CHANGES}
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Photos:
 @cache
 def load(folder: str, pixels: int) -> Photos:
     """Return the photos of a folder. Tokens are computed unless they are cached."""
-    config = compose([*COMMON, f"data.root={folder}", f"data.image_size={pixels}"])
+    config = compose(COMMON + [f"data.root={folder}", f"data.image_size={pixels}"])
     parts = build.check(config)
     network = build.backbone(parts)
     data = with_tokens(build.data(parts), network, config, device=CPU, stop=StopRequest())
@@ -139,7 +141,7 @@ def run(
     name: str, folder: str, recipe: list[str], seed: int, fold: int | None, pixels: int
 ) -> dict[str, Any]:
     """Train a recipe on a set, and return mAP, average precisions and CPU time."""
-    config = compose([*COMMON, f"data.root={folder}", *recipe, f"seed={seed}"])
+    config = compose(COMMON + [f"data.root={folder}"] + recipe + [f"seed={seed}"])
     photos = load(folder, pixels)
     tokens, labels = photos.train
     chosen = torch.arange(len(tokens))
@@ -316,7 +318,7 @@ def print_table(title: str, table: dict[str, dict[str, Any]]) -> None:
 
 def costs() -> dict[str, float]:
     """Return the CPU seconds per photo of the network at each size, timed in turns."""
-    network = build.backbone(build.check(compose([*COMMON, "data.root=."]))).eval()
+    network = build.backbone(build.check(compose(COMMON + ["data.root=."]))).eval()
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     with torch.inference_mode():
         for _ in range(5):

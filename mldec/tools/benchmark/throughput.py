@@ -32,8 +32,8 @@ WARM_UP = 3  # steps
 def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time training steps and inference of an experiment on random images.
 
-    `--beside` alternates them with training steps with one changed setting. Inference is not timed
-    in this case.
+    If `--beside` is given, a second model with this changed setting is trained alternately, and
+    inference is not timed.
     """
     config = compose_experiment(args)
     trial = build_trial(config, args.classes)

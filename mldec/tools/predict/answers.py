@@ -258,7 +258,7 @@ class Predictor:
             self._min_scores = min_scores
             selected = self._rule.selected(scores, min_scores)
             is_finite = scores.sum(1).isfinite()
-            # An empty tensor stands for no features.
+            # `PinnedCopies` takes tensors only.
             features = scores[:, :0] if answers.features is None else answers.features
             yield batch, PinnedCopies(scores, selected, is_finite, features)
 

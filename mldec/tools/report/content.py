@@ -163,7 +163,7 @@ def analyze(
 def analyze_other(
     other: EvaluationSetup, indices: np.ndarray, weights: np.ndarray
 ) -> tuple[Predictions, ResampledMetrics]:
-    """Score and analyze the images with the given indices [N], those of the first model."""
+    """Score and analyze the images of the first model, which have the indices [N]."""
     scores = other.scores()
     if not np.array_equal(scores.indices, indices):
         raise DataError(
