@@ -247,11 +247,11 @@ class CardContent:
     data_name: str | None = None
 
 
-def card(known: CardContent) -> str:
+def card(content: CardContent) -> str:
     """Return the text of README.md: metadata for the hub and the filled model_card.md.j2."""
-    checkpoint = known.checkpoint
-    loaded = known.loaded
-    measured = known.measured
+    checkpoint = content.checkpoint
+    loaded = content.loaded
+    measured = content.measured
     kind = "single-label" if loaded.classes.exclusive else "multi-label"
     if loaded.classes.word_vectors is not None:
         kind = "zero-shot"
@@ -260,27 +260,13 @@ def card(known: CardContent) -> str:
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
     data = reader
-    if known.data_name:
-        data = known.data_name
+    if content.data_name:
+        data = content.data_name
     elif node.get("root"):
         data += f" in {node['root']}"
 
-    first_metric = next(iter(measured.metrics), None)
-    results = []
-    for metric, value in measured.metrics.items():
-        is_main = metric in MAIN_METRICS or metric == first_metric
-        if is_main and value is not None and math.isfinite(value):
-            results.append(EvalResult(TASK, reader, visible(data), metric, round(value, 4)))
-    metadata = ModelCardData(
-        license=known.license,
-        library_name="mldec",
-        pipeline_tag=TASK,
-        tags=["mldec", kind] if head == UNKNOWN else ["mldec", kind, head],
-        base_model=known.base_model,
-        model_name=known.repository.partition("/")[2],
-        metrics=sorted({result.metric_type for result in results}) or None,
-        eval_results=results or None,
-    )
+    tags = ["mldec", kind] if head == UNKNOWN else ["mldec", kind, head]
+    metadata = _metadata(content, tags, reader, visible(data))
 
     class_ap = []
     for name, values in measured.per_class.items():
@@ -290,12 +276,12 @@ def card(known: CardContent) -> str:
     filled = ModelCard.from_template(
         metadata,
         template_path=str(_TEMPLATE),
-        **vars(known),
+        **vars(content),
         name=metadata.model_name,
         kind=kind,
         head=head,
         data=data,
-        address=f"{sources.HUB}{known.repository}",
+        address=f"{sources.HUB}{content.repository}",
         # The evaluated classes of a zero-shot model may differ from the training classes.
         classes=list(measured.per_class or loaded.classes.names),
         max_classes=MAX_CLASSES,
@@ -309,6 +295,27 @@ def card(known: CardContent) -> str:
         meaning=meaning,
     )
     return f"{filled}\n"
+
+
+def _metadata(content: CardContent, tags: list[str], reader: str, data: str) -> ModelCardData:
+    """Return the metadata for the hub, with the main metrics on the dataset `data`."""
+    metrics = content.measured.metrics
+    first_metric = next(iter(metrics), None)
+    results = []
+    for metric, value in metrics.items():
+        is_main = metric in MAIN_METRICS or metric == first_metric
+        if is_main and value is not None and math.isfinite(value):
+            results.append(EvalResult(TASK, reader, data, metric, round(value, 4)))
+    return ModelCardData(
+        license=content.license,
+        library_name="mldec",
+        pipeline_tag=TASK,
+        tags=tags,
+        base_model=content.base_model,
+        model_name=content.repository.partition("/")[2],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        eval_results=results or None,
+    )
 
 
 def escaped(text: Any) -> str:
@@ -358,7 +365,7 @@ def publish(args: argparse.Namespace) -> None:
     if args.results is not None:
         measured = read_results(Path(args.results), loaded.weights, args.checkpoint)
     initial, initial_license, base_model = initial_weights(checkpoint, loaded)
-    known = CardContent(
+    content = CardContent(
         repository=args.repository,
         checkpoint=checkpoint,
         loaded=loaded,
@@ -374,11 +381,11 @@ def publish(args: argparse.Namespace) -> None:
     )
 
     if args.dry_run is not None:
-        _write(Path(args.dry_run), known)
+        _write(Path(args.dry_run), content)
         done = f"{args.dry_run}: the files for {args.repository}; not uploaded"
     else:
         with tempfile.TemporaryDirectory() as folder:
-            _write(Path(folder), known)
+            _write(Path(folder), content)
             commit = sources.upload(Path(folder), args.repository, private=args.private)
         done = f"published: {sources.HUB}{args.repository}@{commit}"
 
@@ -389,10 +396,10 @@ def publish(args: argparse.Namespace) -> None:
     say(done)
 
 
-def _write(folder: Path, known: CardContent) -> None:
+def _write(folder: Path, content: CardContent) -> None:
     """Write the files of a repository to a folder."""
-    published.write(folder, known.checkpoint)
-    write_file(folder / sources.CARD, card(known).encode())
+    published.write(folder, content.checkpoint)
+    write_file(folder / sources.CARD, card(content).encode())
 
 
 def parser() -> argparse.ArgumentParser:

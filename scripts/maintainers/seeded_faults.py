@@ -230,8 +230,8 @@ predict: a result is resumed although the input images have changed
 - if item is None or named(item.name)["image"] != name:
 + if item is None:
 shards: the last row of each group of a Parquet file is lost
-- for line in islice(remaining, group)]:
-+ for line in list(islice(remaining, group))[:-1]]:
+- rows = [cells_of(row_of(line)) for line in group_lines]
++ rows = [cells_of(row_of(line)) for line in group_lines[:-1]]
 shards: the rows of an incomplete batch are kept after a kill
 - file.truncate(end)
 + file.truncate(position)

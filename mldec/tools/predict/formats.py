@@ -134,7 +134,8 @@ def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
     group = min(10_000, 1 + 10**6 // len(names))
     remaining = iter(lines)
     with ParquetWriter(file, schema) as writer:
-        while rows := [cells_of(row_of(line)) for line in islice(remaining, group)]:
+        while group_lines := list(islice(remaining, group)):
+            rows = [cells_of(row_of(line)) for line in group_lines]
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
 

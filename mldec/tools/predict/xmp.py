@@ -142,14 +142,15 @@ class _Sidecar:
         if encoding is not None and encoding.lower() != "utf-8":
             raise ValueError(f"its encoding is {encoding}, not UTF-8")
 
-    def _parent(self) -> _Keywords | None:
-        """Return the keywords of the innermost open element, or None if it is not a property."""
-        if self._stack and self._stack[-1][0] in self._known:
-            return self.properties[self._known[self._stack[-1][0]]]
-        return None
+    def _property(self, depth: int) -> _Keywords | None:
+        """Return the keywords of an open element, 1 for the innermost; None if no property."""
+        if len(self._stack) < depth:
+            return None
+        name, _ = self._stack[-depth]
+        return self.properties[self._known[name]] if name in self._known else None
 
     def _start(self, name: str, attributes: object) -> None:
-        keywords = self._parent()
+        keywords = self._property(1)
         offset = self._parser.CurrentByteIndex
         self._stack.append((name, offset))
         self._text = ""
@@ -166,17 +167,19 @@ class _Sidecar:
         self._text += text
 
     def _end(self, name: str) -> None:
-        own = self._parent()
+        own = self._property(1)
         if own is not None and own.end is None:
             raise ValueError(f"{name} is not a list")
         _, start = self._stack.pop()
         if name == f"{RDF} RDF" and self.rdf.empty_tag is None:
             self.rdf.end = self._parser.CurrentByteIndex
-        if name != f"{RDF} li" or len(self._stack) < 2 or self._stack[-2][0] not in self._known:
+
+        # An item is in a list, which is in a property.
+        keywords = self._property(2)
+        if name != f"{RDF} li" or keywords is None:
             return
 
         # Include preceding white space, so that a removed item leaves no empty line.
-        keywords = self.properties[self._known[self._stack[-2][0]]]
         tag = _tag(self._content, start)
         begin = len(self._content[:start].rstrip())
         end = tag.end()
