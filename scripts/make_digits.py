@@ -3,19 +3,18 @@
 
     python scripts/make_digits.py --layout coco OUT
 
-All readers can be trained and evaluated on them without a download. The scenes are like those of
-`data=digits`. Training and validation use different handwritten digits. The same arguments give the
-same files.
+They serve to test all readers without a download. The scenes are as in `data=digits`. Training and
+validation use different handwritten digits. The same arguments give the same files.
 
     coco        annotations/instances_{train,val}2014.json with boxes, {train,val}2014/*.jpg
     voc         VOCdevkit/VOC2007 (trainval and test); the digits have the names of the first ten
-                VOC classes, because readers only accept VOC classes: zero is aeroplane, one is
-                bicycle, ... nine is cow
+                VOC classes, because readers only accept VOC classes: from aeroplane (zero) to cow
+                (nine)
     openimages  the MIIL form: data.csv with verified positives and negatives, mid_to_classes.pth,
                 train/, test/
     nuswide     the zero-shot form: data.csv, benchmark_81_v0.json, wordvec_array.pth and its names,
-                images/; a class is a digit in colored light ("redfive"), and the digit and the
-                color of each unseen class are in seen classes
+                images/; a class is a digit in colored light ("redfive"); the digit and the color of
+                an unseen class also occur in seen classes
     imagenet    {train,val}/<wnid>/*.JPEG, one digit per image
     csv         data.csv with path, labels, split; images/
     yolo        data.yaml, images/{train,val}/*.jpg, labels/{train,val}/*.txt with boxes
@@ -89,7 +88,7 @@ def scenes(args: argparse.Namespace, *, least: int = 0, most: int = 4) -> Iterat
         for index in range(counts[split]):
             rng = np.random.default_rng((args.seed, number, index))
 
-            # There may be no room for enough digits. Try again.
+            # Repeat scenes without room for enough digits.
             image, placed = compose(rng, writings, size=args.size, max_digits=most)
             while len(placed) < least:
                 image, placed = compose(rng, writings, size=args.size, max_digits=most)
@@ -243,7 +242,7 @@ def openimages(out: Path, args: argparse.Namespace) -> None:
         path = f"{folder}/{scene.index + (args.train if scene.split == 'val' else 0):016x}.jpg"
         save(scene.image, out / path)
 
-        # Annotated classes do not depend on the content.
+        # The selection of annotated classes does not depend on the content of the image.
         verified = np.flatnonzero(scene.rng.random(len(NAMES)) < VERIFIED).tolist()
         present = [mids[digit] for digit in verified if digit in scene.digits]
         absent = [mids[digit] for digit in verified if digit not in scene.digits]

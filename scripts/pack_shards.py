@@ -46,7 +46,7 @@ class Packing:
 
     images_per_shard: int
     short_side: int | None  # maximum in pixels; None packs the files unchanged
-    keep_bad: bool  # pack unreadable images, too, which are skipped when they are read
+    keep_bad: bool  # also pack unreadable images, which readers then skip
     workers: int  # number of processes that read images
 
 
@@ -209,7 +209,7 @@ def write_shard(
                 index = first + len(shard.sizes)
                 shard.add_image(f"{index:09}{suffix}", content)
 
-                # For other readers of WebDataset files. Our reader gets the labels from the index.
+                # For other WebDataset readers. Our reader gets the labels from the index.
                 labels = label_names(images.labels, classes.names, index)
                 shard.add(f"{index:09}.json", json.dumps(labels).encode())
                 bar.update()
@@ -221,11 +221,10 @@ def write_shard(
         "sha256": shard.hash.hexdigest(),
         "bytes": shard.length,
         "first": first,
+        "offsets": shard.offsets,
+        "sizes": shard.sizes,
     }
-    _replace(
-        path.with_suffix(".json"),
-        json.dumps({**record, "offsets": shard.offsets, "sizes": shard.sizes}).encode(),
-    )
+    _replace(path.with_suffix(".json"), json.dumps(record).encode())
 
 
 def label_names(labels: Labels, names: Sequence[str], index: int) -> dict[str, list[str]]:
@@ -309,13 +308,8 @@ def main() -> None:
                 raise ConfigError(f"data.{part}: no image files; use a dataset of files")
 
         packing = Packing(args.images, args.short_side, data.bad_images == "skip", args.workers)
-
-        settings = config.data | {
-            "short_side": args.short_side,
-            "images_per_shard": args.images,
-        }
-        plan = {"settings": settings}
-
+        shards = {"short_side": args.short_side, "images_per_shard": args.images}
+        plan = {"settings": config.data | shards}
         total = sum(len(split.dataset) for split in splits.values())
         with writing(args.out), tqdm(total=total, disable=not sys.stderr.isatty()) as bar:
             for part, split in splits.items():

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -45,18 +45,18 @@ from mldec.names import format_list
 
 log = logging.getLogger("mldec")
 
-MIN_POSITIVES = 10  # classes with fewer share a threshold
+MIN_POSITIVES = 10  # classes with fewer positives share a threshold
 FOLDS = 5
 SEED = 1  # of the folds; data.fold uses 0
 FIXED = 0.5  # threshold of the uncalibrated model
 
-MAX_SCORES = 4_000_000  # for the fit of a number for all classes, such as a temperature
-BLOCK = 64  # classes that are copied to contiguous memory at a time
+MAX_SCORES = 4_000_000  # for fits over all classes, such as a temperature
+BLOCK = 64  # classes per copy to contiguous memory
 BINS = 15  # of the calibration error
 TEMPERATURES = (0.05, 20.0)  # at other temperatures all scores are about 0, 0.5 or 1
 MAX_THRESHOLD = np.nextafter(1, 0)  # the logit of 1 is infinite
 
-OBJECTIVES = {"f1": 0, "precision": 1, "recall": 1, "cost": 2}  # number of values
+OBJECTIVES = {"f1": 0, "precision": 1, "recall": 1, "cost": 2}  # number of arguments
 
 # Calibrated logits of the annotated images [n] and their labels, bool [n].
 Column = tuple[np.ndarray, np.ndarray]
@@ -64,20 +64,24 @@ Column = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective of a threshold. The highest of equally good thresholds is chosen."""
+    """The objective of a threshold. The highest of equally good thresholds is chosen.
+
+    - f1: the highest F1.
+    - precision: the highest recall at a precision of at least `values[0]`.
+    - recall: the highest threshold with a recall of at least `values[0]`.
+    - cost: the lowest total cost; `values` are the costs of a false positive and a false negative.
+    """
 
     text: str  # as in --objective
-    # "f1": the highest F1. "precision": the highest recall with a minimum precision. "recall": the
-    # highest threshold with a minimum recall. "cost": the lowest total cost.
     kind: str
-    # The minimum, or the costs of a false positive and of a false negative.
     values: tuple[float, ...]
 
     def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
-        """Choose a cut point by the positives and negatives at or above each, from high to low [C].
+        """Choose one of C candidate thresholds, ordered from high to low.
 
-        Returns its index, or None if it is best to predict no image, and whether the objective is
-        reached. If it is not, the cut point has the highest precision.
+        `hits` and `false_alarms` are the numbers of positives and negatives at or above each, [C].
+        Returns the index, or None if it is best to predict no image, and whether the objective is
+        reached. If not, the candidate has the highest precision.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)
@@ -118,16 +122,16 @@ def fit_threshold(
 ) -> tuple[float, float]:
     """Fit one threshold to the scores of one or several classes.
 
-    It is halfway between the lowest score of a present class and the next lower score. `columns` is
-    called several times, because the columns of many classes may not fit in memory.
+    The threshold is halfway between the lowest predicted positive and the next lower score.
+    `columns` is called several times, because the columns of many classes may not fit in memory.
 
     Returns:
-        The threshold, and its precision in the fit if the objective is not reached, otherwise NaN.
+        The threshold, and its in-sample precision, or NaN if the objective is reached.
     """
     # Only the scores of positives are candidates. Between two of them, a lower threshold only adds
     # false positives.
-    of_positives = np.concatenate([logits[present] for logits, present in columns()])
-    cuts, counts = np.unique(of_positives, return_counts=True)
+    positive_logits = np.concatenate([logits[present] for logits, present in columns()])
+    cuts, counts = np.unique(positive_logits, return_counts=True)
 
     # Count the candidates at or below each negative. Most negatives are below all candidates.
     reached = np.zeros(len(cuts) + 1, np.int64)
@@ -158,7 +162,7 @@ class Choice:
 
     objective: Objective
     scope: str  # of the thresholds: "class" or "global"
-    min_positives: int  # classes with fewer share a threshold
+    min_positives: int  # classes with fewer positives share a threshold
     single_slope: bool = False  # one slope and offset for all classes, for zero-shot models
 
 
@@ -170,7 +174,7 @@ class Fit:
     offsets: np.ndarray  # float64 [K]
     thresholds: np.ndarray  # float64 [K]: lowest calibrated score of a present class
     is_shared: np.ndarray  # bool [K]: the class shares a threshold because of few positives
-    # Precision in the fit if the objective is not reached, otherwise NaN; float64 [K].
+    # In-sample precision of classes that do not reach the objective, otherwise NaN; float64 [K].
     best_precision: np.ndarray
 
     def columns(
@@ -181,9 +185,9 @@ class Fit:
             block = np.s_[:, first : first + BLOCK]
             scores = np.ascontiguousarray(logits[block].T, np.float64)
             targets = np.ascontiguousarray(labels[block].T)
-            for index, (own, target) in enumerate(zip(scores, targets, strict=True), first):
+            for index, (column, target) in enumerate(zip(scores, targets, strict=True), first):
                 chosen = images & (target >= 0)
-                calibrated = self.slopes[index] * own[chosen] + self.offsets[index]
+                calibrated = self.slopes[index] * column[chosen] + self.offsets[index]
                 yield index, (calibrated, target[chosen] == 1)
 
 
@@ -234,7 +238,7 @@ def fit_scores(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choic
         return fitted
 
     common = common_slope(logits[rows].astype(np.float64), labels[rows])
-    # The columns are the logits of the model, because each slope is 1 until it is fitted.
+    # These are uncalibrated logits: each slope is 1 and each offset 0 until they are fitted.
     for index, column in fitted.columns(logits, labels, images):
         fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
     return fitted
@@ -261,8 +265,8 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
     is_shared = (positives < choice.min_positives) | (choice.scope == "global")
     for index, column in fitted.columns(logits, labels, images):
         if not is_shared[index]:
-            limit, precision = fit_threshold(choice.objective, partial(iter, [column]))
-            fitted.thresholds[index] = limit
+            threshold, precision = fit_threshold(choice.objective, partial(iter, [column]))
+            fitted.thresholds[index] = threshold
             fitted.best_precision[index] = precision
 
     if is_shared.any():
@@ -274,11 +278,14 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
                 if too_few or is_shared[index]:
                     yield column
 
-        limit, precision = fit_threshold(choice.objective, shared_columns)
-        fitted.thresholds[is_shared] = limit
+        threshold, precision = fit_threshold(choice.objective, shared_columns)
+        fitted.thresholds[is_shared] = threshold
         fitted.best_precision[is_shared] = precision
 
-    return replace(fitted, is_shared=is_shared & (choice.scope == "class"))
+    # One threshold for all classes was requested, so no class is reported as an exception.
+    if choice.scope == "global":
+        return fitted
+    return replace(fitted, is_shared=is_shared)
 
 
 class Tally:
@@ -323,19 +330,21 @@ def cross_fitted(
     return tally
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A fit and its metrics in percent on three kinds of decisions."""
+    """A fit, and the metrics of three kinds of decisions in percent."""
 
     cross_fitted: dict[str, float]  # out-of-fold
     fitted: dict[str, float]  # in-sample
     uncalibrated: dict[str, float]  # scores of the model, with the threshold `FIXED`
-    per_class: dict[str, list[Any]]  # K values per column; empty for single-label data
-    objective: str | None  # None for single-label data
-    scope: str | None  # "class", "global", or None for single-label data
     slopes: list[float]  # K or one for all classes
     offsets: list[float]  # K or one for all classes
-    thresholds: list[float]  # K, one for all classes, or none for single-label data
+
+    # Single-label data has the defaults.
+    thresholds: list[float] = field(default_factory=list)  # K or one for all classes
+    per_class: dict[str, list[Any]] = field(default_factory=dict)  # K values per column
+    objective: str | None = None
+    scope: str | None = None  # "class" or "global"
 
 
 def calibrate_multi_label(
@@ -370,9 +379,17 @@ def calibrate_multi_label(
     thresholds = fitted.thresholds.tolist()
     if choice.scope == "global":
         thresholds = thresholds[:1]
-    judged = (out_of_fold.summary(), in_sample.summary(), fixed.summary())
-    text = choice.objective.text
-    return Outcome(*judged, per_class, text, choice.scope, slopes, offsets, thresholds)
+    return Outcome(
+        cross_fitted=out_of_fold.summary(),
+        fitted=in_sample.summary(),
+        uncalibrated=fixed.summary(),
+        per_class=per_class,
+        objective=choice.objective.text,
+        scope=choice.scope,
+        slopes=slopes,
+        offsets=offsets,
+        thresholds=thresholds,
+    )
 
 
 def warn_about_classes(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
@@ -408,8 +425,13 @@ def calibrate_single_label(scores: Scores, folds: np.ndarray) -> Outcome:
     for fold in np.unique(folds):
         out_of_fold[folds == fold] = temperature(logits, labels, folds != fold) or 1.0
 
-    judged = (metrics(out_of_fold), metrics(fitted * ones), metrics(ones))
-    return Outcome(*judged, {}, None, None, [1 / fitted], [0.0], [])
+    return Outcome(
+        cross_fitted=metrics(out_of_fold),
+        fitted=metrics(fitted * ones),
+        uncalibrated=metrics(ones),
+        slopes=[1 / fitted],
+        offsets=[0.0],
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -421,7 +443,10 @@ def parser() -> argparse.ArgumentParser:
         "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
     )
     arguments.add_argument(
-        "--scope", choices=("class", "global"), default="class", help="of a threshold (class)"
+        "--scope",
+        choices=("class", "global"),
+        default="class",
+        help="scope of a threshold; default: class",
     )
     arguments.add_argument(
         "--min-positives",
@@ -440,7 +465,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--out",
         metavar="FILE",
-        help="the calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
+        help="calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
     )
     arguments.add_argument("--json", metavar="FILE", help="write all metrics and values per class")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
@@ -467,7 +492,7 @@ def calibrate(args: argparse.Namespace) -> None:
         calibrate_on_images(loaded, objective, source, args, out)
     else:
         if args.json or args.csv:
-            raise ConfigError("--thresholds: there are no results for --json and --csv; omit them")
+            raise ConfigError("--thresholds: not supported with --json and --csv; omit them")
         assert loaded.calibration is not None
         calibration = replace(loaded.calibration, source=source)
         state = replace(to_store(loaded), calibration=calibration).to_state()
@@ -486,8 +511,8 @@ def calibrate_on_images(
     stored_size = checkpoint.transform.image_size
     if size != stored_size:
         raise ConfigError(
-            f"data.image_size {size}: {loaded.path} is for {stored_size} pixels, and thresholds "
-            f"depend on the size; pass data.image_size={stored_size}"
+            f"data.image_size: thresholds depend on the image size, {size} here and {stored_size} "
+            f"in {loaded.path}; pass data.image_size={stored_size}"
         )
     scores = setup.scores()
     constant = setup.constant_classes(scores)
@@ -512,7 +537,8 @@ def calibrate_on_images(
         outcome = calibrate_multi_label(scores, folds, choice, names)
 
     values = (outcome.thresholds, outcome.slopes, outcome.offsets)
-    thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
+    own = loaded.classes.names
+    thresholds, slopes, offsets = (in_order(each, names, own) for each in values)
     calibration = Calibration(
         weights=loaded.weights,
         objective=outcome.objective,
@@ -534,7 +560,7 @@ def calibrate_on_images(
 
 
 def target(out: str | None, path: Path) -> str:
-    """Return the path of the calibrated copy: `out`, or calibrated.pt of the run of `path`."""
+    """Return the path of the calibrated copy: `out`, or calibrated.pt next to best.pt at `path`."""
     if out is None:
         if not is_best_of_run(path):
             raise ConfigError(f"--out: {path} is not the best.pt of a run; pass --out FILE")

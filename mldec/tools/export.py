@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from itertools import groupby, islice
 from pathlib import Path
@@ -52,11 +51,10 @@ CLASSES = "classes"  # dynamic axis of the word vectors
 CALIBRATION_IMAGES = 128  # for int8
 MAX_BATCH = 8
 
-# Maximum differences between file and checkpoint: fp32 probabilities, fp32 probabilities with
-# resize in the graph, and fp16 mAP in percentage points.
-MAX_DIFFERENCE = 1e-4
-MAX_RESIZE_DIFFERENCE = 2e-2
-MAX_MAP_CHANGE = 0.1
+# Maximum differences between file and checkpoint.
+MAX_DIFFERENCE = 1e-4  # of fp32 probabilities
+MAX_RESIZE_DIFFERENCE = 2e-2  # of fp32 probabilities, with resize in the graph
+MAX_MAP_CHANGE = 0.1  # of the fp16 mAP, in percentage points
 
 # An image, and its labels int8 [K] (1, 0 or -1) if they are known.
 Picture = tuple[Image.Image, Tensor | None]
@@ -93,7 +91,7 @@ class Program(nn.Module):
         if any_size:
             self.resize = Resize(loaded.transform)
         self.takes_word_vectors = takes_word_vectors
-        # A graph for several groups of classes does not support a single group.
+        # A graph that was traced with several groups of classes does not support a single group.
         self.min_classes = getattr(loaded.model.head, "group_size", 0) + 1
 
         self._loaded = loaded
@@ -137,7 +135,7 @@ class Resize(nn.Module):
         height: Any = size
         width: Any = size
         if self.transform.crop is not None:
-            # Multiply first, as `EvalTransform` does: a rounded scale can give a smaller integer.
+            # Multiply before dividing, like `EvalTransform`. A rounded scale may reduce the size.
             shortest = torch.sym_min(*images.shape[2:])
             height = self.transform.shorter_side * images.shape[2] // shortest
             width = self.transform.shorter_side * images.shape[3] // shortest
@@ -151,12 +149,12 @@ class Resize(nn.Module):
 
 
 def _half(number: int) -> int:
-    """Return half of a number, rounded to the nearest even integer like Python's `round`."""
+    """Return half of an integer, rounded half to even like Python's `round`."""
     return number // 2 + (number % 2) * (number // 2 % 2)
 
 
 class _ContiguousAttention(TorchFunctionMode):
-    """Make the output of attention contiguous, as `view` in transformers' Swin requires in ONNX."""
+    """Makes attention outputs contiguous: Swin of transformers calls `view` on them in ONNX."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -169,8 +167,8 @@ class _ContiguousAttention(TorchFunctionMode):
 
 def trace(program: Program, loaded: Loaded) -> ExportedProgram:
     """Trace a program of the checkpoint `loaded` with torch.export."""
-    # The example sizes differ, because torch.export would treat equal sizes as one dimension. It
-    # treats 0 and 1 as constants.
+    # torch.export specializes sizes of 0 and 1, and merges dimensions of equal size, so all dynamic
+    # sizes differ.
     size = loaded.transform.image_size
     height = size
     width = size
@@ -188,7 +186,7 @@ def trace(program: Program, loaded: Loaded) -> ExportedProgram:
         return torch.export.export(program.eval(), tuple(examples), dynamic_shapes=shapes)
 
 
-# The type `Any` means classes of onnx, which is an optional package.
+# Classes of onnx have the type `Any`, because the package is optional.
 def to_onnx(program: Program, loaded: Loaded, path: str) -> Any:
     """Convert a program to an `onnx.ModelProto`. Errors name the `path` of the checkpoint."""
     axes = program.dynamic_axes()
@@ -208,10 +206,7 @@ def to_onnx(program: Program, loaded: Loaded, path: str) -> Any:
 
 
 def quantize(model: Any, inputs: Iterator[dict[str, np.ndarray]]) -> Any:
-    """Quantize convolutions and linear layers of an `onnx.ModelProto` to 8 bits.
-
-    The example inputs define the ranges of the activations.
-    """
+    """Quantize convolutions and linear layers of an `onnx.ModelProto`, calibrated on inputs."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_static
 
@@ -263,8 +258,8 @@ def _quiet() -> Iterator[None]:
 
 
 def generate_images(size: int, *, any_size: bool) -> list[Picture]:
-    """Return noise and smooth images of `size` pixels per side, with `any_size` of other sizes."""
-    # This gives two batches, because a wrong graph may have a fixed batch size.
+    """Return noise and smooth images of `size` pixels per side; `any_size` adds other sizes."""
+    # Test two batch sizes, because a wrong graph may have a fixed batch size.
     sizes = [(size, size)] * (MAX_BATCH + 1)
     if any_size:
         sizes += [(size // 2 + 1, size), (2 * size, size + size // 2)]
@@ -282,35 +277,37 @@ def generate_images(size: int, *, any_size: bool) -> list[Picture]:
 def read_folder(folder: str, loaded: Loaded) -> Iterator[Picture]:
     """Yield the readable images of a folder, with labels if it has a data.csv or class folders."""
     dataset = _labeled_images(Path(folder), loaded)
-    readers: Iterable[tuple[Callable[[], Image.Image], Tensor | None]]
-    if dataset is None:
-        readers = ((partial(read_item, item), None) for item in Inputs([folder]))
-    else:
-        rows = range(len(dataset))
-        readers = ((partial(picture, dataset, row), dataset.labels.row(row)) for row in rows)
-
-    for read, labels in readers:
+    images: Iterable[Any] = Inputs([folder]) if dataset is None else range(len(dataset))
+    for image in images:
         try:
-            image = read()
+            if dataset is None:
+                yield read_item(image), None
+            else:
+                yield picture(dataset, image), dataset.labels.row(image)
         except DataError as error:
             print_error(str(error))
-            continue
-        yield image, labels
 
 
 def _labeled_images(folder: Path, loaded: Loaded) -> StoredImages | None:
-    """Return the validation images of a data.csv, or the images of class folders, if any."""
+    """Return the validation images of data.csv, the images of class folders, or None."""
     names = list(loaded.classes.names)
     if (folder / "data.csv").is_file():
-        node: dict[str, Any] = {"_target_": "mldec.data.readers.csv_table", "root": str(folder)}
-        node["exclusive"] = loaded.classes.exclusive
+        node: dict[str, Any] = {
+            "_target_": "mldec.data.readers.csv_table",
+            "root": str(folder),
+            "exclusive": loaded.classes.exclusive,
+        }
     else:
         inner = {entry.name for entry in folder.iterdir() if entry.is_dir()}
         if not inner or not inner <= set(names):
             return None
         split = folder.resolve()
-        node = {"_target_": "mldec.data.readers.folders", "root": str(split.parent)}
-        node |= {"train": split.name, "val": split.name}
+        node = {
+            "_target_": "mldec.data.readers.folders",
+            "root": str(split.parent),
+            "train": split.name,
+            "val": split.name,
+        }
 
     node |= {"classes": names, "image_size": loaded.transform.image_size}
     dataset = build.data({"data": build.resolve("data", node)}).val.dataset
@@ -325,14 +322,9 @@ def compare(
     pictures: Iterable[Picture],
     source: str,
 ) -> str:
-    """Run an exported file and its checkpoint on the same images. Returns one line of text.
+    """Compare an exported file with its checkpoint on images. Returns a summary of one line.
 
-    Args:
-        run: Runs the exported file, see `OnnxFile`.
-        metadata: Metadata of the exported file.
-        loaded: The checkpoint.
-        pictures: Images, with labels for all of them or for none.
-        source: Description of the images.
+    `source` describes the images, of which all or none have labels.
 
     Raises:
         CheckpointError: If a difference is above the limit of the precision.
@@ -358,7 +350,7 @@ def compare(
         equal.append(decisions == decided(expected, limits))
         targets += [labels for _, labels in batch if labels is not None]
     if not equal:
-        raise DataError(f"{source}: there is no readable image; choose another folder")
+        raise DataError(f"{source}: no readable image; choose another folder")
 
     found = torch.cat(file_scores)
     expected = torch.cat(checkpoint_scores)
@@ -369,7 +361,7 @@ def compare(
     if not math.isfinite(difference) or (metadata.precision == "fp32" and difference > limit):
         raise CheckpointError(
             f"{source}: probabilities of file and checkpoint differ by {difference:.1e} (limit "
-            f"{limit:g}), so that the file is not written; pass another --precision or report this"
+            f"{limit:g}), so the file was not written; pass another --precision or report this"
         )
     share = 100 * torch.cat(equal).float().mean().item()
     summary = (
@@ -378,21 +370,24 @@ def compare(
     )
     if not targets:
         return summary
+    return f"{summary}, {_compare_map(found, expected, torch.stack(targets), metadata.precision)}"
 
-    labels = torch.stack(targets)
-    of_file = 100 * average_precision(found, labels)["none"].nanmean().item()
-    of_checkpoint = 100 * average_precision(expected, labels)["none"].nanmean().item()
-    if metadata.precision == "fp16" and abs(of_file - of_checkpoint) > MAX_MAP_CHANGE:
+
+def _compare_map(found: Tensor, expected: Tensor, labels: Tensor, precision: str) -> str:
+    """Return the mAP of file and checkpoint as text."""
+    file_map = 100 * average_precision(found, labels)["none"].nanmean().item()
+    checkpoint_map = 100 * average_precision(expected, labels)["none"].nanmean().item()
+    if precision == "fp16" and abs(file_map - checkpoint_map) > MAX_MAP_CHANGE:
         raise CheckpointError(
-            f"--precision fp16: it changes the mAP from {of_checkpoint:.3f} to {of_file:.3f} "
-            f"(limit {MAX_MAP_CHANGE:g}), so that the file is not written; pass --precision fp32"
+            f"--precision fp16: the mAP changes from {checkpoint_map:.3f} to {file_map:.3f} (limit "
+            f"{MAX_MAP_CHANGE:g}), so the file was not written; pass --precision fp32"
         )
-    return f"{summary}, mAP {of_file:.3f} (checkpoint: {of_checkpoint:.3f})"
+    return f"mAP {file_map:.3f} (checkpoint: {checkpoint_map:.3f})"
 
 
 def _batches(pictures: Iterable[Picture], *, any_size: bool) -> Iterator[list[Picture]]:
-    """Yield batches of consecutive images; with `any_size` the images of a batch have one size."""
-    for _, group in groupby(pictures, lambda pair: pair[0].size if any_size else None):
+    """Yield batches of consecutive images. `any_size` starts a new batch if the size changes."""
+    for _, group in groupby(pictures, lambda item: item[0].size if any_size else None):
         while batch := list(islice(group, MAX_BATCH)):
             yield batch
 
@@ -419,7 +414,7 @@ def verify(
 
 
 def export(args: argparse.Namespace) -> None:
-    """Export a checkpoint, verify the file and give it its name."""
+    """Export a checkpoint. The file is only written if its outputs are verified."""
     out = Path(args.out)
     if out.suffix != ".onnx":
         raise ConfigError(f"{out}: the name must end in .onnx; choose another name")
@@ -427,7 +422,7 @@ def export(args: argparse.Namespace) -> None:
     check_class_options(args.classes, args.class_names)
     cli.require(str(out), "export", *PACKAGES)
     if args.precision == "int8" and args.verify is None:
-        raise ConfigError("--precision int8: it needs calibration images; pass --verify FOLDER")
+        raise ConfigError("--precision int8: calibration images are missing; pass --verify FOLDER")
 
     loaded = load_model(**cli.chosen_model(args))
     if args.classes is not None:
@@ -446,13 +441,13 @@ def export(args: argparse.Namespace) -> None:
         half=args.precision == "fp16",
         takes_word_vectors=loaded.classes.word_vectors is not None and args.classes is None,
     )
-    metadata = describe(program, loaded, args)
+    metadata = build_metadata(program, loaded, args)
     model = to_onnx(program, loaded, args.checkpoint)
     if args.precision == "int8":
         model = quantize(model, calibration_inputs(metadata, loaded, args.verify))
     content = serialize(model, metadata, args.out)
 
-    # The temporary file gets its name only if the comparisons are within the limits.
+    # The temporary file is renamed if the differences are within the limits.
     with replacing(out) as file:
         file.write(content)
         file.flush()
@@ -492,14 +487,14 @@ def chosen_thresholds(loaded: Loaded, threshold: float | None) -> tuple[list[flo
     return [DEFAULT_THRESHOLD], f"threshold {DEFAULT_THRESHOLD:g} (default), not calibrated"
 
 
-def describe(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
-    """Return the metadata of the file."""
+def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
+    """Return the metadata of the exported file."""
     word_dim = None
     if program.takes_word_vectors:
         assert loaded.classes.word_vectors is not None
         word_dim = loaded.classes.word_vectors.shape[1]
 
-    # Backbones of a plugin may have no normalization.
+    # Third-party backbones may have no normalization.
     normalization: dict[str, list[float] | None] = {"mean": None, "std": None}
     for name in normalization:
         value = getattr(loaded.model.backbone, name, None)

@@ -40,23 +40,24 @@ log = logging.getLogger("mldec")
 
 UNKNOWN = "unknown"
 MAX_CLASSES = 1_000  # rows of the class table
-# Metrics in the metadata of the card, in addition to the first one. The text of the card has all.
+# Metrics in the metadata of the card, in addition to the first one. Its text contains all metrics.
 MAIN_METRICS = ("mAP", "CF1", "OF1", "top1", "top5", "zsl_mAP", "gzsl_mAP", "mAP_partial")
 HARDEST = 5  # classes in the limitations
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
 _TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _SEE = "pass a file of mldec report --json or mldec evaluate --json"
+# Absolute paths in the text of a list, with or without quotes.
 _PATH_IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")
 _MARKUP = re.compile(r"([\\`*_\[\]<>|~&$]|:(?=//))")  # inline markup of Markdown and HTML
 _TIMM = ("mldec.backbones.TimmBackbone", f"{TimmBackbone.__module__}.{TimmBackbone.__qualname__}")
 
 
 def without_folders(text: str) -> str:
-    """Replace the folders of an absolute path by `...`, because they identify machine and user."""
+    """Replace the folders of an absolute path by `...`. They may identify the machine or user."""
     if text.startswith("["):
         return _PATH_IN_LIST.sub(lambda path: without_folders(path[0]), text)
-    # A text encoder is a name, a folder, or a name and a file.
+    # The parts of a text encoder are names, folders or files.
     if text.startswith(PREFIX):
         return ":".join(without_folders(part) for part in text.split(":"))
 
@@ -93,7 +94,7 @@ def shareable(loaded: Loaded) -> Checkpoint:
         source = without_folders(classes.origin.source)
         classes = replace(classes, origin=replace(classes.origin, source=source))
 
-    # Users choose which packages are imported.
+    # Do not import packages that the user of the checkpoint did not choose.
     config = published_config(checkpoint.config)
     config["plugins"] = []
     return replace(checkpoint, config=config, calibration=calibration, classes=classes)
@@ -108,7 +109,7 @@ def initial_weights(checkpoint: Checkpoint, loaded: Loaded) -> tuple[str, str, s
         path = init["path"] if isinstance(init, dict) else init
         return f"init={without_folders(str(path))}", f"{UNKNOWN}: see these weights", None
 
-    # The config of `loaded` has all arguments of the backbone.
+    # The config of `loaded` includes the default arguments of the backbone.
     backbone = loaded.config.backbone
     name = without_folders(str(backbone.get("name")))
     pretrained = backbone.get("pretrained")
@@ -120,19 +121,20 @@ def initial_weights(checkpoint: Checkpoint, loaded: Loaded) -> tuple[str, str, s
     if backbone.get("_target_") not in _TIMM:
         return f"published weights of {name}", f"{UNKNOWN}: they are not from timm", None
 
-    license_of_timm = base_model = None
+    timm_license = None
+    base_model = None
     # timm raises RuntimeError if it knows the network but not the tag of the weights.
     with suppress(RuntimeError):
         weights = get_pretrained_cfg(str(backbone.get("name")))
         if weights is not None:
-            license_of_timm = weights.license
+            timm_license = weights.license
             base_model = weights.hf_hub_id
     if isinstance(pretrained, str):
         license = f"{UNKNOWN}: they were read from a file"
-        if license_of_timm:
-            license += f"; timm states {license_of_timm} for the weights of that name"
+        if timm_license:
+            license += f"; timm states {timm_license} for the weights of that name"
         return f"the file {without_folders(pretrained)} in {name}", license, None
-    return f"timm's weights of {name}", license_of_timm or f"{UNKNOWN} to timm", base_model
+    return f"timm's weights of {name}", timm_license or f"{UNKNOWN} to timm", base_model
 
 
 def cost_of(loaded: Loaded, path: Path) -> dict[str, str]:
@@ -163,16 +165,16 @@ def command_of(path: Path) -> str | None:
     if facts is None:
         return None
 
-    words = []
-    for word in shlex.split(facts.command):
-        key, sign, value = word.partition("=")
-        words.append(without_folders(key) + sign + without_folders(value))
-    return shlex.join(words)
+    arguments = []
+    for argument in shlex.split(facts.command):
+        key, equals, value = argument.partition("=")
+        arguments.append(without_folders(key) + equals + without_folders(value))
+    return shlex.join(arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Metrics of a model. Percentages and counts; None for undefined values."""
+class CardMetrics:
+    """Metrics of a model: percentages and counts, or None if undefined."""
 
     source: str  # such as "from results.json"
     images: int | None  # number of validation images
@@ -181,8 +183,8 @@ class Measured:
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
-def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
-    """Return the metrics of the last evaluation before the checkpoint was written."""
+def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
+    """Return the metrics of the last evaluation in a checkpoint."""
     by_prefix: dict[str, dict[str, float | None]] = {"val": {}, "val_raw": {}}
     for name, value in checkpoint.metrics.items():
         prefix, _, metric = name.partition("/")
@@ -193,10 +195,10 @@ def of_checkpoint(checkpoint: Checkpoint, weights: str) -> Measured:
     if weights == "raw" and by_prefix["val_raw"]:
         metrics = by_prefix["val_raw"]
     source = f"from the evaluation of the run after epoch {checkpoint.epoch}"
-    return Measured(source=source, images=None, metrics=metrics)
+    return CardMetrics(source=source, images=None, metrics=metrics)
 
 
-def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
+def read_results(path: Path, weights: str, checkpoint: str) -> CardMetrics:
     """Read a file of `mldec report --json` or `mldec evaluate --json`."""
     content = read_json(path)
     with naming_errors(path, DataError, remedy=_SEE):
@@ -204,7 +206,7 @@ def read_results(path: Path, weights: str, checkpoint: str) -> Measured:
         for name, (low, high) in content.get("intervals", {}).items():
             if low is not None:
                 intervals[name] = (float(low), float(high))
-        measured = Measured(
+        measured = CardMetrics(
             source=f"from {path.name}",
             images=int(content["images"]),
             metrics=_numbers(content["metrics"]),
@@ -228,13 +230,13 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class CardContent:
     """The content of a model card."""
 
     repository: str  # owner/name
     checkpoint: Checkpoint  # as published
     loaded: Loaded  # as built
-    measured: Measured
+    measured: CardMetrics
     initial: str  # the initial weights
     initial_license: str
     base_model: str | None  # repository of the initial weights on the hub
@@ -245,11 +247,11 @@ class Known:
     data_name: str | None = None
 
 
-def card(known: Known) -> str:
+def card(content: CardContent) -> str:
     """Return the text of README.md: metadata for the hub and the filled model_card.md.j2."""
-    checkpoint = known.checkpoint
-    loaded = known.loaded
-    measured = known.measured
+    checkpoint = content.checkpoint
+    loaded = content.loaded
+    measured = content.measured
     kind = "single-label" if loaded.classes.exclusive else "multi-label"
     if loaded.classes.word_vectors is not None:
         kind = "zero-shot"
@@ -258,46 +260,33 @@ def card(known: Known) -> str:
     node = checkpoint.config.get("data", {})
     reader = str(node.get("_target_", UNKNOWN)).rpartition(".")[2]
     data = reader
-    if known.data_name:
-        data = known.data_name
+    if content.data_name:
+        data = content.data_name
     elif node.get("root"):
         data += f" in {node['root']}"
 
-    main = (*MAIN_METRICS, next(iter(measured.metrics), None))
-    results = []
-    for metric, value in measured.metrics.items():
-        if metric in main and value is not None and math.isfinite(value):
-            results.append(EvalResult(TASK, reader, visible(data), metric, round(value, 4)))
-    metadata = ModelCardData(
-        license=known.license,
-        library_name="mldec",
-        pipeline_tag=TASK,
-        tags=["mldec", kind] if head == UNKNOWN else ["mldec", kind, head],
-        base_model=known.base_model,
-        model_name=known.repository.partition("/")[2],
-        metrics=sorted({result.metric_type for result in results}) or None,
-        eval_results=results or None,
-    )
+    tags = ["mldec", kind] if head == UNKNOWN else ["mldec", kind, head]
+    metadata = _metadata(content, tags, reader, visible(data))
 
-    precision = []
+    class_ap = []
     for name, values in measured.per_class.items():
         if values.get("AP") is not None:
-            precision.append((name, values["AP"]))
+            class_ap.append((name, values["AP"]))
     columns = next(iter(measured.per_class.values()), {})
     filled = ModelCard.from_template(
         metadata,
         template_path=str(_TEMPLATE),
-        **vars(known),
+        **vars(content),
         name=metadata.model_name,
         kind=kind,
         head=head,
         data=data,
-        address=f"{sources.HUB}{known.repository}",
+        address=f"{sources.HUB}{content.repository}",
         # The evaluated classes of a zero-shot model may differ from the training classes.
         classes=list(measured.per_class or loaded.classes.names),
         max_classes=MAX_CLASSES,
         columns=[column for column in columns if column not in ("AP_low", "AP_high")],
-        hardest=sorted(precision, key=itemgetter(1))[:HARDEST],
+        hardest=sorted(class_ap, key=itemgetter(1))[:HARDEST],
         settings=yaml.safe_dump(checkpoint.config, sort_keys=False, allow_unicode=True),
         text=escaped,
         fenced=fenced,
@@ -306,6 +295,27 @@ def card(known: Known) -> str:
         meaning=meaning,
     )
     return f"{filled}\n"
+
+
+def _metadata(content: CardContent, tags: list[str], reader: str, data: str) -> ModelCardData:
+    """Return the metadata for the hub, with the main metrics on the dataset `data`."""
+    metrics = content.measured.metrics
+    first_metric = next(iter(metrics), None)
+    results = []
+    for metric, value in metrics.items():
+        is_main = metric in MAIN_METRICS or metric == first_metric
+        if is_main and value is not None and math.isfinite(value):
+            results.append(EvalResult(TASK, reader, data, metric, round(value, 4)))
+    return ModelCardData(
+        license=content.license,
+        library_name="mldec",
+        pipeline_tag=TASK,
+        tags=tags,
+        base_model=content.base_model,
+        model_name=content.repository.partition("/")[2],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        eval_results=results or None,
+    )
 
 
 def escaped(text: Any) -> str:
@@ -321,7 +331,7 @@ def fenced(text: str, language: str) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Format a number. Integers have no decimals; undefined values are a dash."""
+    """Format a number without decimals if it is an integer. Undefined values become a dash."""
     if value is None or not math.isfinite(value):
         return UNDEFINED
     if value == int(value):
@@ -340,7 +350,7 @@ def publish(args: argparse.Namespace) -> None:
     sources.check_repository(args.repository)
     if args.checkpoint.startswith(PREFIX):
         raise ConfigError(
-            f"{args.checkpoint}: a third-party model is not published; publish a calibrated copy"
+            f"{args.checkpoint}: a third-party model; publish a calibrated copy of it"
         )
     if args.dry_run is None:
         sources.require_token()
@@ -351,11 +361,11 @@ def publish(args: argparse.Namespace) -> None:
 
     loaded = load_model(args.checkpoint, args.weights, plugins=args.plugin)
     checkpoint = shareable(loaded)
-    measured = of_checkpoint(checkpoint, loaded.weights)
+    measured = checkpoint_metrics(checkpoint, loaded.weights)
     if args.results is not None:
         measured = read_results(Path(args.results), loaded.weights, args.checkpoint)
     initial, initial_license, base_model = initial_weights(checkpoint, loaded)
-    known = Known(
+    content = CardContent(
         repository=args.repository,
         checkpoint=checkpoint,
         loaded=loaded,
@@ -371,11 +381,11 @@ def publish(args: argparse.Namespace) -> None:
     )
 
     if args.dry_run is not None:
-        _write(Path(args.dry_run), known)
+        _write(Path(args.dry_run), content)
         done = f"{args.dry_run}: the files for {args.repository}; not uploaded"
     else:
         with tempfile.TemporaryDirectory() as folder:
-            _write(Path(folder), known)
+            _write(Path(folder), content)
             commit = sources.upload(Path(folder), args.repository, private=args.private)
         done = f"published: {sources.HUB}{args.repository}@{commit}"
 
@@ -386,10 +396,10 @@ def publish(args: argparse.Namespace) -> None:
     say(done)
 
 
-def _write(folder: Path, known: Known) -> None:
+def _write(folder: Path, content: CardContent) -> None:
     """Write the files of a repository to a folder."""
-    published.write(folder, known.checkpoint)
-    write_file(folder / sources.CARD, card(known).encode())
+    published.write(folder, content.checkpoint)
+    write_file(folder / sources.CARD, card(content).encode())
 
 
 def parser() -> argparse.ArgumentParser:

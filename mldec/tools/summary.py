@@ -47,7 +47,7 @@ def read_run(folder: Path, name: str) -> Run:
     with naming_errors(folder):
         settings = flat(read_yaml(folder / "config.yaml"))
 
-    # The log of a run that resumed from another folder lacks the earlier epochs.
+    # If the run was resumed from another folder, its log does not contain the earlier epochs.
     best = max(progress.best, facts.best, key=lambda best: best.get("value", -math.inf))
     epoch = max(progress.epoch, facts.start_epoch)
     metrics: dict[str, float] = {}
@@ -88,7 +88,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def find_runs(root: Path) -> list[Run]:
-    """Return the runs below a folder by metric, best run first, and folds after full runs."""
+    """Return the runs below a folder, sorted by metric, full runs before folds, and value."""
     folders = sorted({path.parent for path in root.rglob("checkpoints") if path.is_dir()})
     runs = []
     for folder in folders:
@@ -102,7 +102,8 @@ def find_runs(root: Path) -> list[Run]:
 
     def order(run: Run) -> tuple[Any, ...]:
         row = run.row
-        return row["metric"] or "~", row["fold"] is not None, -(row["value"] or 0.0), row["run"]
+        metric = row["metric"] or "~"  # "~" sorts runs without a metric last
+        return metric, row["fold"] is not None, -(row["value"] or 0.0), row["run"]
 
     return sorted(runs, key=order)
 
@@ -119,7 +120,7 @@ def _format_runs(runs: Sequence[Run]) -> list[str]:
     lines = [""] * (len(runs) + 1)
     for name in runs[0].row:
         cells = [_text(run.row[name]) for run in runs]
-        # The name of a run is usually that of its folder, which has a column already.
+        # The column `name` is skipped, because it usually equals the column `run`.
         if name in ALWAYS or (len(set(cells)) > 1 and name != "name"):
             cells.insert(0, name)
             width = max(map(len, cells)) + 2
@@ -144,7 +145,7 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> dict[
 
 
 def _group_by_seed(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
-    """Return runs whose settings differ only in the seed, by name of their group and seed."""
+    """Group runs whose settings differ only in the seed. Keys are the name of a group and seeds."""
     names: dict[str, str] = {}  # by settings
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -161,21 +162,21 @@ def _group_by_seed(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
         seed = run.settings.get("seed", 0)
         if seed in group:
             other = group[seed].row["run"]
-            raise DataError(f"{own_name}: same settings and seed as {other}; move one of the runs")
+            raise DataError(f"{own_name}: same settings and seed as {other}; move one run")
         group[seed] = run
     return groups
 
 
 def _table_over_seeds(runs: Sequence[Run], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row per group of finished runs that differ only in their seed."""
-    first = runs[0].row["metric"]
+    main_metric = runs[0].row["metric"]
     used = []
     for run in sorted(runs, key=lambda run: run.row["run"]):
-        if run.row["state"] == "finished" and run.row["metric"] == first and run.metrics:
+        if run.row["state"] == "finished" and run.row["metric"] == main_metric and run.metrics:
             used.append(run)
         else:
-            say(f"skipped: {run.row['run']} is unfinished, or its metric is not {first}")
-    metrics = [first] + args.metrics
+            say(f"skipped: {run.row['run']} is unfinished, or its metric is not {main_metric}")
+    metrics = [main_metric] + args.metrics
     for metric in metrics:
         if not any(metric in run.metrics for run in used):
             raise DataError(f"{metric}: no finished run has this metric; see {LOG_FILE}")
@@ -194,8 +195,8 @@ def _table_over_seeds(runs: Sequence[Run], args: argparse.Namespace) -> list[dic
         if args.against is not None:
             base = groups[args.against]
             seeds = sorted(group.keys() & base.keys())
-            values = [group[seed].metrics[first] for seed in seeds]
-            others = [base[seed].metrics[first] for seed in seeds]
+            values = [group[seed].metrics[main_metric] for seed in seeds]
+            others = [base[seed].metrics[main_metric] for seed in seeds]
             row |= paired_difference(values, others)
         rows.append(row)
     return rows
@@ -233,7 +234,7 @@ def _latex(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for cells in table:
         line = re.sub(r"[&%$#_{}]", r"\\\g<0>", "\t".join(cells))
-        line = re.sub(r"(?<!\S)-(?=\d)", "$-$", line)
+        line = re.sub(r"(?<!\S)-(?=\d)", "$-$", line)  # minus signs
         lines.append(line.replace("±", r"$\pm$").replace("\t", " & ") + r" \\")
     columns = "l" + "r" * (len(table[0]) - 1)
     lines[:1] = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"]

@@ -4,12 +4,12 @@
 #   NODES=2 MAIN=node-0:29400 RUN=coco_l \
 #       scripts/launch/several_nodes.sh +experiment=coco_tresnet_l data.root=/data/coco
 #
-# NODES is the number of machines, MAIN the address of one machine with a free port, and RUN any
-# name, the same on all machines. Each machine needs the data. Only rank 0 reads and writes the
-# folder of the run, so outputs/ need not be shared. If it is not shared and the job may restart on
-# other machines, pass a shared folder: hydra.run.dir=/shared/outputs/coco_l.
-# INTERFACE is the network interface between the machines, such as eth0. The default is the one of
-# the host names.
+# NODES is the number of machines. MAIN is the address and a free port of any machine. RUN is any
+# name that is the same on all machines. Each machine needs the data. Only rank 0 uses the folder of
+# the run. If the job may restart on other machines, this folder must be shared, for example
+# hydra.run.dir=/shared/outputs/coco_l.
+# INTERFACE is the network interface between the machines, such as eth0. The default is the
+# interface of the host name.
 set -euo pipefail
 if [ -n "${INTERFACE:-}" ]; then
     export GLOO_SOCKET_IFNAME=$INTERFACE NCCL_SOCKET_IFNAME=$INTERFACE

@@ -25,7 +25,7 @@ TIMEOUT = 30  # seconds
 
 
 def find_urls() -> list[str]:
-    """Return all URLs without duplicates, first those of the zoo."""
+    """Return all URLs without duplicates, starting with the model zoo."""
     urls = [file.url for file in RELEASED.values()]
     for text in URL.findall((TOP / "DATASETS.md").read_text(encoding="utf-8")):
         urls += expand(text)
@@ -33,7 +33,7 @@ def find_urls() -> list[str]:
 
 
 def expand(url: str) -> list[str]:
-    """Return the URLs of a URL with {a,b,c}."""
+    """Expand a list {a,b,c} in a URL, and return all URLs."""
     choice = re.search(r"\{([^{}]*)\}", url)
     if choice is None:
         return [url]
@@ -42,14 +42,15 @@ def expand(url: str) -> list[str]:
 
 
 def check(url: str) -> tuple[bool, str]:
-    """Return whether a URL can be reached, and its status and size, or the error."""
+    """Return True if a URL can be reached, and its status and size as text, or the error."""
     headers = {"Range": "bytes=0-0", "User-Agent": "mldec ask_addresses"}
     request = urllib.request.Request(url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             total = response.headers.get("Content-Range", "").rpartition("/")[2]
             size = total or response.headers.get("Content-Length", "")
-            return True, f"{response.status}, {int(size):,} bytes" if size.isdigit() else "200"
+            known_size = f", {int(size):,} bytes" if size.isdigit() else ""
+            return True, f"{response.status}{known_size}"
     except urllib.error.HTTPError as error:
         return False, f"{error.code} {error.reason}"
     except OSError as error:

@@ -7,7 +7,7 @@
 
 The official head, loss, training loop and transform are implemented here from their description,
 without parts of mldec. Parameters have the official names, so that our head can load the weights.
-`X_times_Y` is the time of X divided by the time of Y. `times_X` is the speed-up over X.
+A figure `X_times_Y` is the time of X divided by the time of Y. `times_X` is our speed-up over X.
 
 Source: Alibaba-MIIL/ML_Decoder, train.py and, in src_files, ml_decoder/ml_decoder.py,
 loss_functions/losses.py and helper_functions/helper_functions.py; randaugment 1.0.2.
@@ -42,10 +42,10 @@ from mldec.tools.benchmark.data import SIZE, Pipeline, photos_in, pipeline, time
 from mldec.tools.benchmark.throughput import (
     STEPS,
     Trial,
-    blocks,
     build_trial,
     compose_experiment,
     in_turns,
+    split_repeats,
     step_figures,
     times_as_long,
 )
@@ -108,11 +108,11 @@ class OfficialLayer(nn.Module):
         self.dropout2 = nn.Dropout(dropout)
         self.dropout3 = nn.Dropout(dropout)
 
-    def forward(self, word_vectors: Tensor, memory: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, memory: Tensor) -> Tensor:
         """Cross-attend from queries [G, B, D] to the memory [N, B, D]. Returns [G, B, D]."""
-        x = self.norm1(word_vectors + self.dropout1(word_vectors))
+        x = self.norm1(queries + self.dropout1(queries))
 
-        # The attention weights are computed, too, and dropped.
+        # The official code also computes the attention weights, which it does not use.
         attended = self.multihead_attn(x, memory, memory)[0]
         x = self.norm2(x + self.dropout2(attended))
 
@@ -402,8 +402,8 @@ def step(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     The official loop has the same backbone and learning rate, and the official head and loss. One
     version is as released (fp16 on CUDA, neither compiled nor channels_last). The other version
-    has our number format, memory format and compilation. A step starts with a batch in main memory:
-    float32 images and labels per object size in the official loop, uint8 images and labels here.
+    has our number format, memory format and compilation. A step starts with a batch in main memory.
+    Our loop has uint8 images. The official loop has float32 images, and labels per object size.
 
     Yields:
         The figures after each round. `times_official_step` is our speed-up over the released
@@ -438,7 +438,7 @@ def step(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield trial.facts(args) | {"batch_size": batch_size}
 
     # Yield after each round, because a time limit may end the script.
-    timed = blocks(args.repeats)
+    timed = split_repeats(args.repeats)
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(timed["rounds"]):
         options = {"rounds": 1, "warmup": int(number == 0), "steps": timed["steps"]}
@@ -484,15 +484,15 @@ def official_model(trial: Trial) -> Classifier:
 
 def official_loop(trial: Trial, model: nn.Module, *, as_released: bool = False) -> OfficialLoop:
     """Return the official loop for a model, as released or with our settings."""
-    train, optim = trial.config.train, trial.config.optim
+    train = trial.config.train
     precision = Precision.fp16 if as_released else train.precision
     return OfficialLoop(
         model,
         device=trial.device,
         autocast=precision.for_device(trial.device).half,
         steps=STEPS,
-        lr=optim.lr,
-        weight_decay=optim.weight_decay,
+        lr=trial.config.optim.lr,
+        weight_decay=trial.config.optim.weight_decay,
         ema_decay=train.ema_decay or 0.9997,
         channels_last=train.channels_last and not as_released,
         compiled=bool(train.compile) and not as_released,
@@ -505,16 +505,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     jobs = parser.add_subparsers(required=True, dest="job", metavar="JOB")
-    of_head = jobs.add_parser("head")
-    of_head.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    of_head.add_argument("--batch-size", type=positive, default=16, help="default: 16")
+    head_job = jobs.add_parser("head")
+    head_job.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    head_job.add_argument("--batch-size", type=positive, default=16, help="default: 16")
     precisions = [precision.value for precision in Precision]
-    of_head.add_argument("--precision", choices=precisions, default="fp32", help="default: fp32")
-    of_step = jobs.add_parser("step")
-    add_experiment(of_step)
-    of_transform = jobs.add_parser("transform")
-    of_transform.add_argument("folder", metavar="FOLDER", help="folder of photos")
-    for job in (of_head, of_step, of_transform):
+    head_job.add_argument("--precision", choices=precisions, default="fp32", help="default: fp32")
+    step_job = jobs.add_parser("step")
+    add_experiment(step_job)
+    transform_job = jobs.add_parser("transform")
+    transform_job.add_argument("folder", metavar="FOLDER", help="folder of photos")
+    for job in (head_job, step_job, transform_job):
         job.add_argument("--json", metavar="FILE", help="write figures and environment")
 
     with one_line():

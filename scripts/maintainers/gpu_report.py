@@ -16,8 +16,8 @@ predict needs loader. Missing packages are reported before the first part.
         digits; Query2Label.
     tests: tests with the marker gpu.
 
-At the end the figures are compared with the goals. The exit status is 1 if a part failed. Not
-enough memory for a batch is no failure. Neither are two processes on one GPU if NCCL rejects them.
+At the end the figures are compared with the goals. The exit status is 1 if a part failed. It is not
+a failure if a batch does not fit the memory, or if NCCL does not support two processes on one GPU.
 
 Environment: MINUTES (8) is the time limit of all parts. DEVICE=cpu tests the script without a GPU,
 with tiny models. The script has not been run on a CUDA device yet.
@@ -83,7 +83,7 @@ TIMED_IMAGES = 2800
 
 
 class Goal(NamedTuple):
-    """A goal for a figure of a part: a ratio, which is similar on all devices."""
+    """A goal for a figure of a part. Goals are ratios, which are similar on all devices."""
 
     part: str
     figure: str
@@ -134,7 +134,7 @@ class Setup(NamedTuple):
     device: str
 
     def settings(self, *of_cpu: str) -> list[str]:
-        """Return the setting of the device, and on a CPU further settings."""
+        """Return the setting of the device, and the settings `of_cpu` if it is a CPU."""
         settings = [f"device={self.device}"]
         if self.device == "cpu":
             settings += of_cpu
@@ -147,7 +147,7 @@ class Setup(NamedTuple):
     def job(self, name: str, limit: int, command: list[str], *words: str) -> Part:
         """Return a part that is a command with the option --json."""
         file = self.folder / f"{name}.json"
-        return Part(name, limit, [[*command, "--json", str(file), *words]], file)
+        return Part(name, limit, [command + ["--json", str(file)] + list(words)], file)
 
 
 # The parts of each command
@@ -155,30 +155,30 @@ class Setup(NamedTuple):
 
 def training(setup: Setup) -> list[Part]:
     """Return the parts that measure training steps on random images."""
-    of_any_head = setup.settings(*TINY)
+    settings_without_head = setup.settings(*TINY)
     settings = setup.settings(*TINY, *TINY_HEAD)
 
     repeats = ["--repeats", setup.number(50, 2)]
-    steps = [*BENCHMARK, "throughput", *repeats]
-    beside_gap = [*steps, "--beside", "head=gap"]
+    steps = BENCHMARK + ["throughput"] + repeats
+    beside_gap = steps + ["--beside", "head=gap"]
     open_images = ["--experiment", "openimages_tresnet_m", "--classes", "9605"]
-    beside_eager = [*steps, "--beside", "train.compile=false"]
-    step = [*OFFICIAL, "step", "--experiment", "coco_tresnet_l", *repeats]
+    beside_eager = steps + ["--beside", "train.compile=false"]
+    step = OFFICIAL + ["step", "--experiment", "coco_tresnet_l"] + repeats
     head = ["--device", setup.device, "--precision", "bf16"]
     head += ["--batch-size", setup.number(64, 1)]
     parts = [
         setup.job("throughput", 75, steps, *settings),
-        setup.job("profile", 75, [*BENCHMARK, "profile", *repeats], *settings),
+        setup.job("profile", 75, BENCHMARK + ["profile"] + repeats, *settings),
         setup.job("official", 90, step, *settings),
-        setup.job("head_80", 75, beside_gap, *of_any_head),
-        setup.job("head_9605", 75, [*beside_gap, *open_images], *of_any_head),
-        setup.job("head", 45, [*OFFICIAL, "head"], *head),
+        setup.job("head_80", 75, beside_gap, *settings_without_head),
+        setup.job("head_9605", 75, beside_gap + open_images, *settings_without_head),
+        setup.job("head", 45, OFFICIAL + ["head"], *head),
         setup.job("compile", 240, beside_eager, *settings, "train.compile=true"),
     ]
     for size in BATCHES:
         repeats = ["--repeats", setup.number(TIMED_IMAGES // size, 2)]
         batch = f"train.batch_size={setup.number(size, size // 16)}"
-        command = [*BENCHMARK, "throughput", *repeats]
+        command = BENCHMARK + ["throughput"] + repeats
         parts.append(setup.job(f"throughput_{size}", 60, command, *settings, batch))
     return parts
 
@@ -187,37 +187,39 @@ def inference(setup: Setup) -> list[Part]:
     """Return the parts that read image files, and parts of other models."""
     data = setup.folder / "coco"
 
-    # Multiples of the batch sizes of training (56) and evaluation (64), because cuDNN would search
-    # kernels for a smaller last batch.
+    # Multiples of the batch sizes of training (56) and evaluation (64). cuDNN would benchmark its
+    # kernels again for a smaller last batch.
     _make_coco(data, train=int(setup.number(146 * 56, 32)), val=int(setup.number(14 * 64, 16)))
     runs = {name: setup.folder / name for name in ("loader", "two_ranks", "digits")}
 
-    # The recipe, with random weights. The host runs ahead of a GPU until it reports. With few steps
-    # between two reports, it does not wait for the loader while the GPU is busy.
+    # The recipe, with random weights. Frequent reports synchronize host and GPU. Otherwise the host
+    # would run ahead and wait for the loader while the GPU is busy.
     recipe = ["+experiment=coco_tresnet_l", "backbone.pretrained=false", "train.epochs=1"]
     recipe += [f"data.root={data}", f"data.cache_dir={setup.folder / 'cache'}"]
-    fed = [*TRAIN, *recipe, *setup.settings(*TINY, *TINY_HEAD)]
-    fed += [f"train.log_every={setup.number(10, 2)}", f"train.workers={setup.number(16, 2)}"]
+    train_command = TRAIN + recipe + setup.settings(*TINY, *TINY_HEAD)
+    train_command += [
+        f"train.log_every={setup.number(10, 2)}",
+        f"train.workers={setup.number(16, 2)}",
+    ]
 
-    alone = [PYTHON, __file__, LOADER_ALONE]
-    alone_out = setup.folder / "loader_alone.json"
-    alone += [str(alone_out), *fed[len(TRAIN) :]]
+    loader_out = setup.folder / "loader_alone.json"
+    loader = [PYTHON, __file__, LOADER_ALONE, str(loader_out)] + train_command[len(TRAIN) :]
 
     # Both processes use the same GPU if there is only one. CPUs have no synchronized batch norm.
-    two = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    two += [*TRAIN[1:], *recipe, "data.train=val2014", "train.log_every=2", "train.workers=2"]
-    two += setup.settings(*TINY, *TINY_HEAD, "train.sync_batchnorm=false")
+    ranks = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ranks += TRAIN[1:] + recipe + ["data.train=val2014", "train.log_every=2", "train.workers=2"]
+    ranks += setup.settings(*TINY, *TINY_HEAD, "train.sync_batchnorm=false")
     if setup.device == "cuda" and torch.cuda.device_count() == 1:
-        two.append("device=cuda:0")
+        ranks.append("device=cuda:0")
     variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
 
-    predict = [*BENCHMARK, "predict", str(runs["loader"]), str(data / "train2014")]
+    predict = BENCHMARK + ["predict", str(runs["loader"]), str(data / "train2014")]
     predict += ["--device", setup.device]
     predict += ["--count", setup.number(2048, 16), "--rounds", setup.number(2, 1)]
-    digits = [*TRAIN, "+experiment=digits", *setup.settings(*SHORT)]
+    digits = TRAIN + ["+experiment=digits"] + setup.settings(*SHORT)
     evaluate = [PYTHON, "-m", "mldec.evaluate", str(runs["digits"])]
     evaluated = setup.job("digits", 120, evaluate, *setup.settings())
-    q2l = [*BENCHMARK, "throughput", "--experiment", "q2l_coco_resnet101_448"]
+    q2l = BENCHMARK + ["throughput", "--experiment", "q2l_coco_resnet101_448"]
     q2l += ["--repeats", setup.number(20, 1)]
 
     def into(command: list[str], name: str) -> list[list[str]]:
@@ -225,11 +227,11 @@ def inference(setup: Setup) -> list[Part]:
 
     metrics = "metrics.jsonl"
     return [
-        Part("loader", 120, into(fed, "loader"), runs["loader"] / metrics),
-        Part("loader_alone", 60, [alone], alone_out),
+        Part("loader", 120, into(train_command, "loader"), runs["loader"] / metrics),
+        Part("loader_alone", 60, [loader], loader_out),
         setup.job("predict", 120, predict),
-        Part("two_ranks", 120, into(two, "two_ranks"), runs["two_ranks"] / metrics, variables),
-        replace(evaluated, commands=[*into(digits, "digits"), *evaluated.commands]),
+        Part("two_ranks", 120, into(ranks, "two_ranks"), runs["two_ranks"] / metrics, variables),
+        replace(evaluated, commands=into(digits, "digits") + evaluated.commands),
         setup.job("query2label", 75, q2l, *setup.settings(*TINY, *TINY_Q2L)),
     ]
 
@@ -238,7 +240,7 @@ def tests(setup: Setup) -> list[Part]:
     """Return the part of the tests."""
     # The default of pyproject.toml would run all tests of a file in one process.
     pytest = [PYTHON, "-m", "pytest", "-vv", "-n", "8", "--dist", "load", "-m", "gpu"]
-    return [Part("tests", 3600, [[*pytest, "tests/gpu"]])]
+    return [Part("tests", 3600, [pytest + ["tests/gpu"]])]
 
 
 COMMANDS = {"training": training, "inference": inference, "tests": tests}
@@ -279,7 +281,7 @@ def _make_coco(root: Path, *, train: int, val: int) -> None:
     files = root / "photos"
     files.mkdir(parents=True)
     for number in range(different):
-        # Coarse and fine structure, for files as large as those of photos.
+        # Coarse and fine structure, so that the file sizes are similar to photos.
         rng = np.random.default_rng(number)
         coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
         coarse = coarse.resize((640, 480), Image.Resampling.BICUBIC)
@@ -292,7 +294,8 @@ def _make_coco(root: Path, *, train: int, val: int) -> None:
     (root / "annotations").mkdir()
     for split, count in (("train2014", train), ("val2014", val)):
         (root / split).mkdir()
-        images, annotations = [], []
+        images = []
+        annotations = []
         for number in range(count):
             name = f"{number}.jpg"
             os.link(files / f"{number % different}.jpg", root / split / name)
@@ -398,7 +401,7 @@ def figures(part: Part, output: Path) -> dict[str, Any]:
 
 
 def run_figures(metrics: str) -> dict[str, Any]:
-    """Return the speed of a run from its metrics.jsonl, without the warm-up of the first report."""
+    """Return the speed of a run from its metrics.jsonl. The first report is a warm-up."""
     # The last line may be incomplete.
     lines = [json.loads(line) for line in metrics.split("\n")[:-1]]
     reports = [line for line in lines if "train/loss" in line][1:]
@@ -536,7 +539,7 @@ def main() -> None:
     arguments.add_argument("parts", nargs="*", metavar="PART", help="run only these parts")
     args = arguments.parse_args()
 
-    # End the processes on the device, too.
+    # Exit by an exception, so that the processes of a part are killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "8"))
     device = os.environ.get("DEVICE", "cuda")

@@ -5,13 +5,13 @@
     python scripts/maintainers/same_numbers.py CHECKOUT --record FILE
     python scripts/maintainers/same_numbers.py FILE AFTER
 
-BEFORE and AFTER are folders of checkouts, such as worktrees of two commits. A probe makes one kind
-of numbers: losses and checkpoints of a run, rows of predict, the order of a reader's images. Each
-probe runs for both checkouts, on one thread and offline. Results are compared to the last bit,
-except for `EXCEPTIONS`. The status is 1 if a probe differs or fails.
+BEFORE and AFTER are folders of checkouts, such as worktrees of two commits. A probe is a function
+that returns numbers, such as losses of a run, rows of predict or the image order of a reader. Each
+probe runs for both checkouts, on one thread and offline. Results are compared bit by bit (see
+`EXCEPTIONS` for the exceptions). The exit status is 1 if a probe differs or fails.
 
 --record writes the results of one checkout to FILE (.json.gz), which then replaces BEFORE. The last
-bits depend on the processor and on torch: FILE states both, and the script warns if they differ.
+bits depend on the processor and on torch. FILE contains both, and the script warns if they differ.
 
 A server per checkout imports the libraries once. It forks a process per probe, which forks a
 process per command. --jobs 2 runs both servers in parallel. --only takes names and patterns, such
@@ -59,9 +59,9 @@ LIBRARIES = ("torchvision", "timm", "hydra", "scipy.optimize", "sklearn.datasets
 
 # Accepted differences: a pattern of PROBE/PATH, the relative tolerance, and why.
 EXCEPTIONS = [
-    ("calibrate_*/temperature", 1e-4, "a library may search for it"),
-    ("calibrate_*/slopes/*", 1e-4, "a library searches for them"),
-    ("calibrate_*/threshold*", math.inf, "the decisions are compared"),
+    ("calibrate_*/temperature", 1e-4, "iterative search of a library"),
+    ("calibrate_*/slopes/*", 1e-4, "iterative search of a library"),
+    ("calibrate_*/threshold*", math.inf, "decisions are compared instead"),
 ]
 # Keys that depend on the time, the machine and the commit.
 VOLATILE = {"time", "train/images_per_second", "train/data_wait", "date", "git", "commit"}
@@ -91,7 +91,7 @@ def _command(name: str, words: list[str], environment: dict[str, str]) -> None:
     redirect("output.txt", "errors.txt")
     os.environ.update(environment)
     sys.path[0] = str(Path.cwd())
-    sys.argv = [name, *words]
+    sys.argv = [name] + words
 
     if name.endswith(".py"):
         runpy.run_path(name, run_name="__main__")
@@ -107,7 +107,7 @@ def redirect(output: str, errors: str) -> None:
 
 
 def imported(name: str, *modules: str) -> Any:
-    """Import an object from the first module that defines it. It may move between commits."""
+    """Import an object from the first module that defines it. Modules differ between commits."""
     for module in modules:
         try:
             return getattr(importlib.import_module(module), name)
@@ -129,7 +129,8 @@ def splits(settings: list[str]) -> dict[str, Any]:
     data = build_data(settings)[1]
     result = {}
     for name, split in (("train", data.train), ("val", data.val)):
-        dataset, classes = split.dataset, split.classes
+        dataset = split.dataset
+        classes = split.classes
         names = [plain(str(dataset.name(index))) for index in range(len(dataset))]
         result[name] = {
             "images": len(names),
@@ -284,15 +285,17 @@ def reader(name: str) -> dict[str, Any]:
     if name == "shards":
         script = Path(os.environ["CHECKOUT"], "scripts", "pack_shards.py")
         command(str(script), "packed", "data=coco", f"data.root={COCO}")
-    return splits(words if "digits" in name else [*words, "data.image_size=32"])
+    if "digits" not in name:
+        words.append("data.image_size=32")
+    return splits(words)
 
 
 def batches(name: str) -> list[str]:
     """Digests of images and targets of each batch of a run."""
-    words = [*words_of("batches", name), *own_parts(), "backbone=Means", "loss=Noted"]
+    words = words_of("batches", name) + own_parts() + ["backbone=Means", "loss=Noted"]
     if not any(word.startswith("head=") for word in words):
         words.append("head=gap")
-    train([*words, "optim.name=sgd", "optim.lr=1e-3"])
+    train(words + ["optim.name=sgd", "optim.lr=1e-3"])
     return Path("batches.txt").read_text().splitlines()
 
 
@@ -300,17 +303,17 @@ def two_processes() -> dict[str, Any]:
     """A run and its evaluation by two processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     settings = ["name=run", "device=cpu", "train.log_every=1", "train.average_batchnorm=true"]
-    training = ["mldec.train", *words_of("settings", "small"), *settings]
+    training = ["mldec.train"] + words_of("settings", "small") + settings
     evaluation = ["mldec.evaluate", "outputs/run", "train.eval_batch_size=7", "--json", "a.json"]
     for words in (training, evaluation):
-        subprocess.run([*launcher, "-m", *words], check=True, capture_output=True)
+        subprocess.run(launcher + ["-m"] + words, check=True, capture_output=True)
     return {**results_of(Path("outputs/run")), "evaluate": read("a.json")}
 
 
 def resume() -> dict[str, Any]:
     """A run that is killed and resumed twice, and an uninterrupted run."""
-    words = [*words_of("settings", "small"), "loss=Faulty", "train.nonfinite=skip", "resume=auto"]
-    words += ["train.save_every_steps=1", "train.epochs=6", "train.patience=2"]
+    words = words_of("settings", "small") + ["loss=Faulty", "train.nonfinite=skip"]
+    words += ["resume=auto", "train.save_every_steps=1", "train.epochs=6", "train.patience=2"]
     results = {}
     for name, kills in (("whole", []), ("killed", ["6", "9"])):
         Path(name).mkdir()
@@ -325,8 +328,9 @@ def resume() -> dict[str, Any]:
         results[name] = results_of(train(words))
         os.chdir("..")
 
-    # TensorBoard may hold an evaluation twice.
-    whole, killed = results["whole"], {**results["killed"], "tensorboard": []}
+    # TensorBoard may contain an evaluation twice.
+    whole = results["whole"]
+    killed = {**results["killed"], "tensorboard": []}
     killed["run.json"]["start_epoch"] = whole["run.json"]["start_epoch"]
     return {**whole, "unlike": list(differences({**whole, "tensorboard": []}, killed))}
 
@@ -356,7 +360,7 @@ def predict(name: str) -> dict[str, Any]:
     checkpoint, *words = words_of("predict", name)
     photos = sorted((COCO / "val2014").iterdir())[:12]
     command("predict", trained(checkpoint), *photos, "--workers", 0, *words, "--jsonl", "a.jsonl")
-    files = [*Path().glob("a.*"), *Path().glob("pictures/*.jpg")]
+    files = list(Path().glob("a.*")) + list(Path().glob("pictures/*.jpg"))
     return {str(path): read(path) for path in sorted(files) if path.suffix != ".lock"}
 
 
@@ -413,7 +417,8 @@ def released(name: str) -> dict[str, Any]:
         return dict(json.loads(next(TOP.glob(f"tests/**/{keys}.keys.json")).read_text()))
 
     file, keys, size = words_of("released", name)
-    shapes, word_vectors = shapes_of(keys), []
+    shapes = shapes_of(keys)
+    word_vectors = []
     body = {key: shape for key, shape in shapes.items() if not key.startswith("head.")}
     if name == "asl":
         shapes = {**body, "head.fc.weight": [80, 2048], "head.fc.bias": [80]}
@@ -440,12 +445,14 @@ def parity() -> str:
 
 FEW = ("+experiment=digits", "+experiment=coco_tresnet_l", "+experiment=digits loss=partial")
 PROBES: dict[str, Callable[[], Any]] = {}
-of_tables: list[Callable[[str], Any]] = [run, batches, reader, evaluate, calibrate, predict]
-for of_table in (*of_tables, export, released):
-    kind = of_table.__name__
-    PROBES |= {f"{kind}_{name}": partial(of_table, name) for name in TABLES[kind]}
-single: list[Callable[[], Any]] = [resume, two_processes, configs, report, check_data, summary]
-PROBES |= {probe.__name__: probe for probe in (*single, parity)}
+WITH_ENTRIES: list[Callable[[str], Any]] = [run, batches, reader, evaluate, calibrate, predict]
+WITH_ENTRIES += [export, released]
+for probe_of in WITH_ENTRIES:
+    kind = probe_of.__name__
+    PROBES |= {f"{kind}_{name}": partial(probe_of, name) for name in TABLES[kind]}
+SINGLE: list[Callable[[], Any]] = [resume, two_processes, configs, report, check_data, summary]
+SINGLE += [parity]
+PROBES |= {probe.__name__: probe for probe in SINGLE}
 PROBES["configs_few"] = partial(configs, *FEW)
 QUICK = ["run_digits", "resume", "predict_top", "configs_few", "reader_coco", "batches_mix_batch"]
 
@@ -458,7 +465,8 @@ def write_trees(top: Path) -> None:
 
     photos = sorted((COCO / "train2014").iterdir())[:6]
     folders = ["csv", "openimages/train", "openimages/test", "nuswide/images", "texts/Flickr/x"]
-    for folder in (*folders, "vg500/VG_100K", "cars/cars_train"):
+    folders += ["vg500/VG_100K", "cars/cars_train"]
+    for folder in folders:
         (top / folder).mkdir(parents=True, exist_ok=True)
         for number, photo in enumerate(photos):
             name = f"{number + 1:05}" if folder == "cars/cars_train" else "abcdef"[number]
@@ -536,7 +544,8 @@ def _probe(name: str, folder: Path) -> None:
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the path of each difference and both values. A missing value is "absent"."""
     if isinstance(before, list) and isinstance(after, list):
-        before, after = dict(enumerate(before)), dict(enumerate(after))
+        before = dict(enumerate(before))
+        after = dict(enumerate(after))
     if isinstance(before, dict) and isinstance(after, dict):
         for key in {**before, **after}:
             values = (before.get(key, "absent"), after.get(key, "absent"))
@@ -610,9 +619,9 @@ def verdict(probe: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     unequal = list(differences(before["result"], after["result"], probe))
     wrong = [difference for difference in unequal if not accepted(*difference)]
     if wrong:
-        path, *values = wrong[0]
-        first, second = (json.dumps(value)[:80] for value in values)
-        return f"differs: {path}: {first} -> {second}, and {len(wrong) - 1} more"
+        path, old, new = wrong[0]
+        change = f"{json.dumps(old)[:80]} -> {json.dumps(new)[:80]}"
+        return f"differs: {path}: {change}, and {len(wrong) - 1} more"
     return f"same, with {len(unequal)} exceptions" if unequal else "same"
 
 

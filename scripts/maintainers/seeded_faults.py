@@ -3,13 +3,12 @@
 
     python scripts/maintainers/seeded_faults.py CHECKOUT [--only N ...] [--all-tests] [--json FILE]
 
-A fault is a changed line that a person could have written. It makes numbers wrong without an error.
-Its old text must occur exactly once in mldec/, in any module. The tests of its subject run up to
-the first failure; --all-tests runs the whole default suite. The tests must pass without a fault.
+A fault is a plausible mistake in one line that makes numbers wrong without an error. Its old text
+must occur exactly once in mldec/, in any module. The tests of its subject run up to the first
+failure; --all-tests runs the whole default suite. The tests must pass without a fault.
 
-FILE keeps the faults of an earlier run that are not run again. If no test fails, the fault is
-printed as `not caught` and the exit status is 1. The 80 faults take about 33 minutes of processor
-time.
+FILE keeps the results of other faults from earlier runs. If no test fails, the fault is printed as
+`not caught` and the exit status is 1. The 80 faults take about 33 minutes of processor time.
 """
 
 import argparse
@@ -48,7 +47,7 @@ TESTS = {
     "summary": "tools/test_summary.py",
 }
 
-# Subject and what breaks; the old text; the new text.
+# Each fault has three lines: subject and description, old text, new text.
 FAULTS = r"""
 resume: the step starts again from 0
 - self.step = saved.step
@@ -56,22 +55,22 @@ resume: the step starts again from 0
 resume: the schedule is one step behind
 - fast_forward(self.schedule, self.step)
 + fast_forward(self.schedule, self.step - 1)
-resume: the moving average goes on from the raw weights
+resume: the moving average continues from the raw weights
 - load_strict(self.ema.module, saved.ema or {}, path)
 + load_strict(self.ema.module, saved.model, path)
-resume: the optimiser forgets its state
+resume: the state of the optimizer is lost
 - load_state(self.optimizer, saved.optimizer)
 + self.optimizer.state.clear()
-resume: the loss forgets the class priors that it has estimated
+resume: the estimated class priors of the loss are lost
 - self.loss.load_state_dict(saved.loss)
 + self.loss.train()
-resume: the images of the epoch are trained on again from its start
+resume: the epoch starts again with its first image
 - self.batches.start = self.position
 + self.batches.start = 0
-resume: the mean loss leaves out the steps before the interruption
+resume: the mean loss excludes the steps before the interruption
 - self.meter = Meter(loss=saved.log.loss, steps=saved.log.steps)
 + self.meter = Meter()
-resume: patience and best.pt start anew
+resume: patience and best.pt are reset
 - self.best = saved.best
 + self.best = Best()
 loader: a resumed epoch begins with its first images
@@ -89,7 +88,7 @@ loader: the augmentation of an image is the same in each epoch
 loader: the evaluation drops the last, smaller batch
 - for start in indices[::batch_size][rank::world_size]:
 + for start in indices[: -(len(indices) % batch_size) or None : batch_size][rank::world_size]:
-loader: an image that is repeated has the same random numbers
+loader: repetitions of an image have the same random numbers
 - repetition += int(appearances[shuffled]) * self.repeats
 + repetition += 0
 loader: the repeat factor lacks its square root
@@ -104,40 +103,40 @@ metrics: the recall of 11-point AP is rounded down
 metrics: decisions on labels of -1 count as wrong
 - decided = decided & (targets >= 0)
 + decided = decided & (targets >= -1)
-metrics: of equal logits one too few is among the top k
+metrics: the top k has one class too few if logits are equal
 - return above | (level & (level.cumsum(1, dtype=torch.int32) <= remaining))
 + return above | (level & (level.cumsum(1, dtype=torch.int32) < remaining))
 metrics: mAP_weighted divides by the positives of all classes
 - weighted = (per_class_ap * positives)[valid].sum() / positives[valid].sum()
 + weighted = (per_class_ap * positives)[valid].sum() / positives.sum()
-metrics: a confidence on the bound of a bin belongs to the next one
+metrics: a confidence on the edge of a bin belongs to the next bin
 - bins = ((confidence * BINS - 1) // FIXED_POINT).clamp(0, BINS - 1)
 + bins = ((confidence * BINS) // FIXED_POINT).clamp(0, BINS - 1)
 losses: the focal weight of ASL has a gradient
 - right = right.detach()
 + right = right.clone()
-losses: the focal weight of ASL with a softmax has none
+losses: the focal weight of ASL with a softmax has no gradient
 - weight = wrong ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
 + weight = wrong.detach() ** (self.gamma_pos * targets + self.gamma_neg * (1 - targets))
-losses: normalised partial ASL forgets the weight of 1
+losses: normalized partial ASL lacks the constant weight of 1
 - weights = weights * (1 + 1 / (1 + (~unannotated).sum(1, keepdim=True)))
 + weights = weights * (1 / (1 + (~unannotated).sum(1, keepdim=True)))
-losses: selective partial ASL drops annotated labels too
+losses: selective partial ASL also drops annotated labels
 - kept = weights.flatten()[chosen] * (likely[chosen] < 0)
 + kept = weights.flatten()[chosen] * 0
 losses: cross-entropy is averaged over the classes
 - return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
 + return F.cross_entropy(logits, targets, label_smoothing=self.smoothing) / logits.shape[-1]
-losses: the weight of positives is that of negatives
+losses: positives have the weight of negatives
 - return (negatives / positives).clamp(max=cap).float()
 + return (positives / negatives).clamp(max=cap).float()
 losses: a mean loss counts each micro-batch as a whole batch
 - share = len(images) / images_in_step
 + share = 1.0
-heads: surplus slots of the groups are cut off at the wrong end
+heads: the wrong end of the padded group outputs is cut off
 - return groups.transpose(0, 1).flatten(1)[:, : self.num_classes] + self.pool_bias
 + return groups.transpose(0, 1).flatten(1)[:, -self.num_classes :] + self.pool_bias
-heads: ML-Decoder has no residual of the removed self-attention
+heads: ML-Decoder lacks the residual of the removed self-attention
 - x = self.norm1(x + self.dropout(x))
 + x = self.norm1(self.dropout(x))
 heads: the queries of cross-attention have no positions
@@ -146,13 +145,13 @@ heads: the queries of cross-attention have no positions
 heads: the sine positions of x and y are swapped
 - return torch.cat((y, x), dim=2).flatten(0, 1)
 + return torch.cat((x, y), dim=2).flatten(0, 1)
-heads: shuffled word groups are put back by the wrong permutation
+heads: shuffled word groups are restored with the wrong permutation
 - logits = logits[:, order.argsort()]
 + logits = logits[:, order]
 heads: projected word vectors have no ReLU
 - return F.relu(self.word_proj(word_vectors.to(self.pool_bias.dtype)))
 + return self.word_proj(word_vectors.to(self.pool_bias.dtype))
-thresholds: of the cut points with the precision, the highest is chosen
+thresholds: the highest threshold that reaches the precision is chosen
 - return int(np.flatnonzero(precision >= wanted)[-1]), reached
 + return int(np.flatnonzero(precision >= wanted)[0]), reached
 thresholds: negatives with the score of a positive are not counted
@@ -164,10 +163,10 @@ thresholds: a score at the threshold is absent
 thresholds: Platt scaling is fitted to hard targets
 - targets = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
 + targets = np.where(present, 1.0, 0.0)
-thresholds: cross-fitting judges the images that it was fitted on
+thresholds: cross-fitting evaluates in-sample images
 - tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)
 + tally.add(fit(logits, labels, folds == folds, choice), logits, labels, folds == fold)
-checkpoints: the moving average is loaded, whatever scored best
+checkpoints: the moving average is loaded even if the raw weights are better
 - chosen = self.best.weights if name is None else name
 + chosen = "ema" if name is None else name
 checkpoints: a file that differs from its checksum is read
@@ -188,7 +187,7 @@ checkpoints: older versions of a damaged checkpoint are not tried
 readers: the images of COCO are in the order of the file
 - rows = {image: row for row, image in enumerate(sorted(index.imgs))}
 + rows = {image: row for row, image in enumerate(index.imgs)}
-readers: of several objects of a class of VOC, the last decides
+readers: the last object of a class in a VOC image determines the label
 - labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
 + labels[name] = DIFFICULT if is_difficult else 1
 readers: the classes of Stanford-Cars are off by one
@@ -197,13 +196,13 @@ readers: the classes of Stanford-Cars are off by one
 readers: an empty cell of a CSV file is a negative
 - _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
 + _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": 0}
-readers: zero-shot evaluation on all images keeps those with an unseen class only
+readers: zero-shot evaluation on all images only uses images with an unseen class
 - used = images if self.val_images == "all" else with_unseen
 + used = with_unseen
 metrics: the envelope of the precision runs over lower recalls
 - envelope = np.maximum.accumulate(precision)
 + envelope = np.maximum.accumulate(precision[::-1])[::-1]
-report: the intervals hold 90 % instead of 95 %
+report: the intervals have a level of 90 % instead of 95 %
 - bounds: np.ndarray = np.percentile(values, (2.5, 97.5), axis=0)
 + bounds: np.ndarray = np.percentile(values, (5, 95), axis=0)
 report: two models are compared by unpaired resamples
@@ -212,48 +211,48 @@ report: two models are compared by unpaired resamples
 report: missed images with the highest scores come first
 - "missed": (~decided & (labels == 1), scores),
 + "missed": (~decided & (labels == 1), -scores),
-report: a score on the edge of a bin belongs to the one below
+report: a score on the edge of a bin belongs to the lower bin
 - bins = np.searchsorted(edges[1:-1], scores, "right")
 + bins = np.searchsorted(edges[1:-1], scores, "left")
-predict: the stored thresholds are sorted, and no longer those of their classes
+predict: the stored thresholds are sorted and assigned to the wrong classes
 - return torch.tensor([*self.stored], dtype=torch.float64)
 + return torch.tensor(sorted(self.stored), dtype=torch.float64)
-predict: a score at the threshold is left out
+predict: a score at the threshold is not predicted
 - reached = scores >= min_scores
 + reached = scores > min_scores
-predict: one label per image has sigmoids for scores
+predict: scores of single-label models are sigmoids
 - return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 + return logits.sigmoid()
 predict: pooled features are the maximum over the tokens
 - pooled = None if tokens is None else tokens.float().mean(1)
 + pooled = None if tokens is None else tokens.float().amax(1)
-predict: a result goes on although its images have changed
+predict: a result is resumed although the input images have changed
 - if item is None or named(item.name)["image"] != name:
 + if item is None:
 shards: the last row of each group of a Parquet file is lost
-- for line in islice(remaining, group)]:
-+ for line in list(islice(remaining, group))[:-1]]:
+- rows = [cells_of(row_of(line)) for line in group_lines]
++ rows = [cells_of(row_of(line)) for line in group_lines[:-1]]
 shards: the rows of an incomplete batch are kept after a kill
 - file.truncate(end)
 + file.truncate(position)
-shards: a part that has changed since it was written is merged
+shards: a modified part is merged
 - if known is None or storage.fingerprint(path) not in known:
 + if known is None:
-shards: a row is merged under the name of another image
+shards: a row of another image is merged
 - if row_of(line).get("image") != named(item.name)["image"]:
 + if "image" not in row_of(line):
-thresholds file: its numbers stay in the order of the rows
+thresholds file: the thresholds stay in the order of the rows
 - thresholds = tuple(values[name] for name in classes.names)
 + thresholds = tuple(values.values())
-thresholds file: the calibrated thresholds override those of the file
+thresholds file: the calibrated thresholds override the file
 - values = dict(zip(classes.names, known, strict=False)) | dict(zip(given, above, strict=True))
 + values = dict(zip(given, above, strict=True)) | dict(zip(classes.names, known, strict=False))
 thresholds: the temperature is stored in place of the slope
-- return Outcome(*judged, {}, None, None, [1 / fitted], [0.0], [])
-+ return Outcome(*judged, {}, None, None, [fitted], [0.0], [])
+- slopes=[1 / fitted],
++ slopes=[fitted],
 thresholds: calibrated values stay in the order of the classes of the data
-- thresholds, slopes, offsets = (in_order(v, names, loaded.classes.names) for v in values)
-+ thresholds, slopes, offsets = (tuple(v) for v in values)
+- thresholds, slopes, offsets = (in_order(each, names, own) for each in values)
++ thresholds, slopes, offsets = (tuple(each) for each in values)
 export: resized pixels are truncated instead of rounded
 - return torch.floor(pixels + 0.5).clamp(0, 255).to(torch.uint8)
 + return pixels.clamp(0, 255).to(torch.uint8)
@@ -263,13 +262,13 @@ export: the center crop starts one pixel too early
 report: the p-value is one-sided
 - return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
 + return float(min(1, (1 + rarer) / (1 + len(gaps))))
-report: the interval of a class's difference is that of the first model
-- low, high = interval_bounds(first.resampled_ap - second.resampled_ap)
-+ low, high = interval_bounds(first.resampled_ap)
+report: the interval of a class difference is the interval of the first model
+- low, high = interval_bounds(own.resampled_ap - other.resampled_ap)
++ low, high = interval_bounds(own.resampled_ap)
 report: images without a label count as wrong in resampled top-1
 - shares = [right @ block[rows] / block[rows].sum(0) for block in weights]
 + shares = [right @ block[rows] / block.sum(0) for block in weights]
-xmp: keywords of an earlier run are taken for those of the user
+xmp: keywords of an earlier run are treated as keywords of the user
 - of_user = properties[SUBJECT].texts() - earlier
 + of_user = properties[SUBJECT].texts()
 xmp: photos that differ in their suffix share a sidecar
@@ -281,12 +280,12 @@ summary: the interval of a paired difference has a level of 90 %
 summary: runs with different cache folders are in different groups
 - IGNORED = {"seed", "name", "resume", "data.cache_dir"}
 + IGNORED = {"seed", "name", "resume"}
-summary: the deviation is that of the population, not of a sample
+summary: the deviation is the population deviation
 - statistics.stdev(values) if len(values) > 1 else None
 + statistics.pstdev(values) if len(values) > 1 else None
 summary: the difference of two groups pairs results of different seeds
-- others = [base[seed].metrics[first] for seed in seeds]
-+ others = [base[seed].metrics[first] for seed in reversed(seeds)]
+- others = [base[seed].metrics[main_metric] for seed in seeds]
++ others = [base[seed].metrics[main_metric] for seed in reversed(seeds)]
 summary: each metric comes from its own best evaluation
 - metrics = {key: value for key, value in found.items() if value is not None}
 + metrics = {key: max(one.metrics.get(key) or 0.0 for one in evaluations) for key in found}
@@ -321,10 +320,10 @@ def copy_of(checkout: Path, folder: Path) -> str:
     """Copy the commit of a checkout to a folder, and return its hash."""
     git = ["git", "-C", str(checkout)]
     archive = folder / "checkout.tar"
-    subprocess.run([*git, "archive", "-o", archive, "HEAD"], check=True)
+    subprocess.run(git + ["archive", "-o", str(archive), "HEAD"], check=True)
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    commit = subprocess.run(git + ["rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     return commit.stdout.strip()
 
 
@@ -342,7 +341,7 @@ def failing_test(folder: Path, patterns: str) -> str | None:
     for pattern in patterns.split():
         tests += sorted(folder.glob(f"tests/{pattern}"))
     words = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not gpu"]
-    command = [sys.executable, "-m", "pytest", *words, *map(str, tests)]
+    command = [sys.executable, "-m", "pytest"] + words + [str(test) for test in tests]
     environment = {**os.environ, "PYTHONPATH": str(folder), "MLDEC_SAMPLE_DATA": DATA}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:

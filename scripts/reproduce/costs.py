@@ -20,9 +20,9 @@ H100 = 2e14  # a fifth of its 989.5e12 for dense bf16 products
 H100_FP32 = 1e14  # a fifth of its 494.7e12 for TF32 products
 # Batch norms and activations of convolutional networks are limited by the memory.
 H100_CONVOLUTIONS = 6e13
-CONVOLUTIONAL = ("tresnet", "resnet")  # prefixes of their names
+CONVOLUTIONAL = ("tresnet", "resnet")  # prefixes of the names of convolutional networks
 # GMAC of a micro-batch that fits a GPU with `MEMORY` bytes: the official batch of 56 images of
-# TResNet-L at 448 pixels. The number of images is proportional to the memory.
+# TResNet-L at 448 pixels. The GMAC are assumed to be proportional to the memory.
 FITS = 56 * 36.2
 MEMORY = 80e9
 BACKWARD = 3  # cost of a training step in forward passes
@@ -36,7 +36,7 @@ class Dataset(NamedTuple):
     images: int  # per epoch, as in the experiments
 
 
-# By the name of the reader, with the year if it has one.
+# Keys are names of readers, followed by the year if there is one.
 DATASETS = {
     "coco": Dataset("MS-COCO 2014", 80, 82_081),
     "openimages_miil": Dataset("Open Images V6", 9_605, 9_011_219),
@@ -58,7 +58,7 @@ def composed(settings: tuple[str, ...]) -> Config:
 
 
 def dataset(config: Config) -> Dataset | None:
-    """Return the dataset of a config from `composed`, or None if it is not one of the paper."""
+    """Return the dataset of a config from `composed`, or None if it is not in the paper."""
     reader = str(config.data["_target_"]).rpartition(".")[2]
     return DATASETS.get(f"{reader}{config.data.get('year', '')}")
 
@@ -154,6 +154,6 @@ def accumulation(settings: tuple[str, ...], gpus: int) -> int:
     return images
 
 
-def usable(batch_size: int, gpus: int) -> int:
+def divisible_gpus(batch_size: int, gpus: int) -> int:
     """Return the largest number of GPUs, at most `gpus`, that divides the batch."""
     return max(number for number in range(1, gpus + 1) if batch_size % number == 0)

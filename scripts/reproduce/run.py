@@ -7,9 +7,9 @@ has later networks. `--list` prints all rows: published value, initial weights, 
 one GPU and of one H100, unpublished parts of the recipe, and the command.
 
 The script prints the command of each run, trains or resumes unfinished runs, and writes
-outputs/reproduce/NAME.md with published and own values, seeds, GPU hours and commit. Settings such
-as train.epochs=1 are added to each run. Unless train.accumulate is set, the batch is divided into
-micro-batches that should fit the memory of the GPU. Batch norms then see one micro-batch at a time.
+outputs/reproduce/NAME.md with published values, our values, seeds, GPU hours and commit. Settings
+such as train.epochs=1 are added to each run. Unless train.accumulate is set, the batch is divided
+into micro-batches that should fit the GPU memory. Batch norms then use statistics of a micro-batch.
 
 If a folder in outputs/ contains a run with other settings or initial weights, the script prints the
 differences and uses another folder.
@@ -40,9 +40,9 @@ from costs import (
     accumulation,
     composed,
     dataset,
+    divisible_gpus,
     gpu_hours,
     h100,
-    usable,
 )
 from rows import TABLES, Row
 
@@ -75,7 +75,7 @@ def folder_name(row: Row, seed: int, settings: list[str]) -> tuple[str, list[str
     Args:
         row: The row.
         seed: Seed of the run.
-        settings: Settings of the user, which are added to those of the row.
+        settings: Additional settings from the command line.
 
     Returns:
         The first of NAME, NAME_2, ... that is free or contains this run, and the differences of
@@ -106,7 +106,7 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
         return [f"its config.yaml cannot be read: {error}"]
 
     # A run records the precision that its device supports.
-    wanted = flat(to_dict(composed((*row.settings, f"seed={seed}", *settings))))
+    wanted = flat(to_dict(composed(tuple(row.settings + [f"seed={seed}"] + settings))))
     precision = found["train.precision"]
     if Precision(wanted["train.precision"]).may_fall_back_to(Precision(precision)):
         wanted["train.precision"] = precision
@@ -120,11 +120,12 @@ def differences(folder: Path, row: Row, seed: int, settings: list[str]) -> list[
 
 def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
     """Return the command line that trains or resumes a row."""
-    own_settings = [*row.settings, f"seed={seed}"]
+    own_settings = row.settings + [f"seed={seed}"]
+    all_settings = tuple(row.settings + settings)
     if gpus > 1:
-        gpus = usable(composed((*row.settings, *settings)).train.batch_size, gpus)
+        gpus = divisible_gpus(composed(all_settings).train.batch_size, gpus)
     if not any(setting.startswith("train.accumulate=") for setting in settings):
-        parts = accumulation((*row.settings, *settings), max(gpus, 1))
+        parts = accumulation(all_settings, max(gpus, 1))
         if parts > 1:
             own_settings.append(f"train.accumulate={parts}")
 
@@ -132,7 +133,7 @@ def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
     if gpus > 1:
         launcher = ["torchrun", "--nproc-per-node", str(gpus), "-m"]
 
-    # A resumed run has the weights of its own checkpoint.
+    # A resumed run loads its weights from its checkpoint.
     name, _ = folder_name(row, seed, settings)
     own_settings.append(f"name={name}")
     if any(Path("outputs", name, "checkpoints").glob("last*.pt")):
@@ -141,13 +142,13 @@ def command(row: Row, seed: int, gpus: int, settings: list[str]) -> list[str]:
     if gpus == 0:
         own_settings.append("device=cpu")
 
-    # The last setting of a key counts.
+    # The last setting of a key takes precedence.
     return launcher + ["mldec.train"] + own_settings + settings
 
 
 def check_data(row: Row, settings: list[str]) -> None:
     """Raise an error for wrong settings or missing data."""
-    config = composed((*row.settings, *settings))
+    config = composed(tuple(row.settings + settings))
     root = config.data.get("root")
     if root is not None and not Path(root).is_dir():
         data = dataset(config)
@@ -156,7 +157,7 @@ def check_data(row: Row, settings: list[str]) -> None:
 
 
 def train(row: Row, seed: int, gpus: int, settings: list[str]) -> None:
-    """Train a row with one seed, and record the GPU hours, also of a failed run."""
+    """Train a row with one seed, and record the GPU hours, even if the run fails."""
     name, _ = folder_name(row, seed, settings)
     start = time.monotonic()
     status = subprocess.run(command(row, seed, gpus, settings)).returncode
@@ -179,7 +180,7 @@ def result(row: Row, seed: int, settings: list[str]) -> dict[str, Any] | None:
     saved = loading.load(path).metrics
     state = read_run(folder, name).row
 
-    # With a moving average, metrics of the raw weights have another prefix.
+    # Metrics of the raw weights have another prefix if there is a moving average.
     prefix = "val/"
     if state["weights"] == "raw" and any(key.startswith("val_raw/") for key in saved):
         prefix = "val_raw/"
@@ -281,7 +282,7 @@ def overview() -> Iterator[str]:
     for name, (_, rows) in TABLES.items():
         for row in rows:
             paper = ", ".join(f"{metric} {value}" for metric, value in row.paper.items())
-            words = shlex.join(["python", "-m", "mldec.train", *row.settings, f"name={row.run}"])
+            words = shlex.join(["python", "-m", "mldec.train"] + row.settings + [f"name={row.run}"])
             cells = [
                 name,
                 row.label,

@@ -1,8 +1,8 @@
 """Compare losses under missing labels: `python scripts/studies/missing_labels.py SET=FOLDER ...`.
 
-Data sets, network and tokens are as in `own_photos.py`. The head is average pooling. Each loss is
-trained on one random positive per photo, and on 40 % of all positives but at least one per photo.
-The labels are drawn for each seed. Binary cross-entropy is also trained on all labels as a bound.
+Datasets, network and tokens are as in `own_photos.py`. The head is average pooling. Each loss is
+trained with one random positive per photo, and with 40 % of all positives (at least one per photo).
+The seed selects the labels. Binary cross-entropy is also trained with all labels as an upper bound.
 
 - tune: each loss at several learning rates, trained on two thirds of the training photos and
   evaluated on the other third with all labels, on three folds with seed 0. If the best rate is at
@@ -78,17 +78,20 @@ def observed(labels: Tensor, protocol: str, seed: int) -> Tensor:
 def run(folder: str, row: tuple[str, str], rate: float, seed: int, fold: int | None) -> Any:
     """Train a loss under a protocol, and return mAP and CPU time."""
     protocol, loss = row
-    settings = [*RECIPE, *SETTINGS[loss], f"optim.lr={rate}", f"seed={seed}"]
-    config = compose([*own_photos.COMMON, f"data.root={folder}", *settings])
+    settings = RECIPE + SETTINGS[loss] + [f"optim.lr={rate}", f"seed={seed}"]
+    config = compose(own_photos.COMMON + [f"data.root={folder}"] + settings)
     photos = own_photos.load(folder, own_photos.PIXELS)
-    (tokens, labels), (judged, judged_labels) = photos.train, photos.val
+    tokens, labels = photos.train
+    judged, judged_labels = photos.val
     kept = observed(labels, protocol, seed)
 
     # All losses have the same folds. The held-out fold has all labels.
     if fold is not None:
         part = torch.from_numpy(np.random.default_rng(seed).permutation(len(tokens)) % FOLDS)
-        judged, judged_labels = tokens[part == fold], labels[part == fold]
-        tokens, kept = tokens[part != fold], kept[part != fold]
+        judged = tokens[part == fold]
+        judged_labels = labels[part == fold]
+        tokens = tokens[part != fold]
+        kept = kept[part != fold]
 
     began = time.process_time()
     model = own_photos.train(config, tokens, kept).eval()
@@ -191,15 +194,19 @@ def report(names: list[str]) -> None:
                 high = found["high"]
                 if low is not None and high is not None:
                     cells[1] = f"{low:+.1f} to {high:+.1f}"
-                    cells[2] = "better" if low > 0 else "worse" if high < 0 else "open"
+                    cells[2] = "open"
+                    if low > 0:
+                        cells[2] = "better"
+                    elif high < 0:
+                        cells[2] = "worse"
             rate = max(means, key=lambda rate: means[rate])
-            content.setdefault("judged", {})[", ".join((name, *row))] = {
+            content.setdefault("judged", {})[f"{name}, {row[0]}, {row[1]}"] = {
                 "rate": rate,
                 "mAP by seed": results,
                 "folds by rate": means,
             }
             text = own_photos.cell(list(results.values()))
-            print("| " + " | ".join([*row, f"{rate:g}", text, *cells]) + " |")
+            print("| " + " | ".join(list(row) + [f"{rate:g}", text] + cells) + " |")
     OUT.write_text(json.dumps(content, indent=1) + "\n")
     draw(names)
 
@@ -208,7 +215,7 @@ def draw(names: list[str]) -> None:
     """Plot the results on the validation photos, with a panel per protocol."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
     for axes, protocol in zip(panels, PROTOCOLS, strict=True):
-        rows = [("all labels", BOUND), *((protocol, loss) for loss in LOSSES)]
+        rows = [row for row in ROWS if row[0] in ("all labels", protocol)]
         for number, row in enumerate(rows):
             found = [(place, judged(name, row)) for place, name in enumerate(names)]
             shown = [(place, list(values.values())) for place, values in found if len(values) > 1]

@@ -9,8 +9,8 @@ only heads are trained.
   third, on three folds for each of the seeds 0, 1 and 2.
 - judge: a few recipes are trained on all training photos with five seeds, and evaluated on the
   validation photos after the last step. No recipe was selected on these photos. The recipes are the
-  former default, the default, the best one on the folds of the set, and the best one on the folds
-  of all other sets (subsets of VOC do not count as other sets of VOC).
+  former default, the default, the best recipe on the folds of the set, and the best recipe on the
+  folds of all other sets (a subset of VOC is not another set of VOC).
 - pixels: the default recipe at several image sizes, on the folds and on the validation photos.
 
 Each finished run is a line of benchmarks/own_photos.jsonl, so that an interrupted study can be
@@ -63,10 +63,10 @@ NARROW = ["head=ml_decoder", "head.embed_dim=256", "head.mlp_dim=512"]
 SHORT = ["train.batch_size=32", "train.epochs=6", "train.min_steps=150"]
 # The bias of a class is initialized from its frequency.
 START = ["train.start_at_frequency=true"]
-ZERO = ["train.start_at_frequency=false"]
-BCE = ["loss=bce"]
-ASL = ["loss=asl", "loss.gamma_neg=4", "loss.clip=0.05"]
-MILD_ASL = ["loss=asl", "loss.gamma_neg=2", "loss.clip=0"]
+SHORT_BCE = ["loss=bce"] + START + SHORT
+SHORT_MILD_ASL = ["loss=asl", "loss.gamma_neg=2", "loss.clip=0"] + START + SHORT
+FAST = ["optim.lr=3e-3"]
+SLOW = ["optim.lr=1e-3"]
 
 
 def residual(weight: float) -> list[str]:
@@ -79,18 +79,25 @@ FORMER = "ml_decoder asl, 6 epochs"
 DEFAULT = "csra 0.3 bce, start"
 RECIPES = {
     FORMER: [
-        *("head=ml_decoder", *ASL, *ZERO, "optim.lr=1e-3"),
-        *("train.batch_size=64", "train.epochs=6", "train.min_steps=null"),
+        "head=ml_decoder",
+        "loss=asl",
+        "loss.gamma_neg=4",
+        "loss.clip=0.05",
+        "train.start_at_frequency=false",
+        "optim.lr=1e-3",
+        "train.batch_size=64",
+        "train.epochs=6",
+        "train.min_steps=null",
     ],
-    "gap bce, start": ["head=gap", *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "gap mild asl, start": ["head=gap", *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 0.3 mild asl, start": [*residual(0.3), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 1 mild asl, start": [*residual(1), *MILD_ASL, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 0.3 bce, start": [*residual(0.3), *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "csra 1 bce, start": [*residual(1), *BCE, *START, *SHORT, "optim.lr=3e-3"],
-    "ml_decoder bce, start": ["head=ml_decoder", *BCE, *START, *SHORT, "optim.lr=1e-3"],
-    "narrow bce, start": [*NARROW, *BCE, *START, *SHORT, "optim.lr=1e-3"],
-    "narrow mild asl, start": [*NARROW, *MILD_ASL, *START, *SHORT, "optim.lr=1e-3"],
+    "gap bce, start": ["head=gap"] + SHORT_BCE + FAST,
+    "gap mild asl, start": ["head=gap"] + SHORT_MILD_ASL + FAST,
+    "csra 0.3 mild asl, start": residual(0.3) + SHORT_MILD_ASL + FAST,
+    "csra 1 mild asl, start": residual(1) + SHORT_MILD_ASL + FAST,
+    "csra 0.3 bce, start": residual(0.3) + SHORT_BCE + FAST,
+    "csra 1 bce, start": residual(1) + SHORT_BCE + FAST,
+    "ml_decoder bce, start": ["head=ml_decoder"] + SHORT_BCE + SLOW,
+    "narrow bce, start": NARROW + SHORT_BCE + SLOW,
+    "narrow mild asl, start": NARROW + SHORT_MILD_ASL + SLOW,
 }
 # The default with one setting changed.
 CHANGES = {
@@ -103,7 +110,7 @@ CHANGES = {
     "moving average": ["train.ema_decay=0.98"],
     "two-way": ["loss=two_way"],
 }
-RECIPES |= {f"{DEFAULT}, {name}": [*RECIPES[DEFAULT], *CHANGES[name]] for name in CHANGES}
+RECIPES |= {f"{DEFAULT}, {name}": RECIPES[DEFAULT] + CHANGES[name] for name in CHANGES}
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class Photos:
 @cache
 def load(folder: str, pixels: int) -> Photos:
     """Return the photos of a folder. Tokens are computed unless they are cached."""
-    config = compose([*COMMON, f"data.root={folder}", f"data.image_size={pixels}"])
+    config = compose(COMMON + [f"data.root={folder}", f"data.image_size={pixels}"])
     parts = build.check(config)
     network = build.backbone(parts)
     data = with_tokens(build.data(parts), network, config, device=CPU, stop=StopRequest())
@@ -134,7 +141,7 @@ def run(
     name: str, folder: str, recipe: list[str], seed: int, fold: int | None, pixels: int
 ) -> dict[str, Any]:
     """Train a recipe on a set, and return mAP, average precisions and CPU time."""
-    config = compose([*COMMON, f"data.root={folder}", *recipe, f"seed={seed}"])
+    config = compose(COMMON + [f"data.root={folder}"] + recipe + [f"seed={seed}"])
     photos = load(folder, pixels)
     tokens, labels = photos.train
     chosen = torch.arange(len(tokens))
@@ -146,7 +153,8 @@ def run(
     judged, judged_labels = photos.val
     if fold is not None:
         part = torch.from_numpy(np.random.default_rng(seed).permutation(len(chosen)) % FOLDS)
-        judged, judged_labels = tokens[chosen[part == fold]], labels[chosen[part == fold]]
+        judged = tokens[chosen[part == fold]]
+        judged_labels = labels[chosen[part == fold]]
         chosen = chosen[part != fold]
     tokens = tokens[chosen]
     labels = labels[chosen]
@@ -310,7 +318,7 @@ def print_table(title: str, table: dict[str, dict[str, Any]]) -> None:
 
 def costs() -> dict[str, float]:
     """Return the CPU seconds per photo of the network at each size, timed in turns."""
-    network = build.backbone(build.check(compose([*COMMON, "data.root=."]))).eval()
+    network = build.backbone(build.check(compose(COMMON + ["data.root=."]))).eval()
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     with torch.inference_mode():
         for _ in range(5):
@@ -332,7 +340,8 @@ def draw(table: dict[str, dict[str, list[float]]]) -> None:
         means = [statistics.fmean(results) for _, results in shown]
         spreads = [statistics.stdev(results) for _, results in shown]
         axes.errorbar(places, means, spreads, fmt="o", capsize=2, label=recipe)
-    axes.set_xticks(range(len(next(iter(table.values())))), list(next(iter(table.values()))))
+    names = list(next(iter(table.values())))
+    axes.set_xticks(range(len(names)), names)
     axes.set(ylabel="mAP on the validation photos, five seeds ± standard deviation")
     axes.yaxis.label.set_fontsize(8)
     axes.legend(fontsize=8)

@@ -15,8 +15,8 @@ import torch
 from mldec.cli import command, positive, run_command
 from mldec.errors import say
 from mldec.files.atomic import check_targets, write_json
-from mldec.runtime import environment as facts
 from mldec.runtime.devices import processors
+from mldec.runtime.environment import git_commit, installed
 
 # Each job is a module with a function of the same name, which yields dictionaries of figures.
 JOBS = {
@@ -29,9 +29,7 @@ JOBS = {
 
 def add_experiment(parser: argparse.ArgumentParser) -> None:
     """Add the options of jobs that train an experiment."""
-    parser.add_argument(
-        "--experiment", default="coco_tresnet_l", help="backbone, head, loss and sizes"
-    )
+    parser.add_argument("--experiment", default="coco_tresnet_l", help="default: coco_tresnet_l")
     parser.add_argument("--classes", type=positive, default=80, help="default: 80")
     parser.add_argument("--repeats", type=positive, default=20, help="timed steps (default: 20)")
     parser.add_argument(
@@ -80,11 +78,11 @@ def record(name: str, measured: Iterable[dict[str, Any]], file: str | None) -> N
     The file is written after each item, so that an interrupted job leaves its first figures.
     """
     figures: dict[str, Any] = {}
-    where = environment()
-    for known in measured:
-        figures |= known
+    machine = environment()
+    for new_figures in measured:
+        figures |= new_figures
         if file:
-            write_json(file, {"benchmark": name, "figures": figures, "environment": where})
+            write_json(file, {"benchmark": name, "figures": figures, "environment": machine})
     for key, value in figures.items():
         text = f"{value:,.4g}" if isinstance(value, float) else f"{value}"
         say(f"  {key:<36} {text}")
@@ -103,7 +101,7 @@ def environment() -> dict[str, Any]:
         }
     machine = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": facts.git_commit(),
+        "commit": git_commit(),
         "processor": platform.machine(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -111,7 +109,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
     }
-    return machine | gpu | facts.installed()
+    return machine | gpu | installed()
 
 
 def cpu_model() -> str | None:

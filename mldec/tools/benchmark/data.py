@@ -20,8 +20,8 @@ SIZE = 448  # pixels per side of a training image
 ROUNDS = 15  # the median is reported
 IMAGES = 40  # per round and pipeline
 
-# The steps from the path of an image file to a training image [3, S, S], by name. Each step gets
-# the result of the previous one and the random generator of the image.
+# Named steps that turn the path of an image file into a training image [3, S, S]. The arguments of
+# a step are the result of the previous step and the random generator of the image.
 Pipeline = dict[str, Callable[[Any, SampleRandom], Any]]
 
 
@@ -57,15 +57,13 @@ def photos_in(folder: str) -> list[str]:
 def time_pipelines(pipelines: Mapping[str, Pipeline], files: Sequence[str]) -> dict[str, float]:
     """Time pipelines alternately on image files.
 
-    Returns:
-        NAME_PART_ms, the median over the rounds of the processor time per image, and
-        NAME_images_per_second.
+    Returns NAME_PART_ms, the median processor time per image, and NAME_images_per_second.
     """
     torch.set_num_threads(1)  # as in a loader process
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
     for turn in range(ROUNDS + 1):
         for name, steps in pipelines.items():
-            seconds = _seconds(steps, files, turn)
+            seconds = _seconds_per_part(steps, files, turn)
             # The first round is a warm-up.
             if turn > 0:
                 rounds[name].append(seconds)
@@ -79,7 +77,7 @@ def time_pipelines(pipelines: Mapping[str, Pipeline], files: Sequence[str]) -> d
     return figures
 
 
-def _seconds(steps: Pipeline, files: Sequence[str], turn: int) -> dict[str, float]:
+def _seconds_per_part(steps: Pipeline, files: Sequence[str], turn: int) -> dict[str, float]:
     """Return the mean processor time per image of each part."""
     spent = dict.fromkeys(PARTS, 0.0)
     for number in range(IMAGES):

@@ -19,11 +19,11 @@ from mldec.tools.predict.inputs import Inputs
 
 
 def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
-    """Yield the images/s of `mldec predict`, of decoding and of the model, after each round.
+    """Time `mldec predict`, decoding alone and the model alone. Yields figures after each round.
 
-    If decoding and model share the processors, the fastest possible program reaches
-    1 / (1 / decode + 1 / model). With a GPU, the slower of the two is the `bound`. `share` is the
-    measured speed divided by the bound. All figures are medians over the rounds.
+    `bound` is the highest possible speed of predict: 1 / (1 / decode + 1 / model) if both share the
+    processors, and min(decode, model) with a GPU. `share` is the measured speed divided by `bound`.
+    All figures are medians over the rounds, in images/s.
     """
     engine, rule = opened(args.checkpoint, {"device": args.device})
     on_gpu = engine.device.type == "cuda"
@@ -51,7 +51,7 @@ def predict(args: argparse.Namespace) -> Iterator[dict[str, float]]:
     def score() -> None:
         for start in range(0, len(items), batch_size):
             scores = engine.answer(batch[: len(items) - start]).scores
-        scores.cpu()  # wait only once, so that the host runs ahead of a GPU
+        scores.cpu()  # the only synchronization with a GPU
 
     def answer() -> None:
         for _ in predictor.rows(iter(items), StopRequest()):

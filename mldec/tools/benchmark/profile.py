@@ -23,7 +23,7 @@ ROUNDS = 10  # of the matrix product
 
 
 class Stopwatch:
-    """Measure the time in functions. GPUs are measured without waiting for them."""
+    """Measures the time in functions. GPU times are from CUDA events, without synchronization."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
@@ -59,15 +59,15 @@ class Stopwatch:
 
 
 @contextmanager
-def watching(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
-    """Measure the parts of each step of a learner by patching their functions."""
+def patched_parts(learner: Learner, stopwatch: Stopwatch) -> Iterator[None]:
+    """Patch the functions of the parts of a training step, so that they are measured."""
     functions: dict[str, tuple[Any, str]] = {
         "copy": (training_step, "to_device"),
         "loss": (learner.loss, "forward"),
         "backward": (torch.autograd, "backward"),
         "optimizer": (learner.optimizer, "step"),
     }
-    # Patches inside of a compiled model would be compiled with it.
+    # A patched part of a compiled model would change the compiled graph.
     if learner.config.train.compile:
         functions["model"] = (learner.net, "forward")
     else:
@@ -97,7 +97,7 @@ def profile(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     learner.train()
     step = stopwatch.measured("step", partial(learner.learn, batches, batch_size))
-    with watching(learner, stopwatch):
+    with patched_parts(learner, stopwatch):
         step_flops = _count_flops(step)
         peak = peak_gib(step, trial.device)
         stopwatch.spans.clear()
@@ -128,7 +128,7 @@ def profile(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _count_flops(step: Callable[[], None]) -> float:
-    """Count the floating-point operations of a step of the uncompiled model."""
+    """Count the floating-point operations of a training step, without compilation."""
     with warnings.catch_warnings():
         # A compiled model would call the hooks of the counter twice.
         warnings.filterwarnings("ignore", message="Using `torch.compile")

@@ -23,16 +23,16 @@ from mldec.runtime import distributed
 from mldec.runtime.devices import autocast
 from mldec.training.step import Learner
 
-LABEL_SHARE = 0.04  # of positive labels, as in COCO
-STEPS = 10_000  # of the learning rate schedule
-BLOCKS = 5  # maximum number of rounds
+LABEL_SHARE = 0.04  # share of positive labels, as in COCO
+STEPS = 10_000  # length of the learning rate schedule
+MAX_ROUNDS = 5
 WARM_UP = 3  # steps
 
 
 def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time training steps and inference of an experiment on random images.
 
-    With `--beside`, training steps alternate with steps that have one setting changed, and
+    If `--beside` is given, a second model with this changed setting is trained alternately, and
     inference is not timed.
     """
     config = compose_experiment(args)
@@ -49,7 +49,7 @@ def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         changed = compose_experiment(args, args.beside)
         _, jobs["beside"] = _training_step(build_trial(changed, args.classes))
 
-    times = in_turns(jobs, device=device, **blocks(args.repeats))
+    times = in_turns(jobs, device=device, **split_repeats(args.repeats))
     for name, seconds in times.items():
         yield step_figures(f"{name}_", seconds, batch_size)
     if args.beside:
@@ -68,7 +68,7 @@ def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             net(images, learner.word_vectors)
 
     yield {"infer_peak_gib": peak_gib(infer, device)}
-    times = in_turns({"infer": infer}, device=device, **blocks(args.repeats))
+    times = in_turns({"infer": infer}, device=device, **split_repeats(args.repeats))
     yield step_figures("infer_", times["infer"], batch_size)
 
 
@@ -128,7 +128,7 @@ class Trial:
     def random_batches(self) -> list[Batch]:
         """Return the micro-batches of a step on the CPU, like a loader.
 
-        They contain mixed images, or tokens, if the experiment trains on them.
+        Mixing and cached tokens are applied as in the experiment.
         """
         train = self.config.train
         images = self.random_images(train.batch_size)
@@ -158,9 +158,9 @@ class Trial:
 
 
 def compose_experiment(args: argparse.Namespace, *changed: str) -> Config:
-    """Return the config of --experiment with the settings of the command line."""
-    words = [f"+experiment={args.experiment}"] + args.settings + list(changed)
-    return compose(words).for_world_size(processes=1)
+    """Return the config of --experiment with the settings of the command line and `changed`."""
+    overrides = [f"+experiment={args.experiment}"] + args.settings + list(changed)
+    return compose(overrides).for_world_size(processes=1)
 
 
 def build_trial(config: Config, num_classes: int) -> Trial:
@@ -172,7 +172,7 @@ def build_trial(config: Config, num_classes: int) -> Trial:
 
     torch.manual_seed(config.seed)
     names = tuple(f"class {number}" for number in range(num_classes))
-    # Losses for both kinds of labels get several labels per image.
+    # Losses that support both multi-label and single-label data get multi-label data.
     exclusive = getattr(parts["loss"].target, "exclusive", None) is True
     classes = Classes(names, exclusive)
     model = build.model(parts, classes, pretrained=False).to(device)
@@ -194,8 +194,8 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Time jobs alternately, so that other load of the machine affects them equally.
 
-    A job is called `steps` times per round, before the host waits for the device. One thread on a
-    CPU is measured in processor time. Returns the seconds per call in each round after `warmup`.
+    A job is called `steps` times per round. Then the device is synchronized. Times on a single CPU
+    thread are processor times. Returns the seconds per call in each round after `warmup`.
     """
     on_cpu = device.type == "cpu"
     clock = time.perf_counter
@@ -214,9 +214,9 @@ def in_turns(
     return times
 
 
-def blocks(repeats: int) -> dict[str, int]:
+def split_repeats(repeats: int) -> dict[str, int]:
     """Divide a number of timed steps into `rounds` and `steps` of `in_turns`."""
-    rounds = min(BLOCKS, repeats)
+    rounds = min(MAX_ROUNDS, repeats)
     return {"rounds": rounds, "steps": repeats // rounds}
 
 
@@ -231,7 +231,7 @@ def step_figures(prefix: str, seconds: Sequence[float], images: int) -> dict[str
 
 
 def times_as_long(times: Mapping[str, list[float]], job: str, other: str) -> float:
-    """Return the time of a job divided by the time of another, as the median over the rounds."""
+    """Return the median over the rounds of the time of a job divided by the time of another."""
     return statistics.median(a / b for a, b in zip(times[job], times[other], strict=True))
 
 

@@ -1,9 +1,9 @@
 """Check a dataset: `mldec check-data data=coco data.root=/data/coco [--out DIR]`.
 
 It counts images and labels, and finds invalid labels, unreadable images and duplicates. The exit
-status is 1 with errors, and 3 with warnings and --strict. +experiment=NAME selects the settings of
-mldec train. With --checkpoint, it ranks the labels by the probability that they are wrong. See
-docs/data.md.
+status is 1 for errors, and 3 for warnings if --strict is given. The data of an experiment can be
+selected by +experiment=NAME. --checkpoint ranks the labels by the probability that they are wrong.
+See docs/data.md.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
     errors = arguments.add_argument_group("wrong labels")
     errors.add_argument(
-        "--checkpoint", metavar="FILE", help="a checkpoint of this data; find wrong labels with it"
+        "--checkpoint", metavar="FILE", help="checkpoint whose scores reveal wrong labels"
     )
     errors.add_argument(
         "--split", choices=("val", "train"), default="val", help="split to check; default: val"
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class WarningCollector(logging.Handler):
-    """Collects the different warnings in order."""
+    """Collects warnings without duplicates."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         check_folder("--out", args.out)
     if args.checkpoint:
         if args.strict:
-            raise ConfigError("--strict: not supported with --checkpoint; remove one of them")
+            raise ConfigError("--strict: not supported with --checkpoint; omit it")
         label_errors.run(args)
         return 0
 

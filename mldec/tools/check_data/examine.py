@@ -35,8 +35,8 @@ SAMPLES = 12  # images in a sample sheet
 SAMPLES_PER_ROW = 6
 MAX_NAMED_BARS = 120  # bars with legible names and counts
 
-# Published numbers of training images, validation images and classes, by data option. Source: the
-# pages of the datasets and published code. DATASETS.md explains why some numbers differ.
+# Published numbers of training images, validation images and classes of each data option. Sources:
+# websites of the datasets and published code. DATASETS.md explains why some numbers differ.
 OFFICIAL = {
     "coco": ({82_081, 82_783, 117_266, 118_287}, {40_137, 40_504, 4_952, 5_000}, {80}),
     "coco_zsl": (set(), set(), {48, 65}),
@@ -66,24 +66,17 @@ class ImageCheck:
 def check(
     data: DataModule, option: str, config: Config, *, decode: int | None, folder: str | None
 ) -> dict[str, Any]:
-    """Check both splits of a dataset, and print a summary.
+    """Check both splits of a dataset, print a summary, and return the content of `--json`.
 
-    Args:
-        data: The dataset.
-        option: Name of the data option, a key of `OFFICIAL`.
-        config: Settings of the loader and of mixing.
-        decode: Number of images per split to read; None for all.
-        folder: Folder for charts, or None.
-
-    Returns:
-        The content of `--json`. "faults" has one phrase per kind of error.
+    `option` is the name of the data option. `decode` is the number of images per split to read, or
+    None for all images. Charts are written to `folder`.
     """
     report: dict[str, Any] = {"data": option, "faults": []}
-    *published_images, published_classes = OFFICIAL.get(option, (set(), set(), set()))
-    splits = {"train": data.train, "val": data.val}
+    train_counts, val_counts, class_counts = OFFICIAL.get(option, (set(), set(), set()))
+    published = {"train": train_counts, "val": val_counts}
     labels: dict[str, Labels] = {}
     images: dict[str, ImageCheck] = {}
-    for (part, split), published in zip(splits.items(), published_images, strict=True):
+    for part, split in (("train", data.train), ("val", data.val)):
         storage = getattr(split.dataset, "storage", None)
         if isinstance(storage, TarShards):
             storage.verify(partial(tqdm, desc="sha256", leave=False, disable=None))
@@ -98,7 +91,7 @@ def check(
             continue
 
         report[part] = split_statistics(split, labels[part])
-        _print_statistics(part, report[part], published, published_classes)
+        _print_statistics(part, report[part], published[part], class_counts)
         count = len(split.dataset) if decode is None else decode
         workers = config.train.loader_workers
         images[part] = _read_images(split.dataset, count, workers, f"read {part}")
@@ -126,7 +119,7 @@ def check(
 
 
 def label_fault(split: Split, labels: Labels, *, several: bool = False) -> str | None:
-    """Describe the invalid labels of a split, or return None. `several` allows several labels."""
+    """Describe the invalid labels of a split. `several` permits several labels per image."""
     wrong = (labels.classes < 0) | (labels.classes >= labels.num_classes)
     wrong |= ~np.isin(labels.values, (-1, 0, 1))
     if wrong.any():
@@ -134,10 +127,10 @@ def label_fault(split: Split, labels: Labels, *, several: bool = False) -> str |
         first = int(np.searchsorted(labels.starts, wrong.argmax(), "right")) - 1
         return f"{wrong.sum():,} labels out of range, the first of {split.dataset.name(first)}"
 
-    others = np.flatnonzero(labels.counts_per_image() != 1)
-    if split.classes.exclusive and not several and len(others):
-        name = split.dataset.name(int(others[0]))
-        return f"{len(others):,} images without exactly one label, the first is {name}"
+    images = np.flatnonzero(labels.counts_per_image() != 1)
+    if split.classes.exclusive and not several and len(images):
+        name = split.dataset.name(int(images[0]))
+        return f"{len(images):,} images without exactly one label, the first is {name}"
     return None
 
 
@@ -219,8 +212,8 @@ def _read_images(dataset: ImageDataset, count: int, workers: int, title: str) ->
     hashes = np.zeros(len(indices), np.uint64)
     errors = []
 
-    # Threads are fast, because Pillow releases the GIL. Millions of queued images would need too
-    # much memory, so they are read in blocks.
+    # Threads are sufficient, because Pillow releases the GIL. Images are read in blocks, because
+    # the queue of a large dataset would need too much memory.
     bar = tqdm(total=len(indices), desc=title, leave=False, disable=None)
     with ThreadPoolExecutor(max(1, workers)) as threads, bar:
         for start in range(0, len(indices), BLOCK):
@@ -247,7 +240,7 @@ def _read_image_file(dataset: ImageDataset, index: int) -> tuple[int, str | None
             content = fixed_sample(dataset, index)[0].numpy().tobytes()
     except DataError as fault:
         error = str(fault)
-        # Different unreadable files are no copies.
+        # Unreadable files are not copies of each other.
         content = content or f"unreadable {index}".encode()
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little"), error
@@ -337,7 +330,7 @@ def _sample_batch(split: Split, mixing: Mixing | None = None) -> Batch:
 
 
 def sample_sheet(batches: Mapping[str, Batch], classes: Sequence[str]) -> "Figure":
-    """Draw the images of each batch with the caption of the batch, or "" for the class names."""
+    """Draw images by the caption of their batch. The caption "" shows their class names instead."""
     rows = len(batches) * SAMPLES // SAMPLES_PER_ROW
     figure = new_figure(width=2 * SAMPLES_PER_ROW, height=2.4 * rows)
     grid = figure.subplots(rows, SAMPLES_PER_ROW).reshape(len(batches), SAMPLES)

@@ -38,10 +38,10 @@ class RankedLabels:
 
     split: Split
     scores: Scores
-    ranking: Ranking  # image indices are rows of the scores
+    ranking: Ranking  # its image indices are rows of `scores`
 
     def get(self, positions: Iterable[int]) -> Iterator["RankedLabel"]:
-        """Yield the labels at some positions of the ranking."""
+        """Yield the labels at the given positions of the ranking."""
         for position in positions:
             index = int(self.scores.indices[self.ranking.images[position]])
             yield RankedLabel(
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
 
 def rank_labels(loaded: Loaded, args: argparse.Namespace) -> RankedLabels:
     """Score the images of a split and rank their labels."""
-    # data=NAME replaces the data node, but not its fold and image size.
+    # Keep fold and image size of the training if data=NAME replaces the other data settings.
     for name in ("fold", "image_size"):
         value = loaded.config.data.get(name)
         is_chosen = any(setting.startswith(f"data.{name}=") for setting in args.settings)
@@ -136,11 +136,11 @@ def rank_labels(loaded: Loaded, args: argparse.Namespace) -> RankedLabels:
 
 
 def warn_if_trained_on(path: str, loaded: Loaded, data: DataModule, split: str) -> None:
-    """Warn if the model may have learned the wrong labels of the split."""
+    """Warn if the model may have learned wrong labels of the split, which are then not found."""
     if loaded.fingerprint is None:
-        log.warning(f"{path}: unknown training data; label errors in it cannot be found")
+        log.warning(f"{path}: unknown training data; wrong labels in it are hard to find")
     elif changed := difference(loaded.fingerprint, fingerprint(data.train)):
-        log.warning(f"{path}: other training data ({changed}); label errors in it cannot be found")
+        log.warning(f"{path}: other training data ({changed}); wrong labels in it are hard to find")
     elif split == "train":
         log.warning(
             f"{path} was trained on these images and may have learned their wrong labels; train "
@@ -149,7 +149,7 @@ def warn_if_trained_on(path: str, loaded: Loaded, data: DataModule, split: str) 
 
 
 def class_counts(labels: RankedLabels) -> dict[str, dict[str, int]]:
-    """Return the numbers of labels and of suspected labels by class."""
+    """Return the numbers of labels and suspected labels of each class."""
     ranking = labels.ranking
     names = labels.split.classes.names
     counts: dict[str, dict[str, int]] = {}
@@ -167,7 +167,7 @@ def class_counts(labels: RankedLabels) -> dict[str, dict[str, int]]:
 
 
 def csv_rows(labels: RankedLabels, count: int | None) -> Iterator[Iterable[object]]:
-    """Yield the header and the rows of the CSV file; None means all labels."""
+    """Yield the header and at most `count` rows of the CSV file; None yields all rows."""
     yield COLUMNS
     for label in labels.get(range(len(labels.ranking))[:count]):
         # The file is UTF-8. Paths may contain other bytes.
@@ -178,7 +178,7 @@ def csv_rows(labels: RankedLabels, count: int | None) -> Iterator[Iterable[objec
 
 
 def render_page(summary: str, labels: RankedLabels, sections: Mapping[str, np.ndarray]) -> str:
-    """Return an HTML page with the labels at some positions under each heading."""
+    """Return an HTML page with a section per heading; values are positions in the ranking."""
 
     def thumbnail(label: RankedLabel) -> str:
         image: Image.Image = picture(labels.split.dataset, label.index)

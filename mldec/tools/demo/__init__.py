@@ -50,7 +50,7 @@ def serve(args: argparse.Namespace) -> None:
     cli.require("mldec demo", "demo", "fastapi", "uvicorn", "python_multipart")
     os.environ["OTEL_SDK_DISABLED"] = "true"  # disable the telemetry of FastAPI
 
-    # Slow imports, which --help and errors of arguments do not need.
+    # Import late, because --help and argument errors do not need these slow modules.
     import uvicorn
 
     from mldec.runtime.signals import listening

@@ -81,7 +81,7 @@ class Prediction(BaseModel):
     )
     present: bool
     heat: list[list[float]] | None = Field(
-        default=None, description="heat map of the part `seen`: rows of numbers from 0 on"
+        default=None, description="heat map of the part `seen`: rows of values >= 0"
     )
     heat_picture: str | None = Field(
         default=None, description="heat map over the photo, a data URL"
@@ -132,7 +132,7 @@ class Predictor:
     def __init__(self, engine: Engine, vectors: str | None = None) -> None:
         self.engine = engine
         self._vectors = vectors
-        self._engine_of = lru_cache(CLASS_LISTS)(self._engine_for_classes)
+        self._cached_engine = lru_cache(CLASS_LISTS)(self._engine_for_classes)
 
     @property
     def info(self) -> ModelInfo:
@@ -158,7 +158,7 @@ class Predictor:
         """Return one result per photo, given its name and content. Not thread-safe."""
         engine = self.engine
         if options.classes.strip():
-            engine = self._engine_of(options.classes)
+            engine = self._cached_engine(options.classes)
         elif not engine.classes.names:
             raise ConfigError("classes: this model has no classes; type some")
         if options.heat_maps and not isinstance(engine, TorchEngine):
@@ -168,7 +168,7 @@ class Predictor:
 
         results = []
         for file_name, content in photos:
-            # The name is only text for the result. No file is opened.
+            # The name is only displayed. No file is opened.
             path = PurePosixPath(visible(file_name.replace("\\", "/")))
             result = Result(image=path.name[-NAME_LENGTH:] or "photo")
             try:
@@ -225,7 +225,7 @@ class Predictor:
         count = len(class_names(classes))
         if count > MAX_CLASSES:
             raise ConfigError(f"classes: {count:,} names; type at most {MAX_CLASSES:,}")
-        # Input of clients is not cached on the disk.
+        # Do not write the input of clients to the cache on the disk.
         named = read_classes(classes, self._vectors, self.engine.classes, keep=False)
         return self.engine.for_classes(named)
 
@@ -242,7 +242,7 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
         max_body_size=MAX_UPLOAD,
     )
     own_names = {host.lower(), "localhost", socket.gethostname().lower()}
-    one_at_a_time = asyncio.Lock()
+    engine_lock = asyncio.Lock()
     html_page = template("mldec.tools.demo", "page.html")
 
     @app.middleware("http")
@@ -250,12 +250,12 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         """Reject requests of web pages from other sites."""
-        # Such a page can use its own host name for this machine (DNS rebinding).
+        # DNS rebinding: the host name of another site can resolve to this machine.
         name = request.headers.get("host", "")
         if not _is_own_name(name, own_names):
             return JSONResponse({"detail": f"unknown host name {visible(name)}"}, 403)
 
-        # Browsers send this header, other programs do not.
+        # Only browsers send this header.
         site = request.headers.get("sec-fetch-site", "none")
         if request.method == "POST" and site not in ("same-origin", "none"):
             return JSONResponse({"detail": "requests from other sites are not allowed"}, 403)
@@ -285,7 +285,7 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
         if count > MAX_PHOTOS:
             raise HTTPException(413, f"{count} photos: pass at most {MAX_PHOTOS} in a request")
         files = [(photo.filename or "", await photo.read()) for photo in request.photos]
-        async with one_at_a_time:
+        async with engine_lock:
             return await run_in_threadpool(predictor.predict, files, request)
 
     @app.exception_handler(UserError)

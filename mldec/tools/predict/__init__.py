@@ -15,8 +15,8 @@ from mldec.errors import ConfigError, suggest
 __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
 # Options of the command that `load` and `Tagger` accept.
-OF_LOAD = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
-OF_LOAD += ["classes", "vectors", "top", "threshold", "thresholds"]
+LOAD_OPTIONS = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
+LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--threshold",
         type=cli.fraction,
         help="minimum score, 0 to 1; default: the thresholds of the checkpoint, else 0. Scores "
-        "after ASL are not probabilities unless they are calibrated",
+        "of models trained with ASL are not probabilities unless they are calibrated",
     )
     cli.add_class_options(predictions)
 
@@ -94,15 +94,15 @@ def load(
     [H, W, 3] or a torch tensor [3, H, W]. Gray images are accepted, and alpha is dropped.
 
     One photo gives a `Row`; iterate over it for pairs of a class name and a score. A folder, a tar
-    file, a batch of arrays or any iterable of photos gives a list of rows. An unreadable photo
-    raises a `DataError`, or gives a row with `error` in a list.
+    file, a batch of arrays or any iterable of photos gives a list of rows. An unreadable photo in a
+    list has a row with `error`. A single unreadable photo raises `DataError`.
 
     Args:
         path: A checkpoint, as for the command.
         batch_size: Images per forward pass; None for 16, or 64 on a GPU.
         workers: Processes that decode lists of more than 64 photos; 0 decodes in this process. A
             script that sets it needs `if __name__ == "__main__":`.
-        options: Options of the command in `OF_LOAD`, such as top=3 or threshold=0.5.
+        options: Options of the command in `LOAD_OPTIONS`, such as top=3 or threshold=0.5.
 
     Raises:
         UserError: If an option is invalid, or the checkpoint cannot be used.
@@ -112,9 +112,9 @@ def load(
     from mldec.tools.predict.answers import Predictor
     from mldec.tools.predict.photos import is_photo, items
 
-    amounts = parsed(path, {"batch_size": batch_size, "workers": workers})
+    args = parsed(path, {"batch_size": batch_size, "workers": workers})
     engine, rule = opened(path, options)
-    predictor = Predictor(engine, rule, batch_size=amounts.batch_size, workers=amounts.workers)
+    predictor = Predictor(engine, rule, batch_size=args.batch_size, workers=args.workers)
 
     def predict(photos: Any) -> Any:
         rows = list(predictor.rows(items(photos), StopRequest()))
@@ -129,13 +129,14 @@ def load(
 
 
 def parsed(path: str | Path, options: Mapping[str, Any]) -> argparse.Namespace:
-    """Parse options from Python like the command line does. None is the default of an option."""
+    """Parse options given in Python like a command line. Options of None are omitted."""
     words = []
     for name, value in options.items():
         values = [value]
         if isinstance(value, list | tuple):
             values = [",".join(value)] if name == "classes" else list(value)
-        words += [f"--{name.replace('_', '-')}={one}" for one in values if one is not None]
+        option = f"--{name.replace('_', '-')}"
+        words += [f"{option}={each}" for each in values if each is not None]
 
     arguments = parser()
     arguments.exit_on_error = False
@@ -152,8 +153,8 @@ def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -
     from mldec.tools.predict.engine import EngineOptions, open_engine
 
     for name in options:
-        if name not in OF_LOAD:
-            raise ConfigError(f"{name} is not an option{suggest(name, OF_LOAD)}")
+        if name not in LOAD_OPTIONS:
+            raise ConfigError(f"{name}: unknown option{suggest(name, LOAD_OPTIONS)}")
     args = parsed(path, options)
     engine = open_engine(EngineOptions.of(vars(args)))
     return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)

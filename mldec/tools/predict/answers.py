@@ -80,9 +80,10 @@ class Rule:
         return torch.tensor([*self.stored], dtype=torch.float64)
 
     def selected(self, scores: Tensor, min_scores: Tensor) -> Tensor:
-        """Mark the selected classes: scores float32 [B, K] -> bool [B, K].
+        """Return a mask of the selected classes, bool [B, K], from scores float32 [B, K].
 
-        Ties go to the lower class. `min_scores` are on the same device, which is not waited for.
+        The lower class index wins ties. `min_scores` must be on the device of the scores. There is
+        no synchronization with the device.
         """
         maximum = scores.shape[1]
         if self.content == "top":
@@ -97,7 +98,7 @@ class Rule:
         return reached
 
     def predictions(self, scores: Tensor, selected: Tensor) -> list[Prediction]:
-        """Return the selected classes of an image by decreasing score; CPU tensors [K]."""
+        """Return the selected classes of an image, highest score first, from CPU tensors [K]."""
         indices = np.flatnonzero(selected.numpy())
         values = scores.numpy()[indices]
         order = np.argsort(-values, kind="stable")
@@ -138,26 +139,26 @@ def chosen_rule(
 
 def entries(rule: Rule, row: Row) -> dict[str, Any]:
     """Return the JSON object of a row."""
-    entries: dict[str, Any] = named(row.image)
+    result: dict[str, Any] = named(row.image)
     if row.error is not None:
-        entries["error"] = printable(row.error)
-        return entries
+        result["error"] = printable(row.error)
+        return result
 
     if rule.content == "decisions":
-        entries["classes"] = [item.name for item in row.predictions]
+        result["classes"] = [item.name for item in row.predictions]
     elif rule.content == "scores":
         assert row.scores is not None
-        entries["scores"] = dict(zip(rule.classes.names, row.scores.tolist(), strict=True))
+        result["scores"] = dict(zip(rule.classes.names, row.scores.tolist(), strict=True))
     else:
-        entries["predictions"] = []
+        result["predictions"] = []
         for item in row.predictions:
             prediction = {"name": item.name, "score": item.score}
             if item.threshold is not None:
                 prediction["threshold"] = item.threshold
-            entries["predictions"].append(prediction)
+            result["predictions"].append(prediction)
     if row.picture is not None:
-        entries["picture"] = row.picture
-    return entries
+        result["picture"] = row.picture
+    return result
 
 
 class Pictures:
@@ -178,8 +179,8 @@ class Pictures:
 
         # The maps cover the visible part of the image, which the transform may have distorted.
         seen = image.crop(transform.visible_part(image.size))
-        texts = [(one.name, f"{one.score:.3f}") for one in predictions]
-        findings = list(zip(texts, heat.numpy(), strict=True))
+        captions = [(each.name, f"{each.score:.3f}") for each in predictions]
+        findings = list(zip(captions, heat.numpy(), strict=True))
         name = Path(item.name)
         target = self._folder / file_name(name)
         with replacing(target) as file:
@@ -192,8 +193,8 @@ class Pictures:
 BATCH_SIZE = 16
 BATCH_SIZE_GPU = 64
 
-# --draft keeps this number of pixels per pixel of the network's input. With 1, pixels change twice
-# as much.
+# Minimum shorter side of images decoded with --draft, relative to the resized images. A value of 1
+# would double the differences of the pixels.
 DRAFT = 2
 
 
@@ -253,17 +254,18 @@ class Predictor:
 
             answers = self._engine.answer(batch.images, features=self._features)
             scores = answers.scores
-            min_scores = on_device(self._min_scores, scores.device)  # waits in the first batch only
+            min_scores = on_device(self._min_scores, scores.device)  # copied once
             assert isinstance(min_scores, Tensor)
             self._min_scores = min_scores
             selected = self._rule.selected(scores, min_scores)
             is_finite = scores.sum(1).isfinite()
+            # `PinnedCopies` takes tensors only.
             features = scores[:, :0] if answers.features is None else answers.features
             yield batch, PinnedCopies(scores, selected, is_finite, features)
 
     def _batch_rows(self, batch: Decoded, copies: PinnedCopies | None) -> Iterator[Row]:
         """Yield the rows of a batch."""
-        # The results of the images without a fault.
+        # Images with a fault have no results.
         results = iter(zip(*copies.wait(), strict=True) if copies else ())
         for index, item in enumerate(batch.items):
             if index in batch.faults:
@@ -277,7 +279,7 @@ class Predictor:
                 yield Row(item.name, error=error)
                 continue
 
-            # Objects for thousands of classes are slow, so they are only made if they are used.
+            # Skip the slow creation of thousands of objects if they are not used.
             predictions: list[Prediction] = []
             if self._rule.content != "scores" or self._pictures is not None:
                 predictions = self._rule.predictions(scores, selected)
@@ -290,5 +292,5 @@ class Predictor:
 
 
 def counted(images: int) -> str:
-    """Return the number of images as text."""
+    """Format a number of images."""
     return f"{images:,} image" if images == 1 else f"{images:,} images"

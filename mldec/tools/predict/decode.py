@@ -93,25 +93,20 @@ def decoded(
 ) -> Iterator[Decoded]:
     """Decode items in batches and in their order. Only a few batches are prefetched.
 
-    Args:
-        items: The images.
-        decoder: Reads and transforms an item.
-        batch_size: Maximum number of items per batch.
-        workers: Number of worker processes. Up to `FEW` items are decoded in this process.
-        pin: Whether to copy batches to pinned memory.
+    Up to `FEW` items are decoded without worker processes. `pin` copies batches to pinned memory.
     """
     stream = iter(items)
     first = list(islice(stream, FEW + 1))
     if len(first) <= FEW:
         workers = 0
 
-    # The loader returns tensors in the order of the batches. Their items wait here.
-    waiting: deque[list[Item]] = deque()
+    # Items of the batches that the loader has not returned yet. It returns batches in order.
+    pending: deque[list[Item]] = deque()
 
     def batches() -> Iterator[list[Item]]:
         rest = chain(first, stream)
         while batch := list(islice(rest, batch_size)):
-            waiting.append(batch)
+            pending.append(batch)
             yield batch
 
     loader: Loader[Any] = Loader(
@@ -123,7 +118,7 @@ def decoded(
         prefetch_factor=AHEAD if workers else None,
     )
     for images, faults in loader:
-        yield Decoded(waiting.popleft(), images, faults)
+        yield Decoded(pending.popleft(), images, faults)
 
 
 def read_item(item: Item) -> Image.Image:
@@ -155,7 +150,7 @@ def read_content(item: Item) -> tuple[str, bytes]:
 def _collate(
     answers: list[Tensor | Fault],
 ) -> tuple[Sequence[Tensor] | Tensor, dict[int, Fault]] | str:
-    """Separate images from faults. A full shared memory is returned as text."""
+    """Separate images from faults. Returns an error if the shared memory is full."""
     images = [answer for answer in answers if isinstance(answer, Tensor)]
     faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Fault)}
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +73,7 @@ class Metadata:
 
 
 def parse(text: str | None, path: Path) -> Metadata:
-    """Parse the metadata of an exported file; None raises CheckpointError like invalid text."""
+    """Parse the metadata of an exported file. None and invalid text raise CheckpointError."""
     with naming_errors(path, remedy="write it with mldec export of this version"):
         metadata = Metadata(**json.loads(text or "null"))
         for name, hint in get_type_hints(Metadata).items():
@@ -115,13 +114,9 @@ class OnnxFile:
         The inputs are images uint8 [B, 3, H, W], and word vectors [K, D] of a zero-shot file.
         """
         with naming_errors(self.path, remedy="ONNX Runtime fails at these images"):
-            scores, decisions = self._session.run(OUTPUTS, arrays(inputs))
+            arrays = {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=False)}
+            scores, decisions = self._session.run(OUTPUTS, arrays)
         return torch.from_numpy(scores), torch.from_numpy(decisions)
-
-
-def arrays(inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    """Return the inputs of an ONNX file as arrays, by their names."""
-    return {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=False)}
 
 
 class Answers(NamedTuple):
@@ -153,25 +148,26 @@ class TorchEngine:
         distributed.prepare_device(self.device, tf32=train.tf32, deterministic=train.deterministic)
         is_cuda = self.device.type == "cuda"
         if precision is None:
-            # Evaluation and calibration on CUDA use a half precision of the training.
-            use_recorded = is_cuda and train.precision.half
-            precision = train.precision if use_recorded else Precision.auto
+            # Use the half precision of the training on CUDA, like evaluation and calibration.
+            is_half = is_cuda and train.precision.half
+            precision = train.precision if is_half else Precision.auto
         self._precision = precision.for_device(self.device)
         self.precision = self._precision.value
 
         # Tensor cores need channels_last. A CPU is not always faster with it.
-        self._order = memory_format(channels_last=is_cuda)
-        loaded.model.to(memory_format=self._order)
+        self._memory_format = memory_format(channels_last=is_cuda)
+        loaded.model.to(memory_format=self._memory_format)
         self._word_vectors = loaded.classes.word_vectors
         if self._word_vectors is not None:
             self._word_vectors = self._word_vectors.to(self.device)
 
     @torch.no_grad()
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score B images from `transform`. On a GPU the results are asynchronous."""
-        with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
+        """Score B transformed images. The results are asynchronous on a GPU."""
+        with explain_out_of_memory(lambda: _memory_hint(self.device, len(images), self.image_size)):
             model = self.loaded.model
-            batch = to_device(_stacked(images), self.device, memory_format=self._order)
+            batch = _to_batch(images)
+            batch = to_device(batch, self.device, memory_format=self._memory_format)
             tokens = None
             with autocast(self.device, self._precision):
                 if features:
@@ -195,7 +191,7 @@ class TorchEngine:
 
     def heat_maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
         """Return heat maps for some classes of each image, see `Explainer.maps`."""
-        with explain_out_of_memory(lambda: f"out of memory on {self.device}: disable heat maps"):
+        with explain_out_of_memory(lambda: f"out of memory on {self.device}; disable heat maps"):
             return self.explainer.maps(images.to(self.device), classes)
 
 
@@ -212,11 +208,11 @@ class ExportedEngine:
         if classes is None:
             classes = Classes(tuple(metadata.classes))
         elif not self.zero_shot:
-            raise CheckpointError(f"{self.path} has fixed classes: export it with --classes")
+            raise CheckpointError(f"{self.path}: the classes are fixed; export it with --classes")
         if self.zero_shot:
             if classes.word_vectors is None:
                 raise CheckpointError(
-                    f"{self.path} needs word vectors: pass --vectors, and to predict --classes too"
+                    f"{self.path}: no word vectors; pass --vectors, and --classes for predict"
                 )
             self._word_vectors = [classes.word_vectors]
         self.classes = replace(classes, exclusive=metadata.exclusive)
@@ -236,8 +232,8 @@ class ExportedEngine:
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score B images; see `TorchEngine`. There are no features."""
         # Images of different sizes cannot be in one batch.
-        batches = [image[None] for image in images] if self._resizes else [_stacked(images)]
-        with explain_out_of_memory(lambda: _advice(self.device, len(images), self.image_size)):
+        batches = [image[None] for image in images] if self._resizes else [_to_batch(images)]
+        with explain_out_of_memory(lambda: _memory_hint(self.device, len(images), self.image_size)):
             scores = [self._exported(batch, *self._word_vectors)[0] for batch in batches]
         return Answers(torch.cat(scores), None)
 
@@ -281,10 +277,8 @@ class EngineOptions:
 def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engine:
     """Load a checkpoint or an exported file.
 
-    Args:
-        options: The options of the command.
-        typed_classes: Whether the user enters classes later, see `for_classes`. The model then
-            needs no classes, and `options.vectors` belongs to the later classes.
+    `typed_classes`: the user enters classes later, see `for_classes`. The model then needs no
+    classes, and `options.vectors` is for the later classes.
     """
     check_class_options(options.classes, options.class_names)
     engine: Engine
@@ -293,7 +287,9 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
     else:
         engine = _open_checkpoint(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
-        raise ConfigError(f"--vectors has no effect: {options.checkpoint} has fixed classes")
+        raise ConfigError(
+            f"--vectors: not supported, {options.checkpoint} is not a zero-shot model; omit it"
+        )
     return engine
 
 
@@ -315,13 +311,13 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
     needs_vectors = options.vectors is None and not can_make(loaded.classes)
     if not loaded.classes.names and (needs_vectors or not typed_classes):
         remedy = "pass --vectors FILE" if typed_classes else "pass --classes, and --vectors"
-        raise CheckpointError(f"{options.checkpoint} has no class names: {remedy}")
+        raise CheckpointError(f"{options.checkpoint}: class names are missing; {remedy}")
     precision = None if options.precision is None else Precision(options.precision)
     return TorchEngine(loaded, precision)
 
 
 def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:
-    """Load an exported file, after a check for options that it does not support."""
+    """Load an exported file. Unsupported options raise ConfigError."""
     supported = ("checkpoint", "device", "classes", "vectors")
     names = [option.name for option in fields(options) if option.name not in supported]
     unused = [name for name in names if getattr(options, name)]
@@ -330,8 +326,8 @@ def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngin
     if unused:
         name = unused[0].replace("_", "-")
         raise ConfigError(
-            f"--{name} has no effect on an exported file such as {options.checkpoint}, which runs "
-            f"on the CPU: pass the checkpoint, or leave --{name} out"
+            f"--{name}: not supported for exported files, which run on the CPU "
+            f"({options.checkpoint}); pass the checkpoint, or omit --{name}"
         )
 
     exported = OnnxFile(Path(options.checkpoint))
@@ -348,14 +344,14 @@ def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngin
     return ExportedEngine(exported, classes)
 
 
-def _stacked(images: Sequence[Tensor] | Tensor) -> Tensor:
+def _to_batch(images: Sequence[Tensor] | Tensor) -> Tensor:
     """Return images of one size as a batch [B, 3, H, W]."""
     return images if isinstance(images, Tensor) else torch.stack(list(images))
 
 
-def _advice(device: object, images: int, size: int) -> str:
+def _memory_hint(device: object, images: int, size: int) -> str:
     """Return the message for an out-of-memory error."""
     return (
-        f"out of memory on {device}: batches of {images}, images of {size} pixels; "
+        f"out of memory on {device} with batches of {images} images of {size} pixels; "
         f"pass a smaller --batch-size"
     )

@@ -1,7 +1,8 @@
 """Formats of result files.
 
-They are written from lines. A line is the row of an image as bytes: its JSON object, and a tab and
-its features in base64 if they are requested. Lines of images to retry end with `RETRY`.
+All formats are converted from lines. A line contains the result of an image: its JSON object, and
+if features are requested, a tab and the features in base64. Lines of images to retry end with
+`RETRY`.
 """
 
 import base64
@@ -55,7 +56,7 @@ def cells_of(row: dict[str, Any]) -> dict[str, Any]:
         cells["scores"] = [prediction["score"] for prediction in row["predictions"]]
     elif "scores" in row:
         cells["scores"] = row["scores"]
-        # Rows of a Parquet file have a list already.
+        # Scores from a Parquet file are a list.
         if isinstance(row["scores"], dict):
             cells["scores"] = list(row["scores"].values())
     return cells
@@ -131,11 +132,12 @@ def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
     names = list(rule.classes.names)
     schema = pyarrow.schema(columns, metadata={"classes": json.dumps(names)})
 
-    # The rows of a group are in memory at the same time.
+    # Limit the memory of a row group.
     group = min(10_000, 1 + 10**6 // len(names))
     remaining = iter(lines)
     with ParquetWriter(file, schema) as writer:
-        while rows := [cells_of(row_of(line)) for line in islice(remaining, group)]:
+        while group_lines := list(islice(remaining, group)):
+            rows = [cells_of(row_of(line)) for line in group_lines]
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
 

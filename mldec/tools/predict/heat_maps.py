@@ -37,7 +37,7 @@ TIMES_TOKENS = "gradient of the logit of the class times the features"
 
 
 def choose(model: Classifier, tokens: Tensor, word_vectors: Tensor | None) -> tuple[str, Relevance]:
-    """Return the description and the function of the method for a head; tokens are [1, N, C]."""
+    """Choose a method, and return its description and function; tokens are [1, N, C]."""
     if model.gives_attention:
         with torch.no_grad():
             logits, weights = model.classify(tokens, word_vectors, attention=True)
@@ -55,12 +55,12 @@ def choose(model: Classifier, tokens: Tensor, word_vectors: Tensor | None) -> tu
 def attention(
     model: Classifier, tokens: Tensor, classes: Wanted, word_vectors: Tensor | None = None
 ) -> list[Tensor]:
-    """Return the attention of the query of each class; its sum over the tokens is 1.
+    """Return the attention weights of the query of each class; their sum over the tokens is 1.
 
-    For decoder heads with one query per class. Arguments as for `times_tokens`.
+    Only for decoder heads with one query per class. See `times_tokens` for the arguments.
     """
     _, weights = model.classify(tokens, word_vectors, attention=True)
-    return [own[list(wanted)] for own, wanted in zip(weights, classes, strict=True)]
+    return [queries[list(wanted)] for queries, wanted in zip(weights, classes, strict=True)]
 
 
 @torch.no_grad()
@@ -70,34 +70,35 @@ def through_attention(
     """Return the gradient of the logits through the cross-attention.
 
     The relevance of a token is ReLU(weight * gradient), averaged over the heads of a layer, and
-    summed over queries and layers. Queries of other classes have no gradient. Self-attention among
-    the queries, which the paper multiplies in, is ignored. ML-Decoder has none.
+    summed over queries and layers. Queries of other classes have no gradient. Unlike in the paper,
+    self-attention among the queries is ignored. ML-Decoder has none.
 
     Source: Chefer et al. 2021, "Generic Attention-model Explainability", arXiv 2103.15679,
-    equations 5 and 10. Arguments as for `times_tokens`.
+    equations 5 and 10. See `times_tokens` for the arguments.
     """
     layers = _cross_attentions(model)
-    calls: dict[Attention, tuple[tuple[Tensor, Tensor, Tensor], Tensor]] = {}
+    inputs: dict[Attention, tuple[Tensor, Tensor, Tensor]] = {}  # query, key and value
+    outputs: dict[Attention, Tensor] = {}
 
-    def record(layer: Any, inputs: Any, outputs: Any) -> None:
-        calls[layer] = inputs, outputs[0]
+    def record(layer: Any, layer_inputs: Any, layer_outputs: Any) -> None:
+        inputs[layer] = layer_inputs
+        outputs[layer] = layer_outputs[0]
 
     with torch.enable_grad(), ExitStack() as stack:
         for layer in layers:
             stack.callback(layer.register_forward_hook(record).remove)
         logits = model.classify(tokens.detach().requires_grad_(), word_vectors)
-    weights = [layer.weights(*calls[layer][0][:2]) for layer in layers]
-    outputs = [calls[layer][1] for layer in layers]
+    weights = [layer.weights(*inputs[layer][:2]) for layer in layers]
 
     def relevance(gradients: Sequence[Tensor]) -> Tensor:
         summed = torch.zeros(tokens.shape[:2], device=tokens.device)
         for layer, weight, gradient in zip(layers, weights, gradients, strict=True):
-            value = calls[layer][0][2]
-            product = weight * layer.weight_gradients(value, gradient)
+            product = weight * layer.weight_gradients(inputs[layer][2], gradient)
             summed += product.relu().mean(1).sum(1)
         return summed
 
-    return _per_class(model, tokens, logits, outputs, classes, relevance)
+    attended = [outputs[layer] for layer in layers]
+    return _per_class(model, tokens, logits, attended, classes, relevance)
 
 
 @torch.no_grad()
@@ -141,14 +142,14 @@ def _per_class(
     classes: Wanted,
     relevance: Callable[[Sequence[Tensor]], Tensor],
 ) -> list[Tensor]:
-    """Return the relevance of the gradients of each logit, for the classes of each image."""
+    """Return `relevance` of the gradient of each requested logit, one tensor per image."""
     if not logits.requires_grad:
         raise ConfigError(
             f"head {type(model.head).__name__}: heat maps need gradients, and its logits have none"
         )
 
-    # Images do not depend on each other. The first backward pass is for the first class of each
-    # image, and so on.
+    # One backward pass computes the gradients for one class of each image, because the images of a
+    # batch are independent.
     count = tokens.shape[1]
     results = [tokens.new_zeros(len(own), count, dtype=torch.float32) for own in classes]
     for rank in range(max(map(len, classes), default=0)):
@@ -164,15 +165,15 @@ def _per_class(
 MAP_SIZE = 32  # pixels per side of a heat map
 
 # Standard deviation of the Gaussian of each token, in distances between tokens. The maximum can
-# lie between two tokens, which points better than the token with the maximum.
+# be between two tokens, which locates objects better.
 BLUR = 0.6
 
 
 class Explainer:
     """Heat maps of a model: the relevance of each part of an image for a class.
 
-    Tokens of convolutional networks are not centered on their cells. This shift, up to a third of a
-    cell in a small ResNet, is measured once and corrected. `method` describes the maps for users.
+    Tokens of convolutional networks are not centered on their cells: the shift in a small ResNet is
+    up to a third of a cell. It is measured and corrected. `method` describes the maps for users.
 
     Args:
         model: The model in evaluation mode.
@@ -200,9 +201,11 @@ class Explainer:
         count = tokens.shape[1]
         self._side = math.isqrt(count)
         if self._side == 1 or self._side**2 != count:
-            raise ConfigError(f"heat maps need a square of tokens, and the backbone has {count}")
+            raise ConfigError(
+                f"heat maps need a square grid of tokens; the backbone has {count} tokens"
+            )
         shift = _shift(noise, tokens, self._side)
-        self._placing = [_placing(self._side, part).to(device) for part in shift]
+        self._interpolation = [_interpolation(self._side, part).to(device) for part in shift]
         self.method, self._relevance = choose(model, tokens.detach(), self.word_vectors)
 
     def maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
@@ -219,17 +222,17 @@ class Explainer:
         with torch.no_grad():
             tokens = self.model.backbone(images)
 
-        across, down = self._placing
+        across, down = self._interpolation
         relevance = self._relevance(self.model, tokens, classes, self.word_vectors)
         grids = [values.relu().unflatten(1, (self._side, self._side)) for values in relevance]
         return [(down @ grid.float() @ across.T).cpu() for grid in grids]
 
 
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
-    """Return the shift of tokens [1, N, C] to the right and down, as fractions of the image.
+    """Return the horizontal and vertical shift of tokens [1, N, C], as fractions of the image.
 
-    It is the center of the gradient of the middle tokens with respect to an image of noise
-    [1, 3, S, S]; zeros if the tokens have no gradient.
+    It is the center of the gradient of the middle tokens with respect to a noise image
+    [1, 3, S, S], or zero without a gradient.
     """
     if not tokens.requires_grad:
         return 0.0, 0.0
@@ -249,8 +252,8 @@ def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
     return float(across), float(down)
 
 
-def _placing(side: int, shift: float) -> Tensor:
-    """Return the matrix [MAP_SIZE, side] that draws each token of a row as a Gaussian."""
+def _interpolation(side: int, shift: float) -> Tensor:
+    """Return the matrix [MAP_SIZE, side] that interpolates a row of tokens with Gaussians."""
     pixels = (torch.arange(MAP_SIZE) + 0.5) / MAP_SIZE
     tokens = (torch.arange(side) + 0.5) / side + shift
     distance = (pixels[:, None] - tokens) * side / BLUR

@@ -79,11 +79,11 @@ class Inputs:
         return (item for owner, item in self.divided(shards, number) if owner == number)
 
     def divided(self, shards: int, only: int | None = None) -> Iterator[tuple[int, Item]]:
-        """Yield all images with their shard. With `only`, images of other shards may be skipped.
+        """Yield all images with their shards. `only` permits to skip the images of other shards.
 
-        Whole tar files are assigned in turn if there are at least as many as shards. Other images
-        are assigned by a hash of their path below the argument of the command line. Rows of a list
-        are assigned by their number.
+        If there are at least as many tar files as shards, whole tar files are assigned in turn.
+        Other images are assigned by a hash of their path, relative to the argument of the command
+        line. Rows of a list are assigned by their number.
         """
         tars = (path for _, path in self._files(UnsupportedFiles()) if is_tar(path))
         are_whole = shards > 1 and len(list(islice(tars, shards))) == shards
@@ -234,7 +234,7 @@ def _in_tar(path: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
             tarfile.open(fileobj=file, mode="r|*" if is_stream else "r:") as tar,
         ):
             for member in tar:
-                # Otherwise the list grows with the number of members.
+                # Limit the memory, because tarfile keeps all members in a list.
                 tar.members.clear()  # type: ignore[attr-defined]
 
                 if not member.isreg() or member.issparse():

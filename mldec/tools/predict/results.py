@@ -1,10 +1,10 @@
 """Result files that survive a kill, and the parts of shards.
 
 1. Rows are appended to a journal in a local folder. A restarted command continues after them.
-2. The result files are written at the end, each atomically. The record next to the first file lists
-   a file before it is written: a restarted command may replace this file, but no other file.
+2. The result files are written at the end, each atomically. A file is first added to the record
+   next to the first file. A restarted command only replaces files in the record.
 3. Finally, the record gets the fingerprints of the files, and the journal is removed. It is kept
-   if another attempt may succeed for some images. The next command replaces only their rows.
+   while some images may succeed in another attempt. The next command replaces only their rows.
 """
 
 import hashlib

@@ -249,8 +249,8 @@ def console_line(row: Row, rule: Rule) -> str:
 def to_files(job: Job) -> int:
     """Write the rows of this process to its journal, and the result files from all journals.
 
-    Processes of one torchrun do not wait for each other. The last one writes the result files, so
-    that each of them can be killed and restarted at any time.
+    Processes of one torchrun do not wait for each other. The last process writes the result files.
+    Each process can be killed and restarted at any time.
     """
     # Processes with --shard write one part each.
     share = Shard(0, 1)
@@ -260,7 +260,7 @@ def to_files(job: Job) -> int:
     outputs = job.outputs()
     status = finished_status(job, outputs)
     if status is not None:
-        # Remove what a process left that was killed after it had written the result.
+        # A process may have been killed between the result and the removal of its journal.
         results.remove_journals(job.work, folders)
         return status
 

@@ -31,7 +31,7 @@ def is_address(path: str | Path) -> bool:
 
 @contextmanager
 def _remote(address: str) -> Iterator[tuple[Any, str]]:
-    """Yield the file system of an address and the path in it, and convert errors to DataError."""
+    """Yield the file system of an address and the path in it. Errors become DataError."""
     with naming_errors(address, DataError, remedy=REMEDY):
         yield url_to_fs(address)
 
@@ -39,16 +39,14 @@ def _remote(address: str) -> Iterator[tuple[Any, str]]:
 def read(address: str) -> bytes:
     """Return the content of an object, after several attempts if necessary."""
     with _remote(address) as (files, name):
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, ATTEMPTS):
             try:
                 return bytes(files.cat_file(name))
             except (FileNotFoundError, PermissionError):
                 raise
             except Exception:
-                if attempt == ATTEMPTS:
-                    raise
                 time.sleep(PAUSE * attempt)
-    raise AssertionError
+        return bytes(files.cat_file(name))
 
 
 def opened(path: str) -> IO[bytes]:
@@ -116,20 +114,11 @@ def fingerprint(path: str) -> str:
         return f"{files.size(name)} bytes"
 
 
-def remove(path: str) -> None:
-    """Remove a file."""
-    if not is_address(path):
-        Path(path).unlink()
-        return
-    with _remote(path) as (files, name):
-        files.rm_file(name)
-
-
 @contextmanager
 def publishing(path: str, scratch: Path) -> Iterator[BinaryIO]:
     """Write a file atomically. An object is first written to the local folder `scratch`."""
     if not is_address(path):
-        # Another command that writes the same file has another temporary file.
+        # Commands that write the same file must not share a temporary file.
         tag = hashlib.sha256(str(scratch.absolute()).encode()).hexdigest()[:12]
         # Replace the target of a link, not the link.
         with replacing(Path(os.path.realpath(path)), durable=True, tag=tag) as file:

@@ -19,7 +19,7 @@ _opened: dict[str, Any] = {}  # checkpoints of this process
 class Tagger:
     """Predicts the classes of batches of images.
 
-    The arguments are options of the command and of `mldec.load`. A Tagger is pickled by them. Each
+    The arguments are options of the command and of `mldec.load`. Only they are pickled. Each
     process loads the checkpoint once, at its first batch.
     """
 
@@ -46,7 +46,7 @@ class Tagger:
         """
         kind = next((name for name in KINDS if name in batch), None)
         if kind is None:
-            raise DataError(f"no column {' or '.join(KINDS)}, but {', '.join(batch)}: rename one")
+            raise DataError(f"no column {' or '.join(KINDS)} in {', '.join(batch)}; rename one")
         names = batch.get("path", range(len(batch[kind])))
         items = []
         for name, value in zip(map(str, names), batch[kind], strict=True):

@@ -16,8 +16,8 @@ from mldec.files.atomic import replacing
 from mldec.tools.predict.answers import Row
 
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
-# Properties: name, namespace and kind of list. digiKam prefers its own list, which may contain
-# paths such as "Places/Paris", like that of Lightroom ("Places|Paris"). `OWN` lists the keywords
+# Properties: name, namespace and kind of list. Lists of digiKam and Lightroom may contain paths,
+# such as "Places/Paris" and "Places|Paris". digiKam prefers its own list. `OWN` has the keywords
 # that earlier runs added.
 SUBJECT = ("dc:subject", "http://purl.org/dc/elements/1.1/", "Bag")
 DIGIKAM = ("digiKam:TagsList", "http://www.digikam.org/ns/1.0/", "Seq")
@@ -39,7 +39,7 @@ def write_sidecar(row: Row) -> Path | None:
     owner and a link to the sidecar are kept.
 
     Returns:
-        Path of the sidecar, or None after an error, or without classes and sidecar.
+        Path of the sidecar. None if the row has an error, or no classes and no earlier sidecar.
 
     Raises:
         ConfigError: If the image is part of another file.
@@ -48,7 +48,7 @@ def write_sidecar(row: Row) -> Path | None:
     if row.error is not None:
         return None
     if row.path is None or not Path(row.path).is_file():
-        raise ConfigError(f"--xmp: {row.image} is not an image file; leave --xmp out")
+        raise ConfigError(f"--xmp: {row.image} is not an image file; omit --xmp")
 
     photo = Path(row.path)
     path = photo.with_name(f"{photo.name}.xmp")
@@ -86,7 +86,7 @@ def with_keywords(content: bytes, names: Sequence[str]) -> bytes:
     sidecar = _Sidecar(content)
     properties = sidecar.properties
 
-    # Keywords in any list of the user, alone or at the end of a path, are not ours.
+    # Names that the user has added to any list, also as the last part of a path, are not replaced.
     earlier = properties[OWN].texts()
     of_user = properties[SUBJECT].texts() - earlier
     for kind, separator in ((DIGIKAM, "/"), (LIGHTROOM, "|")):
@@ -118,7 +118,7 @@ def with_keywords(content: bytes, names: Sequence[str]) -> bytes:
 
 
 class _Sidecar:
-    """The lists of keywords of a sidecar in UTF-8, and the place of new lists (`rdf`)."""
+    """The keyword lists of a UTF-8 sidecar, and the element `rdf` for new lists."""
 
     def __init__(self, content: bytes) -> None:
         self.properties = {kind: _Keywords() for kind in PROPERTIES}
@@ -142,14 +142,15 @@ class _Sidecar:
         if encoding is not None and encoding.lower() != "utf-8":
             raise ValueError(f"its encoding is {encoding}, not UTF-8")
 
-    def _parent(self) -> _Keywords | None:
-        """Return the list of the innermost open element, or None if it is not a property."""
-        if self._stack and self._stack[-1][0] in self._known:
-            return self.properties[self._known[self._stack[-1][0]]]
-        return None
+    def _property(self, depth: int) -> _Keywords | None:
+        """Return the keywords of an open element, 1 for the innermost; None if no property."""
+        if len(self._stack) < depth:
+            return None
+        name, _ = self._stack[-depth]
+        return self.properties[self._known[name]] if name in self._known else None
 
     def _start(self, name: str, attributes: object) -> None:
-        keywords = self._parent()
+        keywords = self._property(1)
         offset = self._parser.CurrentByteIndex
         self._stack.append((name, offset))
         self._text = ""
@@ -166,17 +167,19 @@ class _Sidecar:
         self._text += text
 
     def _end(self, name: str) -> None:
-        own = self._parent()
+        own = self._property(1)
         if own is not None and own.end is None:
             raise ValueError(f"{name} is not a list")
         _, start = self._stack.pop()
         if name == f"{RDF} RDF" and self.rdf.empty_tag is None:
             self.rdf.end = self._parser.CurrentByteIndex
-        if name != f"{RDF} li" or len(self._stack) < 2 or self._stack[-2][0] not in self._known:
+
+        # An item is in a list, which is in a property.
+        keywords = self._property(2)
+        if name != f"{RDF} li" or keywords is None:
             return
 
-        # White space before an item belongs to it, so that its removal leaves no empty line.
-        keywords = self.properties[self._known[self._stack[-2][0]]]
+        # Include preceding white space, so that a removed item leaves no empty line.
         tag = _tag(self._content, start)
         begin = len(self._content[:start].rstrip())
         end = tag.end()
@@ -198,7 +201,7 @@ def _tag(content: bytes, start: int) -> re.Match[bytes]:
 def _insertion(
     content: bytes, keywords: _Keywords, names: Sequence[str], text: bytes = b""
 ) -> tuple[int, int, bytes]:
-    """Return the edit that adds items, or another text, to a list: start, end and new bytes."""
+    """Return the edit (start, end, new bytes) that adds `text` and one item per name to a list."""
     name = f"{keywords.prefix}:li" if keywords.prefix else "li"
     for keyword in names:
         text += keywords.space + f"<{name}>{escape(keyword)}</{name}>".encode()

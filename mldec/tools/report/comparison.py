@@ -11,9 +11,9 @@ MAX_CHANGES = 30  # for each direction
 
 @dataclass(frozen=True)
 class Change:
-    """A decision on an image and a class that is right for one of two models only.
+    """An image and a class that only one of two models predicts correctly.
 
-    Only decisions on the label count for single-label images.
+    The class is always the label if the images are single-label.
     """
 
     class_index: int
@@ -21,7 +21,7 @@ class Change:
     present: bool  # whether the image has the label
     score: float  # score of model A in [0, 1]
     other_score: float  # score of model B in [0, 1]
-    fixed: bool  # True: only A is right. False: only B is right
+    fixed: bool  # whether A is right; otherwise B is right
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Comparison:
     # Difference of the average precision A - B in percent, with bounds: value, low, high [3, K].
     per_class: np.ndarray
     changed: list[Change]  # the largest score differences
-    fixed: int  # number of decisions that are right for A only
-    broken: int  # number of decisions that are right for B only
+    fixed: int  # number of decisions where only A is right
+    broken: int  # number of decisions where only B is right
 
 
 def compare(
@@ -62,12 +62,13 @@ def compare(
 
     main_metric = next(iter(own.metrics))
     p_value = significance(gaps[main_metric]) if main_metric in gaps else np.nan
+    low, high = interval_bounds(own.resampled_ap - other.resampled_ap)
     changed, fixed, broken = changed_decisions(own_predictions, other_predictions)
     return Comparison(
         other=other_path,
         metrics=metrics,
         p_value=p_value,
-        per_class=class_differences(own, other),
+        per_class=100 * np.stack([own.class_ap - other.class_ap, low, high]),
         changed=changed,
         fixed=fixed,
         broken=broken,
@@ -83,19 +84,12 @@ def significance(gaps: np.ndarray) -> float:
     return float(min(1, 2 * (1 + rarer) / (1 + len(gaps))))
 
 
-def class_differences(first: ResampledMetrics, second: ResampledMetrics) -> np.ndarray:
-    """Return the difference of the average precision and its bounds, [3, K] in percent."""
-    gaps = first.class_ap - second.class_ap
-    low, high = interval_bounds(first.resampled_ap - second.resampled_ap)
-    return 100 * np.stack([gaps, low, high])
-
-
 def changed_decisions(first: Predictions, second: Predictions) -> tuple[list[Change], int, int]:
-    """Find the decisions that are right for one of two models only.
+    """Find the decisions where only one of two models is right.
 
     Returns:
-        The decisions with the largest score differences, the number of decisions that are right
-        for the first model only, and the number for the second model.
+        The decisions with the largest score differences, and the numbers of decisions where only
+        the first and only the second model is right.
     """
     counts = {True: 0, False: 0}
     largest: dict[bool, list[Change]] = {True: [], False: []}
@@ -126,6 +120,6 @@ def changed_decisions(first: Predictions, second: Predictions) -> tuple[list[Cha
                     fixed=fixed,
                 )
                 largest[fixed].append(change)
-            largest[fixed].sort(key=lambda one: -abs(one.score - one.other_score))
+            largest[fixed].sort(key=lambda change: -abs(change.score - change.other_score))
             del largest[fixed][MAX_CHANGES:]
     return largest[True] + largest[False], counts[True], counts[False]

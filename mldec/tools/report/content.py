@@ -23,7 +23,7 @@ from mldec.evaluation.output import Results, report, same_scores
 from mldec.evaluation.run import Scores
 from mldec.files.run_folder import folder_of_run
 from mldec.tools.report import statistics
-from mldec.tools.report.comparison import Change, Comparison, compare
+from mldec.tools.report.comparison import Comparison, compare
 from mldec.tools.report.examples import (
     Example,
     Thumbnail,
@@ -77,7 +77,7 @@ def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSe
     loaded = load_model(**chosen_model(args))
     split = setup.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):
-        # Its own text encoder computes the word vectors.
+        # The text encoder of this model computes the word vectors.
         split = replace(split, classes=replace(split.classes, word_vectors=None, origin=None))
     data = replace(setup.data, load_val=lambda: split)
     loaded, data = opening.with_same_classes(loaded, data, path)
@@ -92,7 +92,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
     """Score the images and compute the content of the report."""
     classes = setup.data.val.classes
     scores = setup.scores()
-    # Constant scores are hidden by a calibration, which stores the names of their classes.
+    # Calibration can hide constant scores, so it stores the names of their classes.
     calibration = setup.loaded.calibration
     if calibration is None or not calibration.images:
         constant = setup.constant_classes(scores)
@@ -146,7 +146,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
 def analyze(
     setup: EvaluationSetup, scores: Scores, weights: np.ndarray
 ) -> tuple[Predictions, ResampledMetrics]:
-    """Compute the metrics of a model and their resamples with these weights."""
+    """Compute the metrics of a model, and resample them with the given weights."""
     evaluator = setup.evaluator()
     metrics = statistics.compute_metrics(evaluator, scores.logits, scores.labels)
 
@@ -163,12 +163,12 @@ def analyze(
 def analyze_other(
     other: EvaluationSetup, indices: np.ndarray, weights: np.ndarray
 ) -> tuple[Predictions, ResampledMetrics]:
-    """Score and analyze the images of the first model, given by their indices [N]."""
+    """Score and analyze the images of the first model, which have the indices [N]."""
     scores = other.scores()
     if not np.array_equal(scores.indices, indices):
         raise DataError(
-            f"--compare {other.path}: it can read {len(scores.indices):,} of the images, the first "
-            f"checkpoint {len(indices):,}; remove the unreadable images from the data"
+            f"--compare {other.path}: {len(scores.indices):,} readable images instead of "
+            f"{len(indices):,}; remove the unreadable images from the data"
         )
     return analyze(other, scores, weights)
 
@@ -177,15 +177,13 @@ def make_thumbnails(
     split: Split, scores: Scores, examples: list[Example], comparison: Comparison | None
 ) -> dict[int, Thumbnail]:
     """Return the thumbnails of examples and changed decisions by row."""
-    items: list[Example | Change] = list(examples)
+    rows = {example.row for example in examples}
     if comparison is not None:
-        items += comparison.changed
-    thumbnails: dict[int, Thumbnail] = {}
-    for item in items:
-        row = item.row
-        if row not in thumbnails:
-            labels = [split.classes.names[k] for k in np.flatnonzero(scores.labels[row] == 1)]
-            thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
+        rows |= {change.row for change in comparison.changed}
+    thumbnails = {}
+    for row in sorted(rows):
+        labels = [split.classes.names[k] for k in np.flatnonzero(scores.labels[row] == 1)]
+        thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
     return thumbnails
 
 

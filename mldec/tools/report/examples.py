@@ -43,11 +43,9 @@ class Thumbnail:
 
 
 def select_examples(predictions: Predictions, class_ap: np.ndarray) -> list[Example]:
-    """Select the images with the highest confidence of each class and kind.
+    """Select the images with the highest confidence of each kind, for each of the weakest classes.
 
-    Args:
-        predictions: Scores and labels of K classes.
-        class_ap: Average precision [K]. Only the weakest `MAX_CLASSES` classes have images.
+    `class_ap` is the average precision [K].
     """
     examples: list[Example] = []
     for index in np.argsort(class_ap, kind="stable")[:MAX_CLASSES].tolist():
@@ -87,17 +85,17 @@ def make_thumbnail(dataset: ImageDataset, index: int, labels: list[str]) -> Thum
 def add_heat_maps(
     examples: list[Example], setup: EvaluationSetup, indices: np.ndarray
 ) -> tuple[list[Example], str]:
-    """Add heat maps to the examples, if the model supports them.
+    """Add heat maps to the examples, if the model supports them. The model is then on the CPU.
 
     Args:
         examples: Examples of the N scored images.
-        setup: Model and data. The model is on the CPU afterward.
+        setup: Model and data.
         indices: Index in the validation split of each scored image, [N].
 
     Returns:
         The examples, and a note on the method or the reason why there are no heat maps.
     """
-    # A zero-shot model has the classes of the data. Other models have their own class order.
+    # Zero-shot models score the classes of the data. Other models may have another class order.
     dataset = setup.data.val.dataset
     classes = setup.data.val.classes
     trained = classes

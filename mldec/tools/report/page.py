@@ -67,7 +67,7 @@ def render_page(content: ReportContent) -> str:
     )
     policies = page.environment.policies
     policies["json.dumps_function"] = PlotlyJSONEncoder(separators=(",", ":")).encode
-    policies["json.dumps_kwargs"] = {}  # the default would sort columns by name
+    policies["json.dumps_kwargs"] = {}  # the default sorts keys
     folder = resources.files("mldec.tools.report")
     return page.render(
         report=content,
@@ -114,7 +114,7 @@ def format_metric(value: float, name: str, sign: str = "") -> str:
 
 
 def heat_image(heat: np.ndarray) -> str:
-    """Return a heat map uint8 [h, w] as the URL of an orange image with this opacity."""
+    """Return a heat map uint8 [h, w] as the data URL of an orange image with varying opacity."""
     pixels = np.empty((*heat.shape, 4), np.uint8)
     pixels[..., :3] = ORANGE
     pixels[..., 3] = HEAT_OPACITY * heat

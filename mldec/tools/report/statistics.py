@@ -30,11 +30,11 @@ CLASS_BLOCK = 64  # classes that a thread copies together
 IMAGE_BLOCK = 1_000
 
 CALIBRATION_BINS = 15
-FINE_BINS = 200  # histogram bins of equal width
-COARSE_BINS = 50  # the same with many classes
+FINE_BINS = 200  # histogram bins of equal width, for at most `MAX_FINE_CLASSES` classes
+COARSE_BINS = 50  # histogram bins of equal width for more classes
 MAX_FINE_CLASSES = 500
-MAX_THRESHOLDS = 100  # number of different thresholds that become bin edges
-TAILS = np.array([1e-4, 2e-4, 5e-4, 1e-3, 2e-3])  # more edges, because rare classes score near 0
+MAX_THRESHOLDS = 100  # maximum number of different thresholds that become bin edges
+TAILS = np.array([1e-4, 2e-4, 5e-4, 1e-3, 2e-3])  # extra edges for the low scores of rare classes
 MAX_PAIRED = 30  # classes in the matrix of class pairs
 
 # Maps a slice of k classes, their logits [k, N] and their labels [k, N] to an array [..., k].
@@ -58,8 +58,8 @@ class Predictions:
     labels: np.ndarray  # int8 [N, K]: 1 (present), 0 (absent) or -1 (not annotated)
     exclusive: bool  # single-label images: the class with the highest logit is predicted
 
-    # Otherwise, classes with a logit above the threshold are predicted: a float, float64 [K], or
-    # None for 0.
+    # Multi-label images: classes with a logit above the threshold are predicted. It is a float,
+    # float64 [K], or None for 0.
     logit_threshold: float | Tensor | None
 
     @cached_property
@@ -132,9 +132,9 @@ def compute_metrics(
 
 
 def bootstrap_weights(images: int, classes: int) -> np.ndarray:
-    """Draw the weights of R resamples, always the same: float32 [R / BLOCK, images, BLOCK].
+    """Draw the weights of R resamples from a fixed seed: float32 [R / BLOCK, images, BLOCK].
 
-    The number of resamples is between `BLOCK` and `MAX_RESAMPLES`, depending on the work.
+    R is between `BLOCK` and `MAX_RESAMPLES`. It is smaller for many images and classes.
     """
     affordable = min(MAX_TRIPLES // max(1, images * classes), MAX_WEIGHTS // max(1, images))
     blocks = max(1, min(affordable, MAX_RESAMPLES) // BLOCK)
@@ -152,15 +152,10 @@ def interval_bounds(values: np.ndarray) -> np.ndarray:
 def weighted_average_precision(
     scores: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Compute the average precision of one class in each resample.
+    """Compute the average precision of one class in each resample, float32 [R] in [0, 1].
 
-    Args:
-        scores: [N].
-        labels: [N] of 1, 0 or -1 (ignored).
-        weights: [R / BLOCK, N, BLOCK].
-
-    Returns:
-        Float32 [R] in [0, 1], or NaN without a positive.
+    It is NaN without a positive. Scores and labels (1, 0 or -1) are [N], weights [R / BLOCK, N,
+    BLOCK].
     """
     positives = np.flatnonzero(labels == 1)
     cuts = np.unique(scores[positives])
@@ -183,7 +178,7 @@ def weighted_average_precision(
 
 
 def _sum_per_cut(cuts: np.ndarray, scores: np.ndarray, images: np.ndarray) -> csr_matrix:
-    """Return the matrix [cuts, N] that sums the weights between cuts, from the highest cut down."""
+    """Return a sparse matrix [cuts, N] that sums the image weights between cuts, highest first."""
     groups = len(cuts) - np.searchsorted(cuts, scores[images], "right")
     order = np.argsort(groups, kind="stable")
     starts = np.concatenate([[0], np.bincount(groups).cumsum()])
@@ -231,14 +226,9 @@ class ResampledMetrics:
 def bootstrap_metrics(
     metrics: dict[str, float], predictions: Predictions, weights: np.ndarray
 ) -> ResampledMetrics:
-    """Resample the main metrics and the average precision of each class.
+    """Resample main metrics (in percent) and the average precision per class with given weights.
 
-    A metric has no interval if the evaluator of the data defines it differently.
-
-    Args:
-        metrics: Metrics of the evaluator, in percent.
-        predictions: Scores and labels of the same images.
-        weights: [R / BLOCK, N, BLOCK].
+    A metric has no interval if its definition in the evaluator of the data is different.
     """
     logits = torch.from_numpy(predictions.logits)
     labels = torch.from_numpy(predictions.labels)
@@ -398,7 +388,7 @@ def class_pairs(predictions: Predictions, counts: Counts) -> ClassPairs:
     present = predictions.labels[:, classes].T == 1
     columns = decided
     if predictions.exclusive:
-        # A right prediction is no confusion with other labels of the same image.
+        # If an image has several labels and one is predicted, the other labels are not confusions.
         present &= decided | ~predictions.top_is_right
         columns = present
     labeled = present.astype(np.float32) @ present.T.astype(np.float32)

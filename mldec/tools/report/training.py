@@ -13,14 +13,7 @@ Curve = list[tuple[int, float]]
 
 
 def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve], list[str]]:
-    """Read the files of a run.
-
-    Args:
-        folder: Folder of the run, or None if it is unknown.
-
-    Returns:
-        The cost of the training by heading, the learning curves, and notes on missing files.
-    """
+    """Return the training cost by heading, the learning curves, and notes on missing files."""
     if folder is None:
         return {}, {}, [f"Training cost and curves are unknown: found no {LOG_FILE} or {RUN_FILE}."]
 

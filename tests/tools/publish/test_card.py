@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from mldec.checkpoint.state import Calibration
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
-from mldec.tools.publish import MAX_CLASSES, UNDEFINED, Known, Measured, card
+from mldec.tools.publish import MAX_CLASSES, UNDEFINED, CardContent, CardMetrics, card
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
 CALIBRATION = Calibration(
@@ -39,7 +39,7 @@ def measured(*names, **changes):
             for place, name in enumerate(names)
         },
     }
-    return Measured(source="from r.json", **{**values, **changes})
+    return CardMetrics(source="from r.json", **{**values, **changes})
 
 
 THREE = measured("zero", "one", "two")
@@ -54,7 +54,7 @@ def known(saved, loaded):
             "repository": "me/mine",
             "checkpoint": replace(saved, fingerprint=None, git=None, calibration=calibration),
             "loaded": loaded if classes is None else replace(loaded, classes=classes),
-            "measured": Measured(source="", images=None, metrics={}),
+            "measured": CardMetrics(source="", images=None, metrics={}),
             "initial": "random weights",
             "initial_license": "none",
             "base_model": None,
@@ -63,7 +63,7 @@ def known(saved, loaded):
             "license": None,
             "plugins": [],
         }
-        return Known(**{**values, **changes})
+        return CardContent(**{**values, **changes})
 
     return make
 

@@ -8,10 +8,10 @@ import pytest
 from mldec.errors import DataError
 from mldec.model import count_parameters, multiply_accumulates
 from mldec.tools.publish import (
+    checkpoint_metrics,
     command_of,
     cost_of,
     initial_weights,
-    of_checkpoint,
     published_config,
     read_results,
     without_folders,
@@ -129,7 +129,7 @@ def test_unusable_results_are_an_error(tmp_path, changes):
 
 def test_metrics_of_a_run_depend_on_the_weights(saved):
     both = replace(saved, epoch=3, metrics={"val/mAP": 90.0, "val_raw/mAP": 80.0})
-    assert of_checkpoint(both, "ema").metrics == {"mAP": 90.0}
-    assert of_checkpoint(both, "raw").metrics == {"mAP": 80.0}
+    assert checkpoint_metrics(both, "ema").metrics == {"mAP": 90.0}
+    assert checkpoint_metrics(both, "raw").metrics == {"mAP": 80.0}
     alone = replace(saved, metrics={"val/mAP": 70.0})
-    assert of_checkpoint(alone, "raw").metrics == {"mAP": 70.0}
+    assert checkpoint_metrics(alone, "raw").metrics == {"mAP": 70.0}

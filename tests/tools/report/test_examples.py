@@ -61,7 +61,7 @@ def test_thumbnail_shows_the_model_input(tmp_path, crop, size):
     for third in range(3):
         pixels[:, 400 * third // 3 : 400 * (third + 1) // 3, third] = 255
     Image.fromarray(pixels).save(tmp_path / "0.png")
-    storage = ImageFiles(tmp_path, np.array([b"0.png"]), "see")
+    storage = ImageFiles(tmp_path, np.array([b"0.png"]))
     labels = from_dense(np.array([[1, 0]], np.int8))
     transform = EvalTransform(image_size=64, crop=crop)
     dataset = StoredImages(storage, labels, ("a", "b"), transform)
