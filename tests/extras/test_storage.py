@@ -175,6 +175,7 @@ def test_unreadable_object_is_an_error_row(s3, images, cli, best):
     [item] = Inputs([f"{images}/more.tar.gz"])
     assert "more.tar.gz" in item.fault
 
+
 def test_unusable_addresses_raise_an_error(s3, images, cli, best):
     words = ["predict", best, *SHARED]
     for given, name in (
