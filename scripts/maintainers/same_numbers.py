@@ -603,6 +603,7 @@ def work_folder(recorded: dict[str, Any]) -> Iterator[Path]:
         return
 
     folder = Path(path[0])
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed run
     folder.mkdir()
     try:
         yield folder
