@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mldec.tools.benchmark.throughput import (
-    blocks,
     in_turns,
+    split_repeats,
     step_figures,
     times_as_long,
 )
@@ -57,8 +57,8 @@ def test_jobs_take_turns():
     calls.clear()
     in_turns(jobs, device=cpu, rounds=1, warmup=0, steps=2)
     assert calls == ["a", "a", "b", "b"]
-    assert blocks(20) == {"rounds": 5, "steps": 4}
-    assert blocks(1) == {"rounds": 1, "steps": 1}
+    assert split_repeats(20) == {"rounds": 5, "steps": 4}
+    assert split_repeats(1) == {"rounds": 1, "steps": 1}
     assert step_figures("x_", [0.1, 0.3], images=40) == {
         "x_step_ms": pytest.approx(200),
         "x_spread_percent": pytest.approx(100),
