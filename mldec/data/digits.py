@@ -116,7 +116,7 @@ class Scenes:
     def name(self, index: int) -> str:
         """Return the name of the scene for messages."""
         if self.seed is None:
-            return f"digit scene {index} (different on each access)"
+            return f"digit scene {index} (drawn anew each time)"
         return f"digit scene {index} of seed {self.seed}"
 
 

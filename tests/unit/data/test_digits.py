@@ -69,7 +69,7 @@ def test_validation_scenes_are_fixed_and_training_scenes_are_new(make):
 
     assert len(versions(train)) == 8
     assert drawn(train, 1).equal(drawn(train, 1))
-    assert train.name(2) == "digit scene 2 (different on each access)"
+    assert train.name(2) == "digit scene 2 (drawn anew each time)"
 
     splits = zip((train, val), split_writings(0), strict=True)
     assert all(set(part.draw.keywords["writings"].rows) == set(own.rows) for part, own in splits)
