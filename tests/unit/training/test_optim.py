@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from support import assert_equal
+from timm.layers import freeze_batch_norm_2d
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.utils import freeze as timm_freeze
@@ -343,6 +344,26 @@ def test_frozen_parts_equal_timm(name):
     # timm replaces frozen batch norms by another module.
     assert len(batch_norms(ours)) - len(norms) == len(batch_norms(theirs))
     assert bool(norms) is has_batch_norm
+
+
+def test_frozen_batch_norms_match_timm():
+    ours = classifier("test_resnet")
+    for norm in batch_norms(ours):
+        for tensor in (norm.weight, norm.bias, norm.running_mean):
+            nn.init.normal_(tensor)
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    theirs = copy.deepcopy(ours)
+    theirs.backbone.network = freeze_batch_norm_2d(theirs.backbone.network)
+
+    norms = freeze(ours, Train(freeze_batchnorm=FreezeBatchNorm.all))
+    ours.train()
+    for norm in norms:
+        norm.eval()
+    images = torch.rand(2, 3, 64, 64)
+    tokens = ours.backbone(images)
+    expected = theirs.train().backbone(images)
+    torch.testing.assert_close(tokens, expected, rtol=1e-4, atol=1e-4)
+    assert trainable_names(ours) == trainable_names(theirs)
 
 
 def test_freeze_matches_whole_names():
