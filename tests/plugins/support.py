@@ -203,7 +203,7 @@ def process_state(number: int) -> str:
 def pop_scores(row: dict[str, Any]) -> Any:
     """Remove the scores from a row of predict, and return them."""
     if "scores" in row:
-        return row.pop("scores")
+        return row.pop("scores") or []
     return [item.pop("score") for item in row.get("predictions", [])]
 
 
