@@ -53,9 +53,10 @@ def lazily(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
     return load
 
 
-__all__ = ["load"]
+__all__ = ["Config", "Model", "Run", "UserError", "fit", "load"]
 
-__getattr__ = lazily(__name__, {"load": "tools.predict"})
+_MODULES = dict.fromkeys(["Model", "Run", "fit", "load"], "api")
+__getattr__ = lazily(__name__, {**_MODULES, "Config": "config.schema", "UserError": "errors"})
 
 
 def __dir__() -> list[str]:

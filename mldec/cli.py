@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import mldec
@@ -153,13 +153,54 @@ def chosen_model(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_command(
-    parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], int | None]
+    parse: Callable[[], argparse.Namespace], work: Callable[[argparse.Namespace], object]
 ) -> None:
-    """Parse the command line and run a command. Errors are printed as one line."""
+    """Parse the command line and run a command. Errors are printed as one line.
+
+    If `work` returns an integer, it is the exit status.
+    """
     with one_line():
         args = parse()
         to_console()
-        sys.exit(work(args))
+        result = work(args)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def parse_options(
+    arguments: argparse.ArgumentParser, words: Sequence[str], options: Mapping[str, Any]
+) -> argparse.Namespace:
+    """Parse the options of a command that are given in Python.
+
+    Args:
+        arguments: Parser of the command.
+        words: Positional arguments.
+        options: Values by the name of the option, such as {"batch_size": 4}. None and False omit
+            the option, True gives it without a value, and a list gives it once per item.
+
+    Raises:
+        ConfigError: If an option is unknown or has an invalid value.
+    """
+    line = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if option not in arguments._option_string_actions:
+            known = [text[2:].replace("-", "_") for text in arguments._option_string_actions]
+            raise ConfigError(f"{name}: unknown option{suggest(name, known)}")
+
+        if value is True:
+            line.append(option)
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        for each in values:
+            if each is not None and each is not False:
+                line.append(f"{option}={each}")
+
+    arguments.exit_on_error = False
+    try:
+        return arguments.parse_args(line + ["--", *words])
+    except argparse.ArgumentError as error:
+        name = str(error.argument_name).removeprefix("--").replace("-", "_")
+        raise ConfigError(f"{name}: {error.message}") from error
 
 
 def require(feature: str, extra: str, *packages: str) -> None:

@@ -4,7 +4,7 @@ import argparse
 import logging
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mldec.cli import (
     add_model_options,
@@ -66,31 +66,33 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def evaluate(args: argparse.Namespace) -> None:
-    """Evaluate a checkpoint, print the results and write the files."""
-    check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
+def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Evaluate a checkpoint, print the results and write the files.
 
-    from tqdm import tqdm
+    Returns:
+        The content of --json. None on other ranks than 0, and with --write-classes.
+    """
+    check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
 
     from mldec.checkpoint import load_model
     from mldec.evaluation import run as evaluation
     from mldec.evaluation.open import open_for_evaluation
     from mldec.evaluation.options import EvalOptions
     from mldec.runtime import distributed
+    from mldec.runtime.console import progress_bar
     from mldec.runtime.devices import memory_format
     from mldec.runtime.environment import explain_out_of_memory
 
     loaded = load_model(**chosen_model(args))
     if args.write_classes:
         write_classes(loaded, args)
-        return
+        return None
 
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
     config = setup.config
     device = setup.device
     with distributed.processes(device):
-        # None enables the progress bar on a terminal only.
-        is_hidden = not distributed.is_main() or None
+        is_hidden = not distributed.is_main()
         order = memory_format(channels_last=config.train.channels_last)
         with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
             results = evaluation.evaluate(
@@ -98,7 +100,7 @@ def evaluate(args: argparse.Namespace) -> None:
                 setup.data,
                 config,
                 device=device,
-                progress=partial(tqdm, desc="evaluate", leave=False, disable=is_hidden),
+                progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),
                 logit_threshold=setup.logit_threshold(),
             )
 
@@ -107,8 +109,9 @@ def evaluate(args: argparse.Namespace) -> None:
             # There is one threshold for all classes, or one per class.
             repeats = len(names) // len(setup.thresholds)
             results.per_class["threshold"] = setup.thresholds * repeats
-        if distributed.is_main():
-            print_results(results, loaded.weights, args, names)
+        if not distributed.is_main():
+            return None
+        return print_results(results, loaded.weights, args, names)
 
 
 def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
@@ -126,8 +129,8 @@ def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
 
 def print_results(
     results: "Results", weights: str, args: argparse.Namespace, names: tuple[str, ...]
-) -> None:
-    """Print the results of K classes, and write the files of --json and --csv."""
+) -> dict[str, Any]:
+    """Print the results of K classes, write --json and --csv, and return the content of --json."""
     from mldec.evaluation.output import left_out, report, to_csv
 
     for line in left_out(results.bad, results.images):
@@ -137,15 +140,16 @@ def print_results(
     if len(names) <= MOST_LISTED:
         say(*class_table(results.per_class, names))
 
+    content = report(results, weights, args.checkpoint, names)
+    if args.views:
+        content["views"] = args.views
+    if args.class_list:
+        content |= {"class_list": args.class_list, "vectors": args.vectors}
     if args.json:
-        content = report(results, weights, args.checkpoint, names)
-        if args.views:
-            content["views"] = args.views
-        if args.class_list:
-            content |= {"class_list": args.class_list, "vectors": args.vectors}
         write_json(args.json, content)
     if args.csv:
         write_result(args.csv, to_csv(results, names))
+    return content
 
 
 def table(metrics: dict[str, float]) -> list[str]:

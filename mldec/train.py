@@ -70,7 +70,7 @@ def run(config: Config, directory: Path) -> None:
     if config.train.deterministic:
         # cuBLAS is only deterministic with this workspace.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.train.deterministic)
     device = distributed.pick_device(config.device)
     train = config.train
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)

@@ -27,6 +27,7 @@ LAYERS = (
     ("cli",),
     ("train", "evaluate"),
     ("tools", "__main__"),
+    ("api",),
 )
 
 
@@ -93,7 +94,7 @@ def test_commands_do_not_import_each_other() -> None:
 def test_libraries_are_used_in_one_place() -> None:
     assert {folder(module) for module in importers("hydra", "omegaconf")} == {"config", "train"}
     users = {folder(module) for module in importers("argparse")}
-    assert users <= {"cli", "train", "evaluate", "tools"}
+    assert users <= {"cli", "train", "evaluate", "tools", "api"}
     assert importers("torch.distributed") == {"mldec.runtime.distributed"}
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from mldec.checkpoint import Loaded
 from mldec.config.schema import Config
@@ -19,6 +18,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator
 from mldec.runtime import distributed
+from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import PinnedCopies, autocast, memory_format, prefetch_one, to_device
 from mldec.runtime.environment import explain_out_of_memory
 
@@ -91,7 +91,7 @@ def score(
         data: Data with the validation images.
         config: Settings of the loader and the precision.
         device: Device of the models.
-        progress: Wraps the batches, as `tqdm` does.
+        progress: Wraps the batches, as `progress_bar` does.
 
     Yields:
         A batch, and the logits of each model: float32 [b, K] on the device, or [0] without a
@@ -141,7 +141,7 @@ def all_scores(
     count = 0
     bad: list[str] = []
 
-    bar = partial(tqdm, desc=f"score {path}", leave=False, disable=None)
+    bar = partial(progress_bar, desc=f"score {path}")
     with explain_out_of_memory(lambda: memory_advice(config, device)):
         order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()

@@ -3,8 +3,10 @@
 import logging
 import os
 import sys
+from collections.abc import Iterable
+from typing import Any
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from mldec.errors import printable, writing
 
@@ -45,6 +47,22 @@ class _Console(logging.Handler):
 
 # One handler per process. `addHandler` ignores a handler that was added before.
 _CONSOLE = _Console()
+
+
+def progress_bar(
+    items: Iterable[Any] | None = None, *, hidden: bool = False, **options: Any
+) -> "tqdm[Any]":
+    """Return a progress bar, which is visible on a terminal and in a notebook unless `hidden`.
+
+    `options` are arguments of tqdm.
+    """
+    # None hides the bar if the output is not a terminal. The output of a notebook never is.
+    disable = None
+    if hidden:
+        disable = True
+    elif "ipykernel" in sys.modules:
+        disable = False
+    return tqdm(items, leave=False, disable=disable, **options)
 
 
 def on_terminal() -> bool:

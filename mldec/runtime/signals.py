@@ -1,6 +1,7 @@
 """Stop requests by signals of schedulers and by Ctrl-C."""
 
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -91,8 +92,15 @@ def _set_alarm(seconds: float) -> None:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Record signals in the yielded `StopRequest`, instead of ending the process."""
+    """Record signals in the yielded `StopRequest`, instead of ending the process.
+
+    Python handles signals in the main thread only. In other threads no signal is recorded.
+    """
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
     before = {number: signal.signal(number, request.note) for number in SIGNALS}
     if ALARM is not None:
         before[ALARM] = signal.signal(ALARM, request.give_up)

@@ -472,8 +472,12 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def calibrate(args: argparse.Namespace) -> None:
-    """Store a copy of a checkpoint with fitted thresholds or the thresholds of a file."""
+def calibrate(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Store a copy of a checkpoint with fitted thresholds or the thresholds of a file.
+
+    Returns:
+        The content of --json, or None with --thresholds.
+    """
     objective = parse_objective(args.objective)
     check_targets(json=args.json, csv=args.csv, pt=args.out)
     args.settings += cli.precision_setting(args)
@@ -489,20 +493,21 @@ def calibrate(args: argparse.Namespace) -> None:
     check_targets(pt=out)
 
     if args.thresholds is None:
-        calibrate_on_images(loaded, objective, source, args, out)
-    else:
-        if args.json or args.csv:
-            raise ConfigError("--thresholds: not supported with --json and --csv; omit them")
-        assert loaded.calibration is not None
-        calibration = replace(loaded.calibration, source=source)
-        state = replace(to_store(loaded), calibration=calibration).to_state()
-        torch_files.save(Path(out), state, of_run=False)
-        say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
+        return calibrate_on_images(loaded, objective, source, args, out)
+
+    if args.json or args.csv:
+        raise ConfigError("--thresholds: not supported with --json and --csv; omit them")
+    assert loaded.calibration is not None
+    calibration = replace(loaded.calibration, source=source)
+    state = replace(to_store(loaded), calibration=calibration).to_state()
+    torch_files.save(Path(out), state, of_run=False)
+    say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
+    return None
 
 
 def calibrate_on_images(
     loaded: Loaded, objective: Objective, source: str | None, args: argparse.Namespace, out: str
-) -> None:
+) -> dict[str, Any]:
     """Score the validation images, fit, store the copy and print the metrics."""
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)), calibrated=False)
     loaded = setup.loaded
@@ -556,7 +561,7 @@ def calibrate_on_images(
     )
     state = replace(checkpoint, calibration=calibration).to_state()
     torch_files.save(Path(out), state, of_run=False)
-    print_results(outcome, calibration, scores, names, args, out)
+    return print_results(outcome, calibration, scores, names, args, out)
 
 
 def target(out: str | None, path: Path) -> str:
@@ -577,8 +582,8 @@ def print_results(
     names: tuple[str, ...],
     args: argparse.Namespace,
     out: str,
-) -> None:
-    """Print the metrics, and write --json and --csv."""
+) -> dict[str, Any]:
+    """Print the metrics, write --json and --csv, and return the content of --json."""
     for line in left_out(scores.bad, calibration.images):
         log.warning(line)
     fixed = f"at {FIXED}"
@@ -602,19 +607,20 @@ def print_results(
     results = Results(
         outcome.cross_fitted, outcome.per_class, calibration.images, scores.bad, confusions=None
     )
+    content = report(results, calibration.weights, args.checkpoint, names) | {
+        "fitted": outcome.fitted,
+        "uncalibrated": outcome.uncalibrated,
+        "out": out,
+        "objective": calibration.objective,
+        "scope": calibration.scope,
+        "folds": args.folds,
+        "temperature": None if calibration.scope else 1 / calibration.slopes[0],
+    }
     if args.json:
-        content = report(results, calibration.weights, args.checkpoint, names) | {
-            "fitted": outcome.fitted,
-            "uncalibrated": outcome.uncalibrated,
-            "out": out,
-            "objective": calibration.objective,
-            "scope": calibration.scope,
-            "folds": args.folds,
-            "temperature": None if calibration.scope else 1 / calibration.slopes[0],
-        }
         write_json(args.json, content)
     if args.csv:
         write_result(args.csv, to_csv(results, names))
+    return content
 
 
 def main() -> None:

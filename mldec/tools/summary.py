@@ -48,13 +48,14 @@ def read_run(folder: Path, name: str) -> Run:
         settings = flat(read_yaml(folder / "config.yaml"))
 
     # If the run was resumed from another folder, its log does not contain the earlier epochs.
-    best = max(progress.best, facts.best, key=lambda best: best.get("value", -math.inf))
+    best = facts.best
     epoch = max(progress.epoch, facts.start_epoch)
     metrics: dict[str, float] = {}
-    evaluations = [done for done in progress.evaluations if math.isfinite(done.value)]
-    if evaluations:
-        found = max(evaluations, key=lambda evaluation: evaluation.value).metrics
-        metrics = {key: value for key, value in found.items() if value is not None}
+    logged = progress.best
+    if logged is not None:
+        metrics = {key: value for key, value in logged.metrics.items() if value is not None}
+        if logged.value >= best.get("value", -math.inf):
+            best = {"metric": logged.metric, "value": logged.value, "weights": logged.weights}
 
     parts = {}
     for part in ("data", "head", "loss"):

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
@@ -20,6 +19,7 @@ from mldec.errors import ConfigError, DataError, Stopped, naming_errors
 from mldec.files.atomic import replacing
 from mldec.files.cache import cache_folder
 from mldec.runtime import distributed
+from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import autocast, to_device
 from mldec.runtime.signals import StopRequest
 
@@ -118,7 +118,7 @@ def _compute(
     backbone.eval()
 
     done = 0
-    for batch in tqdm(loader, desc=f"{title} tokens", leave=False, disable=None):
+    for batch in progress_bar(loader, desc=f"{title} tokens"):
         if stop:
             end_workers()
             raise Stopped(
@@ -139,7 +139,7 @@ def _compute(
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
     """Return the token file of each image. Its name is a hash of the image file."""
     files = []
-    for index in tqdm(range(len(dataset)), desc=f"{title} files", leave=False, disable=None):
+    for index in progress_bar(range(len(dataset)), desc=f"{title} files"):
         try:
             content = dataset.storage.content(index)
         except DataError as error:

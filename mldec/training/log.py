@@ -22,6 +22,7 @@ from mldec.files import torch_files
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, RESTORE, read_log
 from mldec.runtime import distributed
+from mldec.runtime.console import progress_bar
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -50,8 +51,6 @@ class RunLog:
         earlier: Iterable[logging.LogRecord] = (),
     ) -> None:
         self.main = distributed.is_main()
-        # Argument `disable` of tqdm: None shows the progress bar on a terminal only.
-        self._disable_bar = None if self.main else True
         self.started = time.monotonic()
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / LOG_FILE
@@ -122,14 +121,14 @@ class RunLog:
     ) -> Iterator[T]:
         """Iterate over the remaining steps of an epoch; a terminal shows a progress bar."""
         options: dict[str, Any] = {"total": total, "initial": done, "desc": description}
-        with tqdm(items, leave=False, disable=self._disable_bar, **options) as bar:
+        with progress_bar(items, hidden=not self.main, **options) as bar:
             self._bar = bar  # for `status`
             yield from bar
         self._bar = None
 
     def evaluation(self) -> "Callable[..., tqdm[Any]]":
         """Return a function that adds a progress bar to the batches of an evaluation."""
-        return partial(tqdm, desc="evaluate", leave=False, disable=self._disable_bar)
+        return partial(progress_bar, desc="evaluate", hidden=not self.main)
 
     def status(self, position: str, text: str) -> None:
         """Show the text to the right of the progress bar, or log it if there is no bar."""
@@ -289,13 +288,10 @@ class Progress:
         return self.evaluations[-1].epoch if self.evaluations else 0
 
     @property
-    def best(self) -> dict[str, Any]:
-        """Metric, value and weights of the best evaluation, by the rule of `update_best`."""
-        best: dict[str, Any] = {}
-        for done in self.evaluations:
-            if done.value > best.get("value", -math.inf):
-                best = {"metric": done.metric, "value": done.value, "weights": done.weights}
-        return best
+    def best(self) -> "Evaluation | None":
+        """The first evaluation with the highest value, as in `update_best`."""
+        defined = [done for done in self.evaluations if not math.isnan(done.value)]
+        return max(defined, key=lambda done: done.value, default=None)
 
 
 def read_progress(path: Path) -> Progress:

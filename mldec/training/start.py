@@ -258,9 +258,11 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     if trainer.ended:
         position = f"ended after epoch {trainer.epoch}, nothing is left to train"
 
-    weights = f"pretrained={config.backbone.get('pretrained')}"
+    weights = "random"
     if config.init:
         weights = f"init={config.start.path}"
+    elif config.backbone.get("pretrained"):
+        weights = f"backbone.pretrained={config.backbone['pretrained']}"
     return (
         f"{config.name}: {parameters}, {len(val.classes)} classes, {splits}, {device}, "
         f"batches of {config.train.batch_size:,} images, {position}, start weights: {weights}"

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from tqdm import tqdm
 
 from mldec.errors import ConfigError, naming_errors, suggest
 from mldec.files.cache import cache_folder, read_cached, write_cached
 from mldec.files.text import read_lines
 from mldec.files.torch_files import sha256_of
 from mldec.runtime import distributed
+from mldec.runtime.console import progress_bar
 from mldec.words.types import PREFIX, PROMPT
 
 # Prefixes of model names in open_clip.
@@ -128,7 +128,7 @@ class ClipModel:
         device = self.model.logit_scale.device
 
         rows = [torch.empty(0, self.width)]
-        for batch in tqdm(batches, desc="word vectors", leave=False, disable=None):
+        for batch in progress_bar(batches, desc="word vectors"):
             texts: list[str] = []
             for name in batch:
                 texts += [template.replace(PLACE, name) for template in templates]

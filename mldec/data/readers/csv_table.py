@@ -82,8 +82,8 @@ def csv_table(
     recognized, see `recognize`. Other columns are ignored.
 
     Args:
-        file: CSV file in `root`, separated by commas, tabs or semicolons. Fields that contain the
-            separator are in double quotes.
+        file: CSV file, relative to `root` or absolute, separated by commas, tabs or semicolons.
+            Fields that contain the separator are in double quotes.
         images: Folder in `root` that the paths are relative to. Absolute paths must be inside it.
         path_column: Name of the path column. None takes "path" or another common name.
         labels_column: Name of the label column. None takes "labels" or another common name.
@@ -111,7 +111,7 @@ def csv_table(
     single_label_evaluator = single_label(top_k)
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "the CSV file")
-    source = folder / path_inside(file, "data.file")
+    source = folder / Path(file).expanduser()
     image_folder = folder / path_inside(images or ".", "data.images")
 
     names = given_names(classes, folder)

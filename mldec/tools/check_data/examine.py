@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.nn.functional import normalize
-from tqdm import tqdm
 
 from mldec import build
 from mldec.config.schema import Config, Mix
@@ -24,6 +23,7 @@ from mldec.data.readers.shards import TarShards
 from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
 from mldec.errors import DataError, say, visible
 from mldec.names import format_list
+from mldec.runtime.console import progress_bar
 from mldec.tools.pages import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def check(
     for part, split in (("train", data.train), ("val", data.val)):
         storage = getattr(split.dataset, "storage", None)
         if isinstance(storage, TarShards):
-            storage.verify(partial(tqdm, desc="sha256", leave=False, disable=None))
+            storage.verify(partial(progress_bar, desc="sha256"))
 
         labels[part] = labels_of(split)
         # The ReaL labels of ImageNet have several labels per image.
@@ -214,7 +214,7 @@ def _read_images(dataset: ImageDataset, count: int, workers: int, title: str) ->
 
     # Threads are sufficient, because Pillow releases the GIL. Images are read in blocks, because
     # the queue of a large dataset would need too much memory.
-    bar = tqdm(total=len(indices), desc=title, leave=False, disable=None)
+    bar = progress_bar(total=len(indices), desc=title)
     with ThreadPoolExecutor(max(1, workers)) as threads, bar:
         for start in range(0, len(indices), BLOCK):
             block = indices[start : start + BLOCK].tolist()

@@ -5,7 +5,7 @@ be read. See docs/predicting.md, and docs/scale.md for many machines.
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from mldec.errors import ConfigError, suggest
 
 __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
-# Options of the command that `load` and `Tagger` accept.
+# Options of the command that `mldec.load` and `Tagger` accept.
 LOAD_OPTIONS = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
 LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds"]
 
@@ -85,68 +85,6 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def load(
-    path: str | Path, *, batch_size: int | None = None, workers: int = 0, **options: Any
-) -> Callable[[Any], Any]:
-    """Return a function that predicts the classes of photos: `mldec.load("best.pt")("photo.jpg")`.
-
-    A photo is a path, the bytes of an image file, a PIL image, or uint8 values: a numpy array
-    [H, W, 3] or a torch tensor [3, H, W]. Gray images are accepted, and alpha is dropped.
-
-    One photo gives a `Row`; iterate over it for pairs of a class name and a score. A folder, a tar
-    file, a batch of arrays or any iterable of photos gives a list of rows. An unreadable photo in a
-    list has a row with `error`. A single unreadable photo raises `DataError`.
-
-    Args:
-        path: A checkpoint, as for the command.
-        batch_size: Images per forward pass; None for 16, or 64 on a GPU.
-        workers: Processes that decode lists of more than 64 photos; 0 decodes in this process. A
-            script that sets it needs `if __name__ == "__main__":`.
-        options: Options of the command in `LOAD_OPTIONS`, such as top=3 or threshold=0.5.
-
-    Raises:
-        UserError: If an option is invalid, or the checkpoint cannot be used.
-    """
-    from mldec.errors import DataError
-    from mldec.runtime.signals import StopRequest
-    from mldec.tools.predict.answers import Predictor
-    from mldec.tools.predict.photos import is_photo, items
-
-    args = parsed(path, {"batch_size": batch_size, "workers": workers})
-    engine, rule = opened(path, options)
-    predictor = Predictor(engine, rule, batch_size=args.batch_size, workers=args.workers)
-
-    def predict(photos: Any) -> Any:
-        rows = list(predictor.rows(items(photos), StopRequest()))
-        if not is_photo(photos):
-            return rows
-        [row] = rows
-        if row.error is not None:
-            raise DataError(row.error)
-        return row
-
-    return predict
-
-
-def parsed(path: str | Path, options: Mapping[str, Any]) -> argparse.Namespace:
-    """Parse options given in Python like a command line. Options of None are omitted."""
-    words = []
-    for name, value in options.items():
-        values = [value]
-        if isinstance(value, list | tuple):
-            values = [",".join(value)] if name == "classes" else list(value)
-        option = f"--{name.replace('_', '-')}"
-        words += [f"{option}={each}" for each in values if each is not None]
-
-    arguments = parser()
-    arguments.exit_on_error = False
-    try:
-        return arguments.parse_args(words + ["--", str(path)])
-    except argparse.ArgumentError as error:
-        name = str(error.argument_name).removeprefix("--").replace("-", "_")
-        raise ConfigError(f"{name}: {error.message}") from error
-
-
 def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
     """Return the engine of a checkpoint, and the rule of its predictions."""
     from mldec.tools.predict.answers import chosen_rule
@@ -155,7 +93,9 @@ def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -
     for name in options:
         if name not in LOAD_OPTIONS:
             raise ConfigError(f"{name}: unknown option{suggest(name, LOAD_OPTIONS)}")
-    args = parsed(path, options)
+    if isinstance(options.get("classes"), list | tuple):
+        options = {**options, "classes": ",".join(options["classes"])}
+    args = cli.parse_options(parser(), [str(path)], options)
     engine = open_engine(EngineOptions.of(vars(args)))
     return engine, chosen_rule(engine, content=content, top=args.top, threshold=args.threshold)
 

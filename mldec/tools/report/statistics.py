@@ -15,11 +15,11 @@ import torch
 from scipy.sparse import csr_matrix
 from scipy.special import expit, logsumexp
 from torch import Tensor
-from tqdm import tqdm
 
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.multi_label import Counts
+from mldec.runtime.console import progress_bar
 
 SEED = 0
 BLOCK = 100  # resamples that are computed together
@@ -110,7 +110,7 @@ class Predictions:
         # Threads are fast here: numpy and scipy release the GIL.
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             results = threads.map(lambda columns: work(columns, *self.of_classes(columns)), slices)
-            progress = tqdm(results, "classes", len(slices), leave=False, disable=None)
+            progress = progress_bar(results, desc="classes", total=len(slices))
             return np.concatenate(list(progress), axis=-1)
 
 

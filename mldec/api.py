@@ -1,0 +1,437 @@
+"""Train and predict from Python or a notebook: `mldec.fit` and `mldec.load`."""
+
+import argparse
+import hashlib
+import html
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn, stack
+
+from mldec import cli
+from mldec.config.compose import compose, override
+from mldec.config.schema import Config
+from mldec.errors import ConfigError, DataError, Stopped
+from mldec.evaluate import evaluate
+from mldec.evaluate import parser as evaluate_parser
+from mldec.files.atomic import csv_lines, replacing
+from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log
+from mldec.runtime.console import to_console
+from mldec.runtime.signals import StopRequest
+from mldec.tools import calibrate, export, predict, report
+from mldec.tools.predict.answers import Predictor, Row, chosen_rule
+from mldec.tools.predict.engine import TorchEngine
+from mldec.tools.predict.photos import is_photo, items
+from mldec.train import run as train
+from mldec.training.log import Evaluation, read_progress
+
+log = logging.getLogger("mldec")
+
+CSV_READER = "mldec.data.readers.csv_table"
+CTRL_C = 130  # status of `Stopped` after Ctrl-C
+
+
+def fit(
+    experiment: str | Config = "finetune_frozen",
+    data: Any = None,
+    *,
+    epochs: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    resume: str | None = None,
+    overrides: Sequence[str] = (),
+) -> "Run":
+    """Train a model, like `mldec train`, and return the run.
+
+    The weights and metrics are those of the same command, bit by bit. Ctrl-C saves a checkpoint
+    first. A notebook then gets the run; `resume="auto"` continues it.
+
+    Args:
+        experiment: Name of an experiment, such as "finetune_frozen", or a `Config`.
+        data: The images and labels; None for the data of the experiment. One of
+
+            - a folder: the data root of the experiment. Experiments for own photos also accept one
+              folder per class and YOLO folders.
+            - a CSV file with the columns path, labels and, optionally, split.
+            - a pandas DataFrame with the columns of the CSV file. Labels are text or lists.
+            - a list of pairs (path, labels), where labels is a class name or a list of them.
+        epochs: Number of epochs; None for that of the experiment. `train.min_steps` of the recipes
+            for own photos raises it if there are few photos.
+        seed: Seed of the run; None for that of the experiment.
+        name: Name of the run, whose folder is outputs/NAME. None for that of the experiment.
+        resume: "auto" continues the run in this folder, if there is one.
+        overrides: Settings as on the command line, such as ["head=gap", "optim.lr=1e-3"].
+
+    Raises:
+        UserError: If a setting, a file or the data cannot be used.
+        Stopped: If a signal stopped the training, except by Ctrl-C in a notebook.
+    """
+    words = list(overrides)
+    if data is not None and not any(word.startswith("data=") for word in words):
+        words += _data_option(experiment, data, words)
+    config = _compose(experiment, words)
+
+    # Values of arguments need no quotes, unlike settings of the command line.
+    schedule = config.train
+    if epochs is not None:
+        schedule = replace(schedule, epochs=epochs)
+    config = replace(
+        config,
+        train=schedule,
+        seed=config.seed if seed is None else seed,
+        name=config.name if name is None else name,
+        resume=config.resume if resume is None else resume,
+    )
+    folder = Path("outputs", config.name).absolute()
+    if data is not None:
+        config = replace(config, data=config.data | _data_settings(data, folder))
+
+    try:
+        train(config, folder)
+    except Stopped as stop:
+        is_interactive = hasattr(sys, "ps1")  # also in a notebook
+        if not (is_interactive and stop.status == CTRL_C and folder.is_dir()):
+            raise
+        log.warning(str(stop))
+    finally:
+        # Remove the folder if the run failed before it wrote a file.
+        with suppress(OSError):
+            folder.rmdir()
+    return Run(folder)
+
+
+def _compose(experiment: str | Config, words: Sequence[str]) -> Config:
+    if isinstance(experiment, Config):
+        return override(experiment, list(words))
+    return compose([f"+experiment={experiment}", *words])
+
+
+def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> list[str]:
+    """Return the override that selects the reader of the data, if the experiment has another."""
+    reads_csv = _compose(experiment, words).data["_target_"] == CSV_READER
+    is_folder = isinstance(data, str | os.PathLike) and Path(data).is_dir()
+    if not is_folder:
+        return [] if reads_csv else ["data=csv"]
+
+    # The CSV reader is the default for own photos, so look for the other layouts.
+    if not reads_csv or Path(data, "data.csv").exists():
+        return []
+    if Path(data, "data.yaml").exists():
+        return ["data=yolo"]
+    return ["data=folders"]
+
+
+def _data_settings(data: Any, folder: Path) -> dict[str, Any]:
+    """Return the settings of the reader. A table in memory is written to the folder of the run."""
+    if not isinstance(data, str | os.PathLike):
+        return _write_table(data, folder)
+
+    path = Path(data).expanduser().absolute()
+    if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+        return {"root": str(path.parent), "file": path.name}
+    return {"root": str(path)}
+
+
+def _write_table(data: Any, folder: Path) -> dict[str, Any]:
+    """Write a DataFrame or pairs of path and labels to a CSV file in the folder of a run."""
+    if hasattr(data, "columns"):
+        columns = [str(column) for column in data.columns]
+        rows = data.itertuples(index=False, name=None)
+    else:
+        columns = ["path", "labels"]
+        rows = iter(data)
+    if "path" not in columns:
+        raise DataError(f"data: no column path in {', '.join(columns)}; rename one")
+
+    table = []
+    folders = []
+    index = columns.index("path")
+    for number, row in enumerate(rows):
+        cells = list(row)
+        if len(cells) != len(columns):
+            raise DataError(f"data: row {number} has {len(cells)} values; pass (path, labels)")
+        cells[index] = Path(cells[index]).expanduser().absolute()
+        folders.append(cells[index].parent)
+        table.append([_cell(value) for value in cells])
+    if not table:
+        raise DataError("data: there are no rows; pass pairs of a path and labels")
+
+    # The hash in the name of the file keeps the table of an earlier run in the folder.
+    text = "".join(csv_lines([columns, *table]))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path = folder / f"data-{digest[:12]}.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text.encode())
+    return {"root": os.path.commonpath(folders), "file": str(path)}
+
+
+def _cell(value: Any) -> str:
+    """Return a value as the text of a CSV cell. A missing value is empty."""
+    if isinstance(value, list | tuple | set):
+        return json.dumps(sorted(map(str, value)), ensure_ascii=False)
+    if value is None or value != value:
+        return ""
+    return str(value)
+
+
+class Run:
+    """A training run, read from its folder: `mldec.Run("outputs/mine")`.
+
+    Methods accept the options of the command of the same name, print its output, and raise
+    `UserError`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        find_checkpoint(self.folder)
+
+    @property
+    def best(self) -> Evaluation | None:
+        """Evaluation with the best value of the first metric; None before the first evaluation."""
+        return read_progress(self.folder / LOG_FILE).best
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics of `best`, in percent."""
+        return {} if self.best is None else self.best.metrics
+
+    @property
+    def ended(self) -> str | None:
+        """Reason for the end of the training, or None if it can continue."""
+        facts = read_facts(self.folder)
+        return None if facts is None else facts.ended
+
+    @property
+    def history(self) -> Any:
+        """Numbers of metrics.jsonl, one row per step: a DataFrame, or a list without pandas."""
+        rows: dict[int, dict[str, Any]] = {}
+        for line in read_log(self.folder / LOG_FILE):
+            rows.setdefault(line["step"], {}).update(line)
+        if find_spec("pandas") is None:
+            return list(rows.values())
+
+        from pandas import DataFrame
+
+        return DataFrame(list(rows.values()))
+
+    def evaluate(
+        self, split: str | None = None, *, overrides: Sequence[str] = (), **options: Any
+    ) -> dict[str, Any]:
+        """Evaluate the best checkpoint, and return the content of `mldec evaluate --json`.
+
+        Args:
+            split: Name of another split, such as "test"; None for the validation split.
+            overrides: Settings, such as ["data.root=/data/other"].
+            options: Options of the command, such as threshold=0.5.
+        """
+        settings = list(overrides)
+        if split is not None:
+            settings += [f"data.val={split}", "data.fold=null"]
+        return self._call(evaluate_parser(), evaluate, settings, options)
+
+    def calibrate(self, *, overrides: Sequence[str] = (), **options: Any) -> dict[str, Any]:
+        """Fit thresholds and store them in calibrated.pt, which `load` and the tools then use.
+
+        Args:
+            overrides: Settings, such as ["data.root=/data/other"].
+            options: Options of the command, such as objective="f1".
+        """
+        return self._call(calibrate.parser(), calibrate.calibrate, overrides, options)
+
+    def report(
+        self, out: str | Path = "report.html", *, overrides: Sequence[str] = (), **options: Any
+    ) -> Path:
+        """Write an HTML report, and return its path."""
+        self._call(report.parser(), report.report, overrides, {**options, "out": str(out)})
+        return Path(out)
+
+    def export(self, out: str | Path = "model.onnx", **options: Any) -> Path:
+        """Write an ONNX file, and return its path; see `mldec export`."""
+        self._call(export.parser(), export.export, [str(out)], options)
+        return Path(out)
+
+    def load(self, **options: Any) -> "Model":
+        """Load the best checkpoint; see `mldec.load`."""
+        return load(self.folder, **options)
+
+    def _call(
+        self, parser: Any, work: Any, words: Sequence[str], options: Mapping[str, Any]
+    ) -> Any:
+        to_console()
+        return work(cli.parse_options(parser, [str(self.folder), *words], options))
+
+    def _facts(self) -> dict[str, str]:
+        """Return the lines of `repr`."""
+        facts = {"folder": str(self.folder)}
+        best = self.best
+        if best is not None:
+            facts["best"] = f"{best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch})"
+        facts["ended"] = self.ended or "no"
+        return facts
+
+    def __repr__(self) -> str:
+        return _text("Run", self._facts())
+
+    def _repr_html_(self) -> str:
+        return _table("Run", self._facts())
+
+
+class Model:
+    """A trained model that predicts the classes of photos. Created by `mldec.load`."""
+
+    def __init__(self, engine: Any, options: Mapping[str, Any]) -> None:
+        self._engine = engine
+        self._options = options  # batch_size, workers, top and threshold
+        _predict_args(options)  # validate
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the K classes."""
+        return self._engine.classes.names
+
+    @property
+    def thresholds(self) -> dict[str, float] | None:
+        """Calibrated threshold of each class in [0, 1], or None."""
+        values = self._engine.thresholds
+        return None if values is None else dict(zip(self.classes, values, strict=True))
+
+    @property
+    def transform(self) -> Any:
+        """The input transform: maps a PIL image to uint8 values [3, S, S]."""
+        return self._engine.transform
+
+    @property
+    def module(self) -> nn.Module:
+        """The network: maps images [B, 3, S, S], uint8 or in [0, 1], to logits [B, K]."""
+        return self._checkpoint("module").loaded.model
+
+    def __call__(self, photos: Any) -> Any:
+        """Predict the classes of photos; see `predict`."""
+        return self.predict(photos)
+
+    def predict(
+        self, photos: Any, *, threshold: float | None = None, top: int | None = None
+    ) -> Any:
+        """Predict the classes of one or more photos.
+
+        A photo is a path, the bytes of an image file, a PIL image, or uint8 values: a numpy array
+        [H, W, 3] or a torch tensor [3, H, W]. Gray images are accepted, and alpha is dropped.
+
+        Args:
+            photos: A photo, a folder, a tar file, a batch of arrays or any iterable of photos.
+            threshold: Minimum score in [0, 1]. None for that of `load`, or else the calibrated
+                thresholds of the checkpoint, or else 0.
+            top: Maximum number of classes. None for that of `load`, or else 10.
+
+        Returns:
+            A `Row` for one photo. Iterate over it for pairs of a class name and a score. Otherwise
+            a list of rows; an unreadable photo has a row with `error`.
+
+        Raises:
+            DataError: If a single photo cannot be read, or has an unsupported type.
+        """
+        given = {"threshold": threshold, "top": top}
+        changed = {name: value for name, value in given.items() if value is not None}
+        rows = self._rows(photos, {**self._options, **changed})
+        return _one_error(rows[0]) if is_photo(photos) else rows
+
+    def features(self, photos: Any) -> Tensor:
+        """Return the mean token of the backbone for each photo, float32 [N, C].
+
+        Raises:
+            DataError: If a photo cannot be read.
+        """
+        self._checkpoint("features")
+        rows = [_one_error(row) for row in self._rows(photos, self._options, features=True)]
+        return stack([row.features for row in rows if row.features is not None])
+
+    def _rows(
+        self, photos: Any, options: Mapping[str, Any], *, features: bool = False
+    ) -> list[Row]:
+        args = _predict_args(options)
+        rule = chosen_rule(self._engine, content="top", top=args.top, threshold=args.threshold)
+        predictor = Predictor(
+            self._engine,
+            rule,
+            batch_size=args.batch_size,
+            workers=args.workers,
+            features=features,
+        )
+        return list(predictor.rows(items(photos), StopRequest()))
+
+    def _checkpoint(self, wanted: str) -> TorchEngine:
+        """Return the engine of a checkpoint. An exported file raises ConfigError."""
+        if not isinstance(self._engine, TorchEngine):
+            raise ConfigError(f"{wanted}: not supported for exported files; load the checkpoint")
+        return self._engine
+
+    def _facts(self) -> dict[str, str]:
+        """Return the lines of `repr`."""
+        names = ", ".join(self.classes[:10])
+        if len(self.classes) > 10:
+            names += ", ..."
+        thresholds = "none" if self.thresholds is None else "calibrated"
+        return {
+            "classes": f"{len(self.classes)} ({names})",
+            "thresholds": thresholds,
+            "image size": f"{self._engine.image_size} pixels",
+            "device": f"{self._engine.device}, {self._engine.precision}",
+        }
+
+    def __repr__(self) -> str:
+        return _text("Model", self._facts())
+
+    def _repr_html_(self) -> str:
+        return _table("Model", self._facts())
+
+
+def load(
+    path: str | Path, *, batch_size: int | None = None, workers: int = 0, **options: Any
+) -> Model:
+    """Load a model that predicts the classes of photos: `mldec.load("best.pt")("photo.jpg")`.
+
+    Args:
+        path: A checkpoint, the folder of a run, or another form that `mldec predict` accepts.
+        batch_size: Images per forward pass; None for 16, or 64 on a GPU.
+        workers: Processes that decode lists of more than 64 photos; 0 decodes in this process. A
+            script that sets it needs `if __name__ == "__main__":`.
+        options: Options of the command, such as top=3, threshold=0.5 or device="cpu".
+
+    Raises:
+        UserError: If an option is invalid, or the checkpoint cannot be used.
+    """
+    engine, _ = predict.opened(path, options)
+    defaults = {"top": options.get("top"), "threshold": options.get("threshold")}
+    return Model(engine, {"batch_size": batch_size, "workers": workers, **defaults})
+
+
+def _predict_args(options: Mapping[str, Any]) -> argparse.Namespace:
+    return cli.parse_options(predict.parser(), ["checkpoint"], options)
+
+
+def _one_error(row: Row) -> Row:
+    """Return a row. An unreadable photo raises DataError."""
+    if row.error is not None:
+        raise DataError(row.error)
+    return row
+
+
+def _text(title: str, facts: Mapping[str, str]) -> str:
+    return f"{title}({', '.join(f'{name}: {value}' for name, value in facts.items())})"
+
+
+def _table(title: str, facts: Mapping[str, str]) -> str:
+    """Return an HTML table for notebooks."""
+    rows = ""
+    for name, value in facts.items():
+        rows += f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+    return f"<table><caption>{title}</caption>{rows}</table>"

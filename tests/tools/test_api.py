@@ -1,0 +1,217 @@
+"""`mldec.fit`, `mldec.Run` and `mldec.load` from Python."""
+
+import csv
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import patches
+import pytest
+import torch
+from PIL import Image
+from support import assert_equal, numbers
+
+import mldec
+from mldec.config.compose import compose
+from mldec.errors import Stopped
+from mldec.files.torch_files import read_torch
+
+DIGITS = [
+    "backbone=tiny",
+    "data.train_images=48",
+    "data.val_images=24",
+    "train.batch_size=16",
+    "train.workers=0",
+    "head.embed_dim=32",
+    "head.mlp_dim=32",
+    "device=cpu",
+]
+PHOTOS = ["backbone=tiny", "data.image_size=32", "train.min_steps=null", "train.workers=0"]
+PHOTOS += ["train.cache_features=false", "device=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def same_handlers():
+    """Restore the handlers of the log: `fit` logs to the console of the test."""
+    log = logging.getLogger("mldec")
+    handlers = list(log.handlers)
+    yield
+    log.handlers[:] = handlers
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Twelve photos in a folder with data.csv. A photo is bright or dark, with a red corner."""
+    folder = tmp_path_factory.mktemp("photos")
+    rows = []
+    for number in range(12):
+        labels = []
+        pixels = np.full((40, 50, 3), 30 + number, np.uint8)
+        if number % 2:
+            labels.append("bright; sunny")
+            pixels += 180
+        if number % 3 == 0:
+            labels.append("corner")
+            pixels[:20, :20] = (250, 0, 0)
+        path = folder / f"{number}.png"
+        Image.fromarray(pixels).save(path)
+        rows.append((path.name, labels, "val" if number >= 8 else "train"))
+
+    with (folder / "data.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "labels", "split"])
+        for name, labels, split in rows:
+            text = '["' + '", "'.join(labels) + '"]' if labels else ""
+            writer.writerow([name, text, split])
+    return folder, rows
+
+
+@pytest.fixture
+def run(digits_run):
+    return mldec.Run(digits_run)
+
+
+def test_fit_gives_the_bits_of_the_command(cli, here):
+    settings = ["train.epochs=2", "seed=3", "name=mine"]
+    cli.out("train", "+experiment=digits", *DIGITS, *settings)
+    command = (here / "outputs" / "mine").rename(here / "command")
+
+    torch.rand(3)  # the state of the random generator does not matter
+    run = mldec.fit("digits", epochs=2, seed=3, name="mine", overrides=DIGITS)
+    for name in ("last.pt", "best.pt"):
+        expected = read_torch(command / "checkpoints" / name)
+        assert_equal(read_torch(run.folder / "checkpoints" / name), expected)
+    assert numbers(run.folder) == numbers(command)
+
+
+def test_all_forms_of_data_give_the_same_run(photos, here):
+    folder, rows = photos
+    frame = pandas.DataFrame(rows, columns=["path", "labels", "split"])
+    frame["path"] = [folder / name for name in frame["path"]]
+    found = []
+    for name, data in (("folder", folder), ("file", str(folder / "data.csv")), ("frame", frame)):
+        run = mldec.fit(data=data, epochs=1, name=name, overrides=PHOTOS)
+        found.append(run.metrics)
+        assert run.load().classes == ("bright; sunny", "corner")
+        assert run.evaluate("train")["images"] == 8
+    assert found[0] == found[1] == found[2]
+    assert found[0]
+
+    pairs = [(folder / name, labels) for name, labels, _ in rows]
+    run = mldec.fit(
+        data=pairs, epochs=1, name="pairs", overrides=[*PHOTOS, "data.val_fraction=0.3"]
+    )
+    assert run.evaluate()["images"] == 4
+
+
+def test_class_folders_are_recognized(photos, here):
+    folder, rows = photos
+    for name, labels, split in rows:
+        target = here / "classes" / split / ("bright" if len(labels) % 2 else "dark") / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((folder / name).read_bytes())
+    overrides = [*PHOTOS, "loss=cross_entropy"]
+    run = mldec.fit(data=here / "classes", epochs=1, overrides=overrides)
+    assert run.best.metric == "top1"
+
+
+def test_run_reads_its_folder(run):
+    assert run.metrics[run.best.metric] == run.best.value
+    assert run.ended == "train.epochs is 2"
+    assert run.history["step"].tolist() == [2, 4, 6, 8]
+    assert run.history["val/mAP"].notna().tolist() == [False, True, False, True]
+    assert str(run.folder) in repr(run)
+    assert str(run.folder) in run._repr_html_()
+
+
+def test_history_is_a_list_without_pandas(run, monkeypatch):
+    monkeypatch.setattr("mldec.api.find_spec", lambda name: None)
+    assert [row["step"] for row in run.history] == [2, 4, 6, 8]
+
+
+def test_evaluate_and_calibrate_return_the_json_of_the_commands(run, here):
+    options = {"plugin": ["patches"]}
+    content = run.evaluate(**options, threshold=0.4)
+    assert content["metrics"][run.best.metric] == pytest.approx(run.best.value, abs=1e-4)
+    assert content["images"] == 40
+
+    out = str(here / "calibrated.pt")
+    content = run.calibrate(objective="precision:0.5", out=out, **options)
+    assert content["objective"] == "precision:0.5"
+    model = mldec.load(out, **options)
+    assert list(model.thresholds) == list(model.classes)
+    assert run.load(**options).thresholds is None
+
+
+def test_model_predicts_and_has_features(run, photos):
+    folder, _ = photos
+    model = run.load(plugin=["patches"], device="cpu", top=3)
+    paths = [folder / "0.png", folder / "1.png"]
+    rows = model(paths)
+    assert [len(row) for row in rows] == [3, 3]
+    scores = rows[0].scores
+    [row] = model.predict(paths[:1], threshold=0.5, top=10)
+    expected = [name for name, score in zip(model.classes, scores, strict=True) if score >= 0.5]
+    assert {name for name, _ in row} == set(expected)
+
+    images = torch.stack([model.transform(Image.open(path)) for path in paths])
+    with torch.no_grad():
+        tokens = model.module.backbone(images)
+        logits = model.module(images)
+    torch.testing.assert_close(model.features(paths), tokens.mean(1))
+    torch.testing.assert_close(rows[0].scores, logits[0].sigmoid())
+    assert "10 (" in repr(model)
+    assert "<table>" in model._repr_html_()
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
+    interactive, cli, digits_run, here, monkeypatch
+):
+    config = compose(["+experiment=digits", *DIGITS, "train.epochs=2"])
+    config.backbone = {"_target_": "patches.Patches"}
+    config.plugins = ["patches"]
+    monkeypatch.setattr(patches, "forwards", 0)
+    monkeypatch.setenv("PATCHES_SIGNAL", "SIGINT:4")
+    if interactive:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+        run = mldec.fit(config)
+        assert run.ended is None
+        assert run.best is not None
+    else:
+        with pytest.raises(Stopped):
+            mldec.fit(config)
+
+    # A second run in the same process continues it.
+    monkeypatch.delenv("PATCHES_SIGNAL")
+    run = mldec.fit(config, resume="auto")
+    assert run.ended == "train.epochs is 2"
+
+
+@pytest.mark.parametrize(
+    ("work", "named"),
+    [
+        (lambda run: mldec.fit("digitz"), "digits"),
+        (lambda run: mldec.fit("digits", overrides=["train.epoch=1"]), "train.epoch"),
+        (lambda run: mldec.fit("digits", epochs=0), "epochs"),
+        (lambda run: mldec.fit(data="nowhere"), "nowhere"),
+        (lambda run: mldec.fit(data=[("a.png",)]), "row 0"),
+        (lambda run: mldec.fit(data=[]), "data"),
+        (lambda run: mldec.fit(data=pandas.DataFrame({"image": ["a.png"]})), "path"),
+        (lambda run: run.calibrate(objectives="f1"), "objectives"),
+        (lambda run: run.evaluate(threshold=3), "threshold"),
+        (lambda run: mldec.Run("nowhere"), "nowhere"),
+    ],
+)
+def test_errors_are_user_errors_with_a_name(work, named, run, here):
+    with pytest.raises(mldec.UserError, match=named):
+        work(run)
+    assert not Path("outputs").exists() or not list(Path("outputs").glob("*/checkpoints"))
+
+
+def test_names_are_listed():
+    assert set(mldec.__all__) <= set(dir(mldec))
+    with pytest.raises(AttributeError, match="fitt"):
+        mldec.fitt  # noqa: B018
