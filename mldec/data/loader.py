@@ -274,18 +274,21 @@ def eval_loader(
     pin: bool,
     rank: int = 0,
     world_size: int = 1,
+    split: Split | None = None,
 ) -> Loader[Batch]:
-    """Return a loader that loads each validation image once, without padding or dropping.
+    """Return a loader that loads each image of a split once, without padding or dropping.
 
     The batches do not depend on the number of ranks, because results may depend on the batch. They
-    are distributed round-robin over the ranks. For the arguments see `train_loader`.
+    are distributed round-robin over the ranks. `split` is the validation split by default. For the
+    other arguments see `train_loader`.
     """
-    indices = range(len(data.val.dataset))
+    split = split or data.val
+    indices = range(len(split.dataset))
     batches = []
     for start in indices[::batch_size][rank::world_size]:
         batches.append([(0, index, 0) for index in indices[start : start + batch_size]])
 
-    return _loader(data, data.val, batches, 0, workers, pin)
+    return _loader(data, split, batches, 0, workers, pin)
 
 
 def stack(samples: Sequence[Sample], *, mixing: Mixer | None = None, seed: int = 0) -> Batch:

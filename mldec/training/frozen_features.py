@@ -80,9 +80,9 @@ def with_tokens(
         )
         if absent:
             missing = images.select(np.array(absent))
-            to_do = replace(data, load_val=lambda: Split(missing, split.classes))
+            to_do = Split(missing, split.classes)
             absent_files = [files[index] for index in absent]
-            _compute(to_do, backbone, config, absent_files, title, device=device, stop=stop)
+            _compute(data, to_do, backbone, config, absent_files, title, device=device, stop=stop)
         tokens = StoredTokens(
             images.storage, images.labels, images.classes, images.transform, files=files
         )
@@ -98,6 +98,7 @@ def with_tokens(
 
 def _compute(
     data: DataModule,
+    split: Split,
     backbone: nn.Module,
     config: Config,
     files: Sequence[Path],
@@ -106,13 +107,14 @@ def _compute(
     device: torch.device,
     stop: StopRequest,
 ) -> None:
-    """Compute the tokens of `data.val`, which holds the missing images, and write the files."""
+    """Compute the tokens of a split with the missing images, and write the files."""
     train = config.train
     loader = eval_loader(
         data,
         batch_size=train.eval_batch_size,
         workers=train.loader_workers,
         pin=device.type == "cuda",
+        split=split,
     )
     was_training = backbone.training
     backbone.eval()
