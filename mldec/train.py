@@ -26,6 +26,7 @@ from yaml import YAMLError
 import mldec
 from mldec.cli import VERSION, require
 from mldec.config.compose import config_dir, explain, parse, to_hydra, to_yaml
+from mldec.config.help import help_text
 from mldec.config.schema import Config
 from mldec.errors import ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
@@ -187,11 +188,20 @@ def show(node: DictConfig) -> None:
         say(*to_yaml(config).splitlines())
 
 
+def show_help(arguments: list[str]) -> None:
+    """Print the help of the command or of an experiment, and exit."""
+    say(*help_text(arguments).splitlines())
+    sys.exit(0)
+
+
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Return `app` or `show` for a command line, and the command line for Hydra.
+    """Return the task of a command line (`app`, `show` or the help), and the words for Hydra.
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
     """
+    if "--help" in arguments or "-h" in arguments:
+        return partial(show_help, arguments), []
+
     for index, pair in enumerate(pairwise(arguments)):
         if pair == ("--cfg", "job"):
             other_arguments = arguments[:index] + arguments[index + 2 :]

@@ -13,7 +13,8 @@ range. A loss has these attributes:
   A loss must not use any other state of the run, because only the step is restored on resume.
 
 Training passes a function that counts the training labels as `label_counts`, and a function that
-sums a tensor over all ranks as `all_reduce`, if the constructor has these arguments. `eps` and
+sums a tensor over all ranks as `all_reduce`, if the constructor has these arguments. A loss calls
+`all_reduce` in training mode only, because validation also computes the loss, on a copy. `eps` and
 similar constants have the values of the official code.
 """
 

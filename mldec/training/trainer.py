@@ -387,7 +387,7 @@ class Trainer:
             return None
         return MeanLoss(
             loss,
-            progress=self.learner.step / self.learner.steps,
+            progress=(self.learner.step - 1) / self.learner.steps,  # of the last step
             batch_size=self.config.train.batch_size,
             models=models,
             device=self.device,
