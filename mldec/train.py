@@ -92,7 +92,7 @@ def _train(
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
     from mldec.training.log import RunLog
-    from mldec.training.start import describe_run, is_inside, prepare_trainer
+    from mldec.training.start import describe_run, is_inside, next_commands, prepare_trainer
 
     # Buffer the messages until train.log is open.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
@@ -138,6 +138,7 @@ def _train(
             priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(trainer.learner.loss, priors, trainer.data.train.classes.names)
+        log.info(f"next: {next_commands(directory, trainer)}")
 
 
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:

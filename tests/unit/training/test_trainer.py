@@ -1,14 +1,17 @@
 """Whole runs on squares of four colors. test_step.py tests single steps."""
 
 import math
+import shlex
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from pictures import picture
 from squares import Spoilt, check_resume, fit, resume, settings, trainer
 from support import QUICK, assert_equal, numbers
 
@@ -26,7 +29,7 @@ from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.training import trainer as module
-from mldec.training.start import check_same_run, used_precision
+from mldec.training.start import check_same_run, next_commands, used_precision
 from mldec.training.trainer import Trainer, update_best
 
 STEM = ("backbone.network.conv1.", "backbone.network.bn1.", "backbone.network.layer1.")
@@ -390,6 +393,36 @@ def test_cfg_job_prints_recorded_config(cli, digits_run, here):
     assert printed == yaml.safe_load((digits_run / "config.yaml").read_text())
     assert printed["head"]["num_layers"] == 1  # a default of the signature
     assert list(here.iterdir()) == []
+
+
+def test_last_line_has_next_two_commands(cli, here):
+    out = cli.out("train", *QUICK, "train.epochs=1", "name=my run")
+    last = out.splitlines()[-1]
+    assert last in Path("outputs", "my run", "train.log").read_text().splitlines()[-1]
+
+    first, second = last.removeprefix("next: ").split("; ")
+    (here / "photos").mkdir()
+    picture(40, 40).save(here / "photos" / "a.png")
+    assert shlex.split(first)[:3] == ["mldec", "calibrate", "outputs/my run"]
+    cli.out(*shlex.split(first)[1:])
+    assert "calibrated.pt" in cli.out(*shlex.split(second)[1:])
+
+
+@pytest.mark.parametrize(
+    ("classes", "first"),
+    [
+        (Classes(("a", "b")), "calibrate"),
+        (Classes(("a", "b"), exclusive=True), "evaluate"),
+        (Classes(("a", "b"), word_vectors=torch.ones(2, 3)), "evaluate"),
+    ],
+)
+def test_next_command_depends_on_classes(classes, first, here):
+    data = SimpleNamespace(val=SimpleNamespace(classes=classes))
+    job = SimpleNamespace(config=settings(), data=data)
+    inside = f"mldec {first} outputs/x; mldec predict outputs/x photos/"
+    assert next_commands(here / "outputs" / "x", job) == inside
+    outside = here.parent / "x y"
+    assert f"mldec {first} '{outside}';" in next_commands(outside, job)
 
 
 @pytest.mark.parametrize(
