@@ -77,7 +77,7 @@ def help_text(words: Sequence[str]) -> str:
         if key.lstrip("+") == "experiment":
             return _experiment_help(name, folders)
 
-    names = {}
+    names: dict[str, list[str]] = {}
     for part in ("experiment",) + PARTS:
         names[part] = []
         for folder in folders:
