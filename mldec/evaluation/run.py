@@ -243,7 +243,7 @@ def evaluate_all(
 class MeanLoss:
     """Mean of a training loss over the validation images of all ranks, for several models.
 
-    The scale is that of the training loss. A loss with the reduction "sum" is the mean per image
+    The scale equals the scale of train/loss. A loss with the reduction "sum" is the mean per image
     times the number of images in a training batch.
 
     Args:

@@ -50,7 +50,7 @@ def mean(loss, *sizes, targets=TARGETS, progress=0.5):
         (AsymmetricLoss(), 8 / 11),
     ],
 )
-def test_scale_is_that_of_a_training_batch(loss, factor):
+def test_scale_equals_training_loss(loss, factor):
     expected = [factor * loss(logits, TARGETS).item() for logits in LOGITS]
     for sizes in ((11,), (5, 5, 1)):
         assert mean(loss, *sizes) == pytest.approx(expected, rel=1e-6)
