@@ -26,6 +26,7 @@ from yaml import YAMLError
 import mldec
 from mldec.cli import VERSION, require
 from mldec.config.compose import config_dir, explain, parse, to_hydra, to_yaml
+from mldec.config.help import help_text
 from mldec.config.schema import Config
 from mldec.errors import ConfigError, one_line, printable, say, writing
 from mldec.files.run_folder import RUN_FILE, RunFacts, command_line
@@ -91,7 +92,7 @@ def _train(
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
     from mldec.training.log import RunLog
-    from mldec.training.start import describe_run, is_inside, prepare_trainer
+    from mldec.training.start import describe_run, is_inside, next_commands, prepare_trainer
 
     # Buffer the messages until train.log is open.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
@@ -137,6 +138,7 @@ def _train(
             priors = directory / "class_prior.csv"
             with writing(priors, of_run=True):
                 save_estimate(trainer.learner.loss, priors, trainer.data.train.classes.names)
+        log.info(f"next: {next_commands(directory, trainer)}")
 
 
 def _open_folder(directory: Path, trainer: "Trainer") -> RunFacts:
@@ -187,11 +189,20 @@ def show(node: DictConfig) -> None:
         say(*to_yaml(config).splitlines())
 
 
+def show_help(arguments: list[str]) -> None:
+    """Print the help of the command or of an experiment, and exit."""
+    say(*help_text(arguments).splitlines())
+    sys.exit(0)
+
+
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Return `app` or `show` for a command line, and the command line for Hydra.
+    """Return the task of a command line (`app`, `show` or the help), and the words for Hydra.
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
     """
+    if "--help" in arguments or "-h" in arguments:
+        return partial(show_help, arguments), []
+
     for index, pair in enumerate(pairwise(arguments)):
         if pair == ("--cfg", "job"):
             other_arguments = arguments[:index] + arguments[index + 2 :]

@@ -36,9 +36,9 @@ def config_dir() -> str:
     return str(installed if installed.is_dir() else package.parent / "configs")
 
 
-def options(part: str) -> list[str]:
-    """Return the sorted names of the option files of a part, such as "head"."""
-    return sorted(path.stem for path in Path(config_dir(), part).glob("*.yaml"))
+def options(part: str, folder: str | None = None) -> list[str]:
+    """Return the sorted names of the option files of a part, such as "head", in a folder."""
+    return sorted(path.stem for path in Path(folder or config_dir(), part).glob("*.yaml"))
 
 
 def to_hydra(words: list[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """Scoring and evaluation: images to logits, logits to scores and metrics."""
 
+import copy
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -19,7 +21,14 @@ from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
-from mldec.runtime.devices import PinnedCopies, autocast, memory_format, prefetch_one, to_device
+from mldec.runtime.devices import (
+    PinnedCopies,
+    as_float64,
+    autocast,
+    memory_format,
+    prefetch_one,
+    to_device,
+)
 from mldec.runtime.environment import explain_out_of_memory
 
 log = logging.getLogger("mldec")
@@ -185,14 +194,14 @@ def evaluate_all(
     device: torch.device,
     progress: Any = None,
     logit_threshold: float | Tensor | None = None,
-    observe: Callable[[Batch, Tensor], None] | None = None,
+    observe: Callable[[Batch, list[Tensor]], None] | None = None,
 ) -> list[Results]:
     """Evaluate several models on the validation images. Each image is loaded once.
 
     The models are set to evaluation mode, and their modes are restored. For the first arguments see
     `score`. `logit_threshold` is one threshold or float64 [K]; None uses the data's own
     threshold. `observe` is called with each batch of this process and the logits float32 [b, K] of
-    the first model.
+    each model.
 
     Returns:
         The results of each model, identical on all processes.
@@ -215,7 +224,7 @@ def evaluate_all(
         for evaluator, model_logits in zip(evaluators, logits, strict=True):
             evaluator.update(model_logits, batch.targets)
         if observe is not None:
-            observe(batch, logits[0])
+            observe(batch, logits)
     for model, mode in zip(models, modes, strict=True):
         model.train(mode)
 
@@ -229,6 +238,57 @@ def evaluate_all(
         confusions = evaluator.pairs() if hasattr(evaluator, "pairs") else None
         results.append(Results(metrics, evaluator.per_class(), images, all_bad, confusions))
     return results
+
+
+class MeanLoss:
+    """Mean of a training loss over the validation images of all ranks, for several models.
+
+    The scale equals the scale of train/loss. A loss with the reduction "sum" is the mean per image
+    times the number of images in a training batch.
+
+    Args:
+        loss: Takes logits float32 [B, K] and targets [B, K]. A copy is used, in evaluation mode.
+        progress: Fraction of the training that is done, for losses that depend on it.
+        batch_size: Number of images in a training batch.
+        models: Number of models.
+        device: Device of the logits.
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        *,
+        progress: float,
+        batch_size: int,
+        models: int,
+        device: torch.device,
+    ) -> None:
+        self.loss = copy.deepcopy(loss).eval()
+        self.loss.progress = progress  # type: ignore[assignment]
+        self.is_sum = loss.reduction == "sum"
+        self.batch_size = batch_size
+        self.images = 0
+        # One tensor [models] per batch. A process may have no images.
+        self.sums = [torch.zeros(models, device=device)]
+
+    @torch.no_grad()
+    def update(self, logits: list[Tensor], targets: Tensor) -> None:
+        """Add a batch: logits float32 [b, K] of each model, and targets int8 [b, K]."""
+        targets = to_device(targets, self.sums[0].device)
+        try:
+            losses = torch.stack([self.loss(each, targets) for each in logits]).float()
+        except DataError:
+            # The loss does not support these labels. On a GPU it is NaN in this case.
+            losses = torch.full_like(self.sums[0], math.nan)
+        weight = self.batch_size if self.is_sum else len(targets)
+        self.images += len(targets)
+        self.sums.append(losses * weight)
+
+    def compute(self) -> list[float]:
+        """Return the mean for each model; NaN if the loss does not support the labels."""
+        total = as_float64(torch.stack(self.sums)).sum(0)
+        total = distributed.total(torch.cat([total, total.new_tensor([self.images])]))
+        return (total[:-1] / total[-1]).tolist()
 
 
 def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Evaluator:

@@ -29,6 +29,9 @@ log = logging.getLogger("mldec")
 
 WANDB_ID = "tracker_id.txt"  # in the folder of a run
 
+# Numbers of the group "main", the first group in TensorBoard, in addition to the first metric.
+MAIN = ("train/loss", "train/lr", "train/images_per_second", "val/loss")
+
 
 class RunLog:
     """The log of one run: train.log, metrics.jsonl and tensorboard/ in its directory.
@@ -112,8 +115,8 @@ class RunLog:
         with writing(self._jsonl, of_run=True), self._jsonl.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         with writing(self._folder, of_run=True):
-            for key, value in values.items():
-                self._tensorboard.add_scalar(key, value, step)
+            for tag, value in tagged(values).items():
+                self._tensorboard.add_scalar(tag, value, step)
             self._tensorboard.flush()
 
     def progress(
@@ -149,6 +152,17 @@ class RunLog:
                 file.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def tagged(values: dict[str, float]) -> dict[str, float]:
+    """Rename keys of metrics.jsonl to tags of TensorBoard, such as "main/val_mAP"."""
+    first_metric = next((key for key in values if key.startswith("val/")), None)
+    tags = {}
+    for key, value in values.items():
+        is_main = key in MAIN or key == first_metric
+        tag = f"main/{key.replace('/', '_')}" if is_main else key
+        tags[tag] = value
+    return tags
 
 
 def start_wandb(config: Config, directory: Path) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -267,6 +268,22 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
         f"{config.name}: {parameters}, {len(val.classes)} classes, {splits}, {device}, "
         f"batches of {config.train.batch_size:,} images, {position}, start weights: {weights}"
     )
+
+
+def next_commands(directory: Path, trainer: Trainer) -> str:
+    """Return two useful commands after a training, quoted for a shell."""
+    here = Path.cwd()
+    path = directory.relative_to(here) if directory.is_relative_to(here) else directory
+    model = [str(path)]
+    for plugin in trainer.config.plugins:
+        model += ["--plugin", plugin]
+
+    # A multi-label model needs thresholds. Zero-shot metrics are more than the log shows.
+    classes = trainer.data.val.classes
+    needs_thresholds = not classes.exclusive and classes.word_vectors is None
+    first = "calibrate" if needs_thresholds else "evaluate"
+    commands = [["mldec", first] + model, ["mldec", "predict"] + model + ["photos/"]]
+    return "; ".join(map(shlex.join, commands))
 
 
 def run_facts(trainer: Trainer) -> RunFacts:

@@ -1,6 +1,7 @@
 """The training loop: epochs, evaluations, checkpoints and early stopping."""
 
 import dataclasses
+import inspect
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from timm.utils import distribute_bn
-from torch import nn
+from torch import Tensor, nn
 
 from mldec import build
 from mldec.checkpoint.state import Best, Checkpoint, LogPosition
@@ -21,7 +22,7 @@ from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train
 from mldec.data.types import DataModule
 from mldec.errors import DataError, Stopped, UserError
 from mldec.evaluation.output import Results, left_out, same_scores
-from mldec.evaluation.run import evaluate_all, memory_advice
+from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice
 from mldec.evaluators.constant import ConstantScores
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -312,7 +313,8 @@ class Trainer:
 
         Returns:
             "val/..." are the metrics of the average, or of the raw weights without an average.
-            "val_raw/..." are those of the raw weights with an average.
+            "val_raw/..." are those of the raw weights with an average. The log also has the
+            mean loss of both.
         """
         models: dict[str, nn.Module] = {}
         if self.learner.average is not None:
@@ -325,14 +327,21 @@ class Trainer:
 
         classes = self.data.val.classes
         constant = ConstantScores(len(classes))
+        mean_loss = self._mean_loss(len(models))
+
+        def observe(batch: Batch, logits: list[Tensor]) -> None:
+            # The evaluation raises an error for non-finite logits.
+            constant.update(logits[0].nan_to_num(), batch.targets)
+            if mean_loss:
+                mean_loss.update(logits, batch.targets)
+
         evaluated = evaluate_all(
             list(models.values()),
             self.data,
             self.config,
             device=self.device,
             progress=partial(self.check_stop, runlog.evaluation()),
-            # The evaluation raises an error for non-finite logits.
-            observe=lambda batch, logits: constant.update(logits.nan_to_num(), batch.targets),
+            observe=observe,
         )
         results = dict(zip(models, evaluated, strict=True))
         main = evaluated[0]
@@ -354,9 +363,34 @@ class Trainer:
         if "ema" in results:
             for name, value in results["raw"].metrics.items():
                 values[f"val_raw/{name}"] = value
-        self._write_scalars(runlog, self.epoch + 1, values)
+
+        # The loss is only logged: it selects no checkpoint and is no metric of a model.
+        losses: dict[str, float] = {}
+        if mean_loss:
+            for prefix, loss in zip(("val", "val_raw"), mean_loss.compute(), strict=False):
+                if math.isfinite(loss):
+                    losses[f"{prefix}/loss"] = loss
+        self._write_scalars(runlog, self.epoch + 1, values | losses)
         self._log_evaluation(metric, results)
         return values
+
+    def _mean_loss(self, models: int) -> MeanLoss | None:
+        """Return the loss of the evaluation; None if it has no meaning or may wait for ranks."""
+        loss = self.learner.loss
+        # Zero-shot data has other classes for validation.
+        if self.data.val.classes.names != self.data.train.classes.names:
+            return None
+        # Ranks have different numbers of batches, so a loss must not all-reduce.
+        reduces = "all_reduce" in inspect.signature(type(loss)).parameters
+        if reduces and distributed.world_size() > 1:
+            return None
+        return MeanLoss(
+            loss,
+            progress=(self.learner.step - 1) / self.learner.steps,  # of the last step
+            batch_size=self.config.train.batch_size,
+            models=models,
+            device=self.device,
+        )
 
     def _log_evaluation(self, metric: str, results: Mapping[str, Results]) -> None:
         """Log one metric of all evaluated weights, and the best result."""

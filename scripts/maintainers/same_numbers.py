@@ -63,8 +63,10 @@ EXCEPTIONS = [
     ("calibrate_*/slopes/*", 1e-4, "iterative search of a library"),
     ("calibrate_*/threshold*", math.inf, "decisions are compared instead"),
 ]
-# Results that exist on one side only, because a setting was renamed or removed.
+# Results that exist on one side only, because they were added, renamed or removed.
 CHANGED = (
+    "*/val/loss",
+    "*/val_raw/loss",
     "*/head/queries",
     "*/head/init_queries",
     "*/train/fit_memory",
@@ -222,7 +224,11 @@ def results_of(run: Path) -> dict[str, Any]:
     steps = {}
     for kind in ("scalars", "images", "tensors", "histograms"):
         for tag in events.Tags()[kind]:
-            steps[tag] = [event.step for event in getattr(events, kind.title())(tag)]
+            # The group "main" has some keys of metrics.jsonl, such as main/val_mAP.
+            key = tag
+            if tag.startswith("main/"):
+                key = tag.removeprefix("main/").replace("_", "/", 1)
+            steps[key] = [event.step for event in getattr(events, kind.title())(tag)]
 
     files = ["metrics.jsonl", "config.yaml", "run.json", "checkpoints/last.pt"]
     files += ["checkpoints/best.pt"]

@@ -33,6 +33,6 @@ def test_resumed_run_continues_its_record(tmp_path):
     assert [path.name.endswith(f"-{run_id}") for path in records] == [True, True]
     for path in records:
         [file] = path.glob("*.wandb")
-        assert b"train/loss" in file.read_bytes()
+        assert b"main/train_loss" in file.read_bytes()
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path

@@ -49,6 +49,17 @@ def test_predict_has_one_host_sync_per_batch(null_gpu, folder):
         assert counts["pageable_copies"] == 0
 
 
+def test_validation_loss_needs_no_host_sync(null_gpu, tmp_path):
+    results = null_gpu.run("mean_loss.py", cwd=tmp_path).result
+    assert len(results) > 20
+    for name, counts in results.items():
+        assert counts["launches"] > 5, name
+        # timm's TwoWayLoss selects rows with a mask, as in training.
+        assert counts["stream_waits"] == (4 if name == "two_way" else 0), name
+        assert counts["event_waits"] == 0, name
+        assert counts["pageable_copies"] == 0, name
+
+
 def test_attention_does_not_use_cudnn(null_gpu, folder):
     # torch prefers cuDNN on an H100. The null GPU has no plans of cuDNN.
     env = {"NULL_GPU_CAPABILITY": "90"}

@@ -173,7 +173,7 @@ def test_training_cost_and_curves_are_read_from_the_run(digits_run, tmp_path):
     facts = json.loads((copy / "run.json").read_text())
     assert cost["Trainable parameters"] == f"{facts['parameters']:,}"
     assert facts["command"] in cost["Trained by"]
-    assert list(curves) == ["train/loss", "val/mAP", "val_raw/mAP"]
+    assert list(curves) == ["train/loss", "val/loss", "val/mAP", "val_raw/mAP"]
     assert notes == []
 
     # A damaged file is a note.

@@ -99,8 +99,23 @@ def test_tensorboard_drops_steps_that_resume_repeats(tmp_path, monkeypatch):
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    loss = events.Scalars("train/loss")
+    loss = events.Scalars("main/train_loss")
     assert [(event.step, event.value) for event in loss] == [(2, 12), (3, 13), (5, 15)]
+
+
+def test_tensorboard_shows_main_numbers_first(digits_run):
+    events = EventAccumulator(str(digits_run / "tensorboard"))
+    events.Reload()
+    # TensorBoard sorts groups and tags by name.
+    tags = sorted(events.Tags()["scalars"])
+    expected = ["train_images_per_second", "train_loss", "train_lr", "val_loss", "val_mAP"]
+    assert tags[:5] == [f"main/{name}" for name in expected]
+
+    lines = (digits_run / "metrics.jsonl").read_text().splitlines()
+    keys = {key for line in lines for key in json.loads(line)} - {"step", "epoch", "time"}
+    assert keys == {tag.removeprefix("main/").replace("_", "/", 1) for tag in tags[:5]} | set(
+        tags[5:]
+    )
 
 
 def test_missing_wandb_raises_before_run(cli, monkeypatch, here):

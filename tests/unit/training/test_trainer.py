@@ -1,14 +1,17 @@
 """Whole runs on squares of four colors. test_step.py tests single steps."""
 
 import math
+import shlex
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from pictures import picture
 from squares import Spoilt, check_resume, fit, resume, settings, trainer
 from support import QUICK, assert_equal, numbers
 
@@ -16,16 +19,17 @@ from mldec.checkpoint.loading import load
 from mldec.checkpoint.state import Best
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.sampling import Sampling
-from mldec.data.types import Classes
+from mldec.data.types import Classes, fixed_sample
 from mldec.errors import CheckpointError, UserError
 from mldec.evaluation.output import Results
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
+from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.training import trainer as module
-from mldec.training.start import check_same_run, used_precision
+from mldec.training.start import check_same_run, next_commands, used_precision
 from mldec.training.trainer import Trainer, update_best
 
 STEM = ("backbone.network.conv1.", "backbone.network.bn1.", "backbone.network.layer1.")
@@ -85,6 +89,50 @@ def test_run_learns_and_keeps_best_weights(tmp_path):
     assert best["metrics"][keys[best["best"]["weights"]]] == best["best"]["value"]
     scores = [line[key] for line in lines for key in keys.values() if key in line]
     assert best["best"]["value"] == max(scores)
+
+
+def test_validation_loss_is_logged_but_no_metric(tmp_path):
+    job = trainer(settings("train.epochs=1"), tmp_path)
+    metrics = fit(job, tmp_path)
+    line = numbers(tmp_path)[-1]
+
+    samples = [fixed_sample(job.data.val.dataset, index) for index in range(24)]
+    images, targets = (torch.stack(tensors) for tensors in zip(*samples, strict=True))
+    for prefix, model in (("val", job.learner.average), ("val_raw", job.learner.model)):
+        with torch.no_grad():
+            loss = AsymmetricLoss()(model.eval()(images, None), targets)
+        # The training loss is a sum over the 8 images of a batch.
+        assert line[f"{prefix}/loss"] == pytest.approx(loss.item() / 24 * 8, rel=1e-5)
+
+    assert "val/loss" not in metrics
+    assert "val/loss" not in read_torch(tmp_path / "checkpoints" / "last.pt")["metrics"]
+    assert job.best.metric == "mAP"
+
+
+def test_validation_loss_needs_the_training_classes(tmp_path):
+    job = trainer(settings("train.epochs=1"), tmp_path)
+    classes = Classes(("red", "green", "blue", "black"))
+    job.data.__dict__["val"] = replace(job.data.val, classes=classes)
+    fit(job, tmp_path)
+    line = numbers(tmp_path)[-1]
+    assert "val_raw/mAP" in line
+    assert not {"val/loss", "val_raw/loss"} & line.keys()
+
+
+class Reducing(AsymmetricLoss):
+    """A loss of a plugin with an all-reduce, which may be in evaluation mode too."""
+
+    def __init__(self, *, all_reduce=None):
+        super().__init__()
+
+
+def test_evaluation_never_waits_in_the_loss_of_a_plugin(tmp_path, monkeypatch):
+    job = trainer(settings(), tmp_path, loss=Reducing())
+    assert job._mean_loss(1) is not None
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    assert job._mean_loss(1) is None
+    job.learner.loss = PartialAsymmetricLoss()
+    assert job._mean_loss(1) is not None
 
 
 def test_resume_restores_order_and_augmentation_mid_epoch(tmp_path):
@@ -345,6 +393,36 @@ def test_cfg_job_prints_recorded_config(cli, digits_run, here):
     assert printed == yaml.safe_load((digits_run / "config.yaml").read_text())
     assert printed["head"]["num_layers"] == 1  # a default of the signature
     assert list(here.iterdir()) == []
+
+
+def test_last_line_has_next_two_commands(cli, here):
+    out = cli.out("train", *QUICK, "train.epochs=1", "name=my run")
+    last = out.splitlines()[-1]
+    assert last in Path("outputs", "my run", "train.log").read_text().splitlines()[-1]
+
+    first, second = last.removeprefix("next: ").split("; ")
+    (here / "photos").mkdir()
+    picture(40, 40).save(here / "photos" / "a.png")
+    assert shlex.split(first)[:3] == ["mldec", "calibrate", "outputs/my run"]
+    cli.out(*shlex.split(first)[1:])
+    assert "calibrated.pt" in cli.out(*shlex.split(second)[1:])
+
+
+@pytest.mark.parametrize(
+    ("classes", "first"),
+    [
+        (Classes(("a", "b")), "calibrate"),
+        (Classes(("a", "b"), exclusive=True), "evaluate"),
+        (Classes(("a", "b"), word_vectors=torch.ones(2, 3)), "evaluate"),
+    ],
+)
+def test_next_command_depends_on_classes(classes, first, here):
+    data = SimpleNamespace(val=SimpleNamespace(classes=classes))
+    job = SimpleNamespace(config=settings(), data=data)
+    inside = f"mldec {first} outputs/x; mldec predict outputs/x photos/"
+    assert next_commands(here / "outputs" / "x", job) == inside
+    outside = here.parent / "x y"
+    assert f"mldec {first} '{outside}';" in next_commands(outside, job)
 
 
 @pytest.mark.parametrize(
