@@ -1,7 +1,10 @@
 """The programs in examples/ run as processes."""
 
 import csv
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from PIL import Image
 from sklearn.metrics import average_precision_score
 from torch import nn
@@ -21,10 +25,10 @@ EXAMPLES = TOP / "examples"
 BILINEAR = Image.Resampling.BILINEAR
 
 
-def run(*words):
+def run(*words, status=0):
     done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_minimal_training_saves_the_weights_of_its_best_map(here):
@@ -61,3 +65,50 @@ def test_minimal_training_saves_the_weights_of_its_best_map(here):
     score = 100 * average_precision_score(np.array(targets), logits, average="macro")
     printed = [float(value) for _, *scores in epochs for value in scores]
     assert score == pytest.approx(max(printed), abs=1e-3)
+
+
+@pytest.fixture
+def plugin(here, monkeypatch):
+    """The plugin, installed in a folder, and its data set."""
+    # The build leaves files next to the sources.
+    shutil.copytree(EXAMPLES / "plugin", "source")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", "site"]
+    run("-m", "pip", "install", "-q", *options, "./source")
+    monkeypatch.setenv("PYTHONPATH", f"{here}/site{os.pathsep}{os.environ['PYTHONPATH']}")
+
+    run(TOP / "scripts/make_digits.py", "--layout", "csv", "digits", "--train", 96, "--val", 32)
+    readme = (EXAMPLES / "plugin" / "README.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    run("-c", program)
+
+
+def test_plugin_trains_all_four_parts(plugin):
+    search = "hydra.searchpath=[pkg://mldec_plugin.configs]"
+    words = [search, "+experiment=sidecars", "data.root=sidecars", "device=cpu", "train.workers=0"]
+    run("-m", "mldec", "train", *words, "train.epochs=2", "backbone.width=24")
+    folder = Path("outputs/sidecars")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    targets = {part: config[part]["_target_"] for part in ("data", "backbone", "head", "loss")}
+    assert targets == {
+        "data": "mldec_plugin.sidecars",
+        "backbone": "mldec_plugin.ConvNet",
+        "head": "mldec_plugin.SmoothMax",
+        "loss": "mldec_plugin.SquaredHinge",
+    }
+
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    values = [json.loads(line) for line in lines]
+    losses = [row["train/loss"] for row in values if "train/loss" in row]
+    assert losses[-1] < losses[0]
+
+    # A checkpoint must not import the plugin by itself.
+    image = "sidecars/val/000096.jpg"
+    predict = ["-m", "mldec", "predict", folder, image, "--jsonl", "answers.jsonl"]
+    assert "mldec_plugin" in run(*predict, status=1)
+    run(*predict, "--plugin", "mldec_plugin", "--device", "cpu")
+    [line] = Path("answers.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert row["image"] == image
+
+    broken = run("-m", "mldec", "train", *words, "head.sharpness=0", "name=broken", status=1)
+    assert broken.splitlines()[-1].startswith("mldec: head.sharpness")
