@@ -14,10 +14,12 @@ import pytest
 import timm
 import torch
 import yaml
+from pictures import picture
 from PIL import Image
 from sklearn.metrics import average_precision_score
 from torch import nn
 
+from mldec.data.readers import csv_table
 from mldec.heads import MLDecoder
 
 TOP = Path(__file__).parents[2]
@@ -112,3 +114,36 @@ def test_plugin_trains_all_four_parts(plugin):
 
     broken = run("-m", "mldec", "train", *words, "head.sharpness=0", "name=broken", status=1)
     assert broken.splitlines()[-1].startswith("mldec: head.sharpness")
+
+
+@pytest.mark.parametrize("kind", ["numbers", "names"])
+def test_export_writes_a_hugging_face_dataset_as_csv(here, monkeypatch, kind):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(here / "hf"))
+
+    labels = datasets.Value("string")
+    if kind == "numbers":
+        labels = datasets.ClassLabel(names=["cat", "dog; big"])
+    features = {"image": datasets.Image(), "labels": datasets.List(labels)}
+    contents = {}
+    for split in ("train", "validation"):
+        rows = {"image": [], "labels": [["cat", "dog; big"], ["dog; big"], []]}
+        for number in range(3):
+            path = f"{split}{number}.png"
+            picture(20, 30, seed=len(contents)).save(path)
+            contents[path] = Path(path).read_bytes()
+            rows["image"].append({"bytes": contents[path], "path": path})
+        if kind == "numbers":
+            rows["labels"] = [[0, 1], [1], []]
+        table = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+        table.to_parquet(f"source/{split}-00000-of-00001.parquet")
+    run(EXAMPLES / "hf_dataset.py", "export", "source", "own")
+
+    source = csv_table(root="own")
+    for name, split in (("train", "train"), ("validation", "val")):
+        images = source.load(split, None)
+        assert images.classes == ("cat", "dog; big")
+        assert images.labels.dense().tolist() == [[1, 1], [0, 1], [0, 0]]
+        exported = [Path(images.name(index)).read_bytes() for index in range(3)]
+        assert exported == [contents[f"{name}{index}.png"] for index in range(3)]
