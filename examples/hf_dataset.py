@@ -71,7 +71,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run one of the two commands."""
+    """Parse the command line, and predict or export."""
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(required=True)
 

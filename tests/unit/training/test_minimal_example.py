@@ -49,14 +49,14 @@ def test_constants_equal_the_recipe(learner):
     assert config.train.epochs == minimal.EPOCHS
 
 
-def test_csv_rows_equal_those_of_the_reader(tmp_path):
+def test_csv_rows_equal_the_reader(tmp_path):
     file = tmp_path / "data.csv"
     file.write_text("path,labels,split\na.jpg,dog;cat,train\nb/c.jpg,,val\nd.jpg,owl,val\n")
     for split in ("train", "val"):
         assert_same_rows(*minimal.read_csv(file, split), csv_table(root=str(tmp_path)), split)
 
 
-def test_coco_rows_equal_those_of_the_reader(tmp_path):
+def test_coco_rows_equal_the_reader(tmp_path):
     write_coco(tmp_path)
     # An image without objects is omitted.
     path = tmp_path / "annotations" / "instances_val2014.json"
@@ -77,7 +77,7 @@ def assert_same_rows(rows, classes, source, split):
         assert [name in labels for name in classes] == (expected.labels.row(index) == 1).tolist()
 
 
-def test_steps_equal_those_of_the_learner(learner):
+def test_steps_equal_the_learner(learner):
     network = minimal.Network("test_resnet", 80, pretrained=False)
     network.backbone.load_state_dict(learner.model.backbone.network.state_dict())
     network.head = copy.deepcopy(learner.model.head)
