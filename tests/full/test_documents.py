@@ -312,7 +312,7 @@ def check_command(command: Command) -> None:
     words = [word for word in command.words if word != "..."]
     if words == ["--version"] or not words:
         return
-    if command.name.startswith("scripts/"):
+    if SCRIPT.fullmatch(command.name):
         check_script(command.name, words)
     elif command.name == "train":
         check_train(words)
@@ -341,7 +341,7 @@ def test_commands_are_valid(name: str) -> None:
 
 ALL_COMMANDS = [command for name in DOCUMENTS for command in commands_in(name)]
 NAMES = {command.name for command in ALL_COMMANDS} - {"", "NAME"}
-SCRIPTS = {name for name in NAMES if name.startswith("scripts/")}
+SCRIPTS = {name for name in NAMES if SCRIPT.fullmatch(name)}
 
 
 def test_all_commands_are_documented() -> None:
