@@ -91,9 +91,7 @@ def test_resume_restores_order_and_augmentation_mid_epoch(tmp_path):
     words = ["train.epochs=2", "train.save_every_steps=1", "train.batch_size=6"]
     words += ["train.accumulate=2", "mix.mixup=0.5", "mix.cutmix=1", "mix.mode=elem"]
     sampling = Sampling(sampler="repeat_factor", repeat_threshold=0.6)
-    make = partial(
-        trainer, settings(*words), images=16, network="test_resnet", sampling=sampling
-    )
+    make = partial(trainer, settings(*words), images=16, network="test_resnet", sampling=sampling)
 
     # Each color is a quarter of 16 images, and appears sqrt(0.6 / 0.25) times: 24.8 images.
     assert make(tmp_path).batches.num_images == 25
