@@ -81,10 +81,8 @@ def test_training_resumes_from_calibrated_copy(cli, digits_run, here):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["--objective", "accuracy"], "--objective accuracy"),
         (["--objective", "cost:1,inf"], "--objective cost:1,inf"),
         (["--out", "{best}"], "--out"),
-        (["--image-size", "32"], "data.image_size"),
         (["data.val_images=1", "data.seed=3"], "calibration"),
         (["--thresholds", "given.txt", "--json", "c.json"], "--thresholds"),
     ],
