@@ -3,18 +3,15 @@
 import json
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from support import one_line, write_coco
 
-from mldec.config.compose import config_dir
 from mldec.data.labels import from_dense, from_single
 from mldec.data.types import Classes, Split
-from mldec.names import COCO_NAMES, VOC
-from mldec.tools.check_data.examine import OFFICIAL, label_fault, split_statistics
+from mldec.tools.check_data.examine import label_fault, split_statistics
 
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)
@@ -65,12 +62,6 @@ def test_statistics_equal_loops():
     partial = from_dense(DENSE, default=-1)
     statistics = split_statistics(split_of(partial), partial)
     assert statistics["negatives_stated"] == int((DENSE == 0).sum())
-
-
-def test_official_counts_belong_to_data_options():
-    assert set(OFFICIAL) <= {path.stem for path in Path(config_dir(), "data").glob("*.yaml")}
-    assert OFFICIAL["coco"][2] == {len(COCO_NAMES)}
-    assert OFFICIAL["voc2007"][2] == OFFICIAL["voc2012"][2] == {len(VOC)}
 
 
 @pytest.fixture

@@ -85,15 +85,12 @@ def test_state_round_trip(state, tmp_path, calibration):
         ("classes", {}, "names"),
         ("classes/names", ["a", "a", "b"], "'a'"),
         ("classes/queries", torch.zeros(2, 5), "word vectors"),
-        ("classes/origin", {"source": "glove.txt"}, "templates"),
         ("transform/image_size", -1, "image_size"),
         ("calibration", {**asdict(CALIBRATION), "thresholds": (0.1, 0.2)}, "calibration"),
         ("config/data/root", "${oc.env:HOME}", "interpolation"),
         ("format", 1, "format"),
         # Checkpoints of an earlier or a later commit.
         ("sampler", {}, "sampler"),
-        ("best/of", 1, "of"),
-        ("calibration", {"slopes": [1]}, "thresholds"),
     ],
 )
 def test_invalid_part_raises_an_error(state, place, value, name):
