@@ -18,7 +18,7 @@ import mldec
 from mldec.errors import ConfigError
 from mldec.files.run_folder import RunLock
 from mldec.files.torch_files import read_torch
-from mldec.tools.predict import engine, results
+from mldec.tools.predict import results
 from mldec.tools.predict.inputs import NUMBERS, chosen_shard
 from mldec.tools.predict.run import FORMATS
 
@@ -304,7 +304,7 @@ def test_pictures_show_the_predicted_classes(photos, predict):
             assert sheet.width > 3 * 150, "the image and two classes"
 
 
-def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos, monkeypatch):
+def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):
     state = read_torch(best)
     for weights in ("model", "ema"):
         state[weights]["head.pool_bias"].fill_(float("nan"))
@@ -315,12 +315,6 @@ def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos, monkeypa
     assert f"{photo}: " in err
     [row] = rows_of(Path("p.jsonl").read_text())
     assert row == {"image": str(photo), "error": err.strip()[len("mldec: ") :]}
-
-    def full(*arguments):
-        raise MemoryError
-
-    monkeypatch.setattr(engine, "probabilities", full)
-    assert "--batch-size" in cli.fault("predict", best, photo, *SHARED, "--batch-size", "7")
 
 
 def test_checkpoint_without_thresholds_is_reported(cli, best, photos):

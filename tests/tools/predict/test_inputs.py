@@ -336,19 +336,6 @@ def test_rows_have_scores_or_an_error(tmp_path, batch_size):
             assert scores == sorted(expected.tolist(), reverse=True)
 
 
-def test_next_batch_is_scored_before_the_rows_of_this_batch(tmp_path, monkeypatch):
-    scored = []
-    answer = MeanColors.answer
-
-    def recording(self, images, **options):
-        scored.append(len(images))
-        return answer(self, images, **options)
-
-    monkeypatch.setattr(MeanColors, "answer", recording)
-    rows = predictor(batch_size=2).rows(iter(items_of(tmp_path, 5)), StopRequest())
-    assert [sum(scored) for _ in rows] == [4, 4, 5, 5, 5]
-
-
 def test_rows_before_an_error_are_yielded(tmp_path, monkeypatch):
     photos = items_of(tmp_path, 6)
     answer = MeanColors.answer

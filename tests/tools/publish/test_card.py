@@ -2,27 +2,17 @@
 
 from dataclasses import replace
 
+import networks
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from mldec.checkpoint.state import Calibration
-from mldec.data.fingerprint import Fingerprint
 from mldec.data.types import Classes
 from mldec.tools.publish import MAX_CLASSES, UNDEFINED, CardContent, CardMetrics, card
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
-CALIBRATION = Calibration(
-    weights="raw",
-    objective="f1",
-    scope="class",
-    thresholds=(0.25, 0.5, 0.125),
-    slopes=(2.0,),
-    offsets=(0.0,),
-    images=40,
-    data={},
-    fingerprint=Fingerprint(40, "a", "b", "c"),
-    date="2026-11-22T01:20:14+00:00",
+CALIBRATION = replace(
+    networks.CALIBRATION, thresholds=(0.25, 0.5, 0.125), slopes=(2.0,), offsets=(0.0,)
 )
 GLOBAL = replace(CALIBRATION, scope="global", thresholds=(0.3,), slopes=(1.0, 2.0, 3.0))
 SHIFTED = replace(CALIBRATION, offsets=(-20.0,), error=1.5)

@@ -5,9 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, Union, get_type_hints
 
-import numpy as np
 import pytest
-import torch
 
 from mldec import build
 from mldec.config import schema
@@ -82,11 +80,6 @@ def whole(**settings):
 def test_invalid_combination_is_named(call, name):
     with pytest.raises(ConfigError, match=f"^{name}"):
         call()
-
-
-def test_torch_and_numpy_accept_highest_seed():
-    torch.Generator().manual_seed(Config(name="x", seed=MAX_SEED, **PARTS).seed)
-    np.random.default_rng(MAX_SEED)
 
 
 @pytest.mark.parametrize(
