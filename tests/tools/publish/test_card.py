@@ -12,7 +12,7 @@ from mldec.tools.publish import MAX_CLASSES, UNDEFINED, CardContent, CardMetrics
 
 NASTY = "a|b`<img src=x>`[c](https://evil.example)*\\ "
 CALIBRATION = replace(
-    networks.CALIBRATION, thresholds=(0.25, 0.5, 0.125), slopes=(2.0,), offsets=(0.0,)
+    networks.CALIBRATION, thresholds=(0.25, 0.5, 0.125), slopes=(2.0,), offsets=(0.0,), images=40
 )
 GLOBAL = replace(CALIBRATION, scope="global", thresholds=(0.3,), slopes=(1.0, 2.0, 3.0))
 SHIFTED = replace(CALIBRATION, offsets=(-20.0,), error=1.5)

@@ -135,9 +135,6 @@ def test_word_vectors_of_decoder_width_are_not_projected():
     torch.testing.assert_close(head(TOKENS, words), closed(TOKENS), rtol=1e-12, atol=1e-12)
 
 
-# Groups
-
-
 # Initialization
 
 
