@@ -14,6 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import fake_hub
 import huggingface_hub
+from filelock import FileLock
 from support import QUICK, Cli
 
 from mldec.runtime.devices import Precision
@@ -60,12 +61,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a finished quick run in a real process. Tests must not change it."""
-    folder = tmp_path_factory.mktemp("digits_run")
-    command = [sys.executable, "-m", "mldec.train", *QUICK]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder / "outputs" / "digits"
+    """Folder of a finished quick run in a real process.
+
+    The parallel test processes share it. Tests must not change it.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "digits_run"
+    run = folder / "outputs" / "digits"
+    with FileLock(f"{folder}.lock"):
+        if not run.exists():
+            folder.mkdir()
+            command = [sys.executable, "-m", "mldec.train", *QUICK]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+    return run
 
 
 @pytest.fixture(scope="session")

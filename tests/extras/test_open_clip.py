@@ -31,11 +31,8 @@ def with_trunk(name):
     ("vision", "settings", "name"),
     [
         (with_trunk("hf-hub:owner/name"), {}, r"backbone\.vision\.timm_model_name=hf-hub"),
-        (with_trunk("local-dir:/x"), {}, r"backbone\.vision\.timm_model_name=local-dir"),
-        (with_trunk("unknown"), {}, r"backbone\.vision\.timm_model_name=unknown"),
         ({"depth": 3}, {}, r"backbone\.vision: small.*depth"),
         (CLIP["vision_cfg"], {"std": (1, 1, 0)}, r"backbone\.std"),
-        ({**CLIP["vision_cfg"], "patch_size": 64}, {}, r"backbone\.name=small"),
         (None, {}, r"pip install -e '\.\[text\]'"),
     ],
 )

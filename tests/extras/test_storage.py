@@ -117,15 +117,6 @@ def test_images_are_found_and_read(s3, images):
     assert read_item(one).tobytes() == picture(seed=5).tobytes()
 
 
-def test_unusual_keys_are_read(s3):
-    for key in ("all/a?b.png", "all/c#d.png", "all//e.png", "all/f//g.png"):
-        s3.files.call_s3("put_object", Bucket="photos", Key=key, Body=png())
-    items = list(Inputs(["s3://photos/all"]))
-    assert len(items) == 4
-    for item in items:
-        assert read_item(item).tobytes() == picture().tobytes()
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_results_equal_those_on_a_disk(s3, images, cli, best, kind):
     pytest.importorskip("pyarrow")

@@ -3,11 +3,12 @@
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from support import QUICK, one_line
+from support import QUICK
 
 from mldec.checkpoint import loading
 from mldec.files.torch_files import read_torch
@@ -30,11 +31,12 @@ def test_files_of_a_run(digits_run):
     assert "val_raw/mAP" in lines[-1]
 
 
-def test_existing_run_is_not_overwritten(cli, digits_run, monkeypatch):
-    monkeypatch.chdir(digits_run.parents[1])
-    before = (digits_run / "checkpoints" / "last.pt").read_bytes()
+def test_existing_run_is_not_overwritten(cli, digits_run, here):
+    shutil.copytree(digits_run, "outputs/digits")
+    last = Path("outputs/digits/checkpoints/last.pt")
+    before = last.read_bytes()
     assert "resume=auto" in cli.fault("train", *QUICK)
-    assert (digits_run / "checkpoints" / "last.pt").read_bytes() == before
+    assert last.read_bytes() == before
 
 
 def test_evaluate_gives_the_metrics_of_the_run(cli, best, tmp_path):
@@ -55,37 +57,8 @@ def test_evaluate_gives_the_metrics_of_the_run(cli, best, tmp_path):
     assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"], abs=1e-3)
 
 
-def test_evaluate_with_settings_and_other_weights(cli, digits_run, tmp_path):
-    last, path = digits_run / "checkpoints" / "last.pt", tmp_path / "r.json"
-
-    def evaluated(*words):
-        cli.out("evaluate", last, "--plugin", "patches", "--json", path, *words)
-        return json.loads(path.read_text())
-
-    metrics = read_torch(last)["metrics"]
-    for weights, key in (("ema", "val/mAP"), ("raw", "val_raw/mAP")):
-        report = evaluated("--weights", weights, "train.workers=1")
-        assert report["metrics"]["mAP"] == pytest.approx(metrics[key], abs=1e-9)
-    assert evaluated("data.val_images=7")["images"] == 7
-    assert evaluated("--image-size", "32")["metrics"] != evaluated()["metrics"]
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "name"),
-    [
-        ("train", ["+experiment=digits", "loss._target_=os.system"], "os.system"),
-        ("train", ["+experiment=digits", "init=nothing.pt"], "nothing.pt"),
-        ("evaluate", ["no.pt", "--json", "/nowhere/r.json"], "/nowhere/r.json"),
-        ("evaluate", ["no.pt", "--class-names", "none.txt"], "none.txt"),
-    ],
-)
-def test_command_errors_are_one_line(cli, here, command, words, name):
-    one_line(cli.fault(command, *words), name)
-    assert not list(here.rglob("*.pt"))
-
-
-@pytest.mark.parametrize("words", [["loss=distribution_balanced"], ["loss.pos_weight=auto"]])
-def test_resumed_run_with_label_counts_equals_whole_run(cli, here, words):
+def test_resumed_run_with_label_counts_equals_whole_run(cli, here):
+    words = ["loss=distribution_balanced"]
     for setting in ("name=whole", "name=parts train.stop_epoch=1", "name=parts resume=auto"):
         cli.out("train", *QUICK, *words, *setting.split())
 

@@ -6,14 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 
 import patches
 import pytest
-from support import QUICK, assert_equal, numbers, process_state, wait_until
+from support import QUICK, assert_equal, numbers, wait_until
 
 from mldec.files.torch_files import read_torch
-from mldec.runtime import signals
 
 # Signal and forward pass. In each epoch, passes 1 to 4 train, 5 and 6 evaluate.
 MOMENTS = [("SIGTERM", 3), ("SIGTERM", 5), ("SIGUSR1", 8), ("SIGINT", 4), ("SIGINT", 10)]
@@ -72,31 +70,6 @@ def test_killed_loader_process_loses_no_step(forward, cli, digits_run, here, mon
         assert cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8").status == 1
     last = here / "outputs" / "digits" / "checkpoints" / "last.pt"
     assert read_torch(last)["step"] == min(forward, 4)
-    assert cli("train", *QUICK, "resume=auto").status == 0
-    same_end(digits_run, here / "outputs" / "digits")
-
-
-@pytest.mark.parametrize("forward", [3, 5], ids=["training", "evaluation"])
-def test_stop_ends_wait_for_data(forward, cli, digits_run, here, monkeypatch):
-    monkeypatch.setattr(signals, "PATIENCE", 0.5)
-    forwards = iter(range(1, 100))
-
-    def halt_workers():
-        if next(forwards) == forward:
-            processes = [worker.pid for worker in loader_processes()]
-            for process in processes:
-                os.kill(process, signal.SIGSTOP)
-            wait_until(lambda: all(process_state(process) == "T" for process in processes))
-            threading.Thread(target=stop_in_a_wait).start()
-
-    def stop_in_a_wait():
-        request = signal.getsignal(signal.SIGTERM).__self__
-        wait_until(lambda: request._waiting)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(patches, "interrupt", halt_workers)
-        assert cli("train", *QUICK, "train.workers=1", "train.eval_batch_size=8").status == 143
     assert cli("train", *QUICK, "resume=auto").status == 0
     same_end(digits_run, here / "outputs" / "digits")
 

@@ -1,6 +1,7 @@
 """Small files in the layout of RAM and RAM++, with random weights."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import timm
@@ -15,7 +16,12 @@ HEAD = {"word_dim": 16, "embed_dim": 32, "mlp_dim": 24, "dropout": 0.1}
 
 
 def state(tags: int, descriptions: int = 51, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return the content of a file under its official names."""
+    """Return the content of a file under its official names. The tensors are shared."""
+    return dict(_state(tags, descriptions, seed))
+
+
+@cache
+def _state(tags: int, descriptions: int, seed: int) -> dict[str, torch.Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         swin = timm.create_model(SWIN, num_classes=0).state_dict()

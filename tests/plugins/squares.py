@@ -1,6 +1,7 @@
 """Small trainers for images of a colored square, and killed runs that resume."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from mldec import build
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import loading
-from mldec.config.compose import compose
+from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.sampling import SHUFFLED, SampleRandom, Sampling
 from mldec.data.transforms import EvalTransform
@@ -80,8 +81,13 @@ class Spoilt(nn.Module):
         return loss + zero.sqrt()  # 0, with an infinite gradient
 
 
+@cache
+def short() -> Config:
+    return compose(["+experiment=digits", *SHORT])
+
+
 def settings(*words: str) -> Config:
-    config = compose(["+experiment=digits", *SHORT, *words])
+    config = override(short(), list(words))
     return build.recorded(config, build.check(config))
 
 

@@ -97,6 +97,22 @@ class Cli:
         return err
 
 
+def train_here(folder: Path, *words: str) -> Path:
+    """Train in this process in a working folder, and return the folder of outputs."""
+    from mldec import train
+
+    log = logging.getLogger("mldec")
+    handlers = list(log.handlers)
+    state = torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["mldec train", *words])
+        train.main()
+    torch.set_rng_state(state)
+    log.handlers[:] = handlers
+    return folder / "outputs"
+
+
 def write_coco(root: Path, *, classes: int = 3, images: int = 12) -> None:
     """Write both splits of a COCO 2014 tree. Image i is uniformly gray, with class i % classes."""
     categories = [{"id": 2 * number + 1, "name": f"thing {number}"} for number in range(classes)]

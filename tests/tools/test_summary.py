@@ -206,10 +206,8 @@ def test_latex_table_escapes_names(cli, outputs, tmp_path):
 @pytest.mark.parametrize(
     ("words", "error", "name"),
     [
-        (["absent"], DataError, "absent"),
         (["runs", "--table", "t.doc"], ConfigError, "t.doc"),
         (["runs", "--table", "-", "--against", "z"], DataError, "--against z"),
-        (["runs", "--table", "-", "--metrics", "mAPP"], DataError, "mAPP"),
         (["twice", "--table", "-"], DataError, "b_seed0"),
     ],
 )

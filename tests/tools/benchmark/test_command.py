@@ -39,7 +39,6 @@ def test_figures_before_an_error_are_written(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "status", "name"),
     [
-        (["throughput", "--json", "folder"], 1, "folder"),
         (["data", "folder", "head=gap"], 2, "head=gap"),
         (["predict", "x.pt", "folder", "--device", "cpu"], 1, "folder"),
     ],

@@ -20,7 +20,6 @@ HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
     ("experiment", "changed"),
     [
         ("digits", ["train.accumulate=2"]),
-        ("digits_single", []),  # softmax
         ("nuswide_zsl_tresnet_m", ["backbone=tiny"]),  # word queries
         ("digits", ["head=ram"]),  # learned word vectors
     ],

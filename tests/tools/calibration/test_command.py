@@ -12,9 +12,7 @@ from PIL import Image
 from support import QUICK, assert_equal, one_line
 
 from mldec.checkpoint import load_model, loading
-from mldec.errors import ConfigError
 from mldec.files.torch_files import duplicate, hash_record, read_torch, save, sha256_of
-from mldec.tools.calibrate import target
 
 WORDS = ["--plugin", "patches", "data.val_images=120"]
 
@@ -81,10 +79,8 @@ def test_training_resumes_from_calibrated_copy(cli, digits_run, here):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["--objective", "accuracy"], "--objective accuracy"),
         (["--objective", "cost:1,inf"], "--objective cost:1,inf"),
         (["--out", "{best}"], "--out"),
-        (["--image-size", "32"], "data.image_size"),
         (["data.val_images=1", "data.seed=3"], "calibration"),
         (["--thresholds", "given.txt", "--json", "c.json"], "--thresholds"),
     ],
@@ -151,14 +147,6 @@ def test_calibrated_file_replaces_best_checkpoint_until_it_changes(cli, digits_r
     assert f"using {best}\n" in out
     hash_record(best).unlink()
     assert load_model(run, plugins=["patches"]).path == best
-
-
-def test_copy_of_other_checkpoints_needs_a_name(best, tmp_path):
-    assert target(None, best) == str(best.with_name("calibrated.pt"))
-    assert target("x.pt", best) == "x.pt"
-    for path in (best.with_name("last.1.pt"), tmp_path / "best.pt", tmp_path / "x.safetensors"):
-        with pytest.raises(ConfigError, match="--out"):
-            target(None, path)
 
 
 def test_values_are_stored_in_the_order_of_the_checkpoint(cli, best, tmp_path):

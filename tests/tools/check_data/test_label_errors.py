@@ -6,8 +6,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 from markupsafe import escape
 from PIL import Image
-from support import CONFIGS
+from support import CONFIGS, train_here
 
 from mldec.tools.check_data.label_errors import COLUMNS
 
@@ -30,7 +28,7 @@ class LabelErrors(NamedTuple):
     flipped: set[tuple[str, str]]  # file names and classes of wrong training labels
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     """Squares of mixed colors with 5 % wrong labels, and a run; tests must not change them."""
     folder = tmp_path_factory.mktemp("planted")
@@ -52,11 +50,9 @@ def planted(tmp_path_factory):
         head=gap loss=bce device=cpu data=csv data.root={root} data.cache_dir={folder}
         data.image_size=16 data.augment=none data.cutout=0 data.fold=1/2
         train.epochs=6 train.batch_size=16 train.workers=0 name=fold1"""
-    command = [sys.executable, "-m", "mldec.train", *settings.split()]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    outputs = train_here(folder, *settings.split())
     wrong = {(f"{number}.png", NAMES[k]) for number, k in np.argwhere(flipped[:200])}
-    return LabelErrors(root, str(folder / "outputs" / "fold1"), wrong)
+    return LabelErrors(root, str(outputs / "fold1"), wrong)
 
 
 @pytest.fixture

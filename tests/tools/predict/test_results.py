@@ -15,8 +15,8 @@ import torch
 from mldec.data.images import UnsupportedFiles
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
-from mldec.files.atomic import named, write_texts
-from mldec.tools.predict import formats, results
+from mldec.files.atomic import named
+from mldec.tools.predict import results
 from mldec.tools.predict.answers import Prediction, Row, Rule, chosen_rule, entries
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.formats import image_of, line_of, row_of, write
@@ -175,20 +175,6 @@ def test_damaged_line_has_no_image(line):
     assert image_of(line) is None
     assert image_of(b'{"image": "a"}\n') == "a"
     assert image_of(line_of(rule_of(), Row("a", error="e", retry=True)) + b"\n") == "a"
-
-
-def test_each_row_is_streamed_immediately(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    rule = rule_of()
-    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-
-    def lines():
-        for row in rows_of(rule):
-            yield line_of(rule, row)
-            assert b".png" in os.read(pipe, 9999)
-
-    write_texts(str(tmp_path / "pipe"), formats.TEXTS["jsonl"](rule, lines()))
-    os.close(pipe)
 
 
 # Journal and record

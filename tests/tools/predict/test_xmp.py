@@ -105,7 +105,6 @@ def test_no_sidecar_without_classes(photo):
     "content",
     [
         b"\x00",
-        b"<x",
         b"<x:xmpmeta xmlns:x='adobe:ns:meta/'/>",
         b"<?xml version='1.0' encoding='latin-1'?>" + OF_USER.lstrip("<?xpacket>").encode(),
         OF_USER.encode("utf-16"),
@@ -138,8 +137,6 @@ PATHS = "<lr:hierarchicalSubject><rdf:Bag><rdf:li>{}</rdf:li></rdf:Bag></lr:hier
     "properties",
     [
         TAGS_LIST.format("six"),
-        TAGS_LIST.format("Digits/six"),
-        PATHS.format("Digits|six"),
         TAGS_LIST.format("Digits/six") + PATHS.format("Digits|six"),
     ],
 )
@@ -183,7 +180,7 @@ def test_all_other_bytes_are_kept(photo, encoding):
     assert left[:start] + left[end + len("</rdf:Description>") :] == text
 
 
-@pytest.mark.parametrize("tag", ["<rdf:Bag/>", "<rdf:Bag></rdf:Bag>", "<rdf:Bag>\n  </rdf:Bag>"])
+@pytest.mark.parametrize("tag", ["<rdf:Bag/>", "<rdf:Bag>\n  </rdf:Bag>"])
 def test_keywords_are_added_to_an_empty_list(photo, tag):
     path = photo.with_name("photo.jpg.xmp")
     subject = f'<s:subject xmlns:s="{xmp.SUBJECT[1]}">{tag}</s:subject>'

@@ -40,7 +40,6 @@ def test_dry_run_writes_a_checkpoint(cli):
     [
         (["best.pt", "mine"], "mine"),
         (["best.pt", "me/mine"], "--dry-run"),
-        (["best.pt", "me/mine", "--dry-run", "."], "--dry-run ."),
         (["clip:ViT-B-32", "me/mine", "--dry-run", "x"], "clip:ViT-B-32"),
         (["best.pt", "me/mine", "--dry-run", "x", "--results", "file"], "file"),
     ],

@@ -22,7 +22,6 @@ from mldec.tools.publish import (
     ("text", "shown"),
     [
         ("/home/me/photos", ".../photos"),
-        ("~/secret/x.csv", ".../x.csv"),
         ("[/home/me/a.tar, 'b/c', \"~/d e.tar\"]", "[.../a.tar, 'b/c', \".../d e.tar\"]"),
         ("clip:ViT-B-32:~/w.pt", "clip:ViT-B-32:.../w.pt"),
         *((text, text) for text in ("clip:ViT-B-32:openai", "", "data/voc", "https://a.org/b")),
@@ -52,11 +51,6 @@ def with_backbone(loaded, **node):
             {"pretrained": "/home/me/w.pth"},
             "the file .../w.pth in resnet50.a1_in1k",
             "unknown: they were read from a file; timm states apache-2.0",
-        ),
-        (
-            {"pretrained": True, "_target_": "mldec.backbones.HFBackbone", "name": "/home/me/x"},
-            "published weights of .../x",
-            "unknown",
         ),
         ({"_target_": "mine.Net"}, "initial weights of mine.Net", "unknown"),
     ],

@@ -191,7 +191,3 @@ def test_word_vectors_of_colored_digits_are_computed(kind):
     other = queries(trained, f"{unseen},red six")
     vector_of = dict(zip(class_names(4), class_queries(4, kind), strict=True))
     assert other.word_vectors.equal(torch.stack([vector_of[unseen], vector_of["red six"]]))
-    # A checkpoint of an earlier version does not name its vectors.
-    if kind == "words":
-        old = replace(trained, origin=None)
-        assert queries(old, "blue two", "digits:words").names == ("blue two",)

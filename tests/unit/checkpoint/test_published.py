@@ -104,11 +104,8 @@ def write_config(folder, change):
 @pytest.mark.parametrize(
     ("place", "value", "name"),
     [
-        ("library", "timm", CONFIG),
         ("layout", 2, CONFIG),
-        ("sha256", {}, CONFIG),
         ("sha256", {WEIGHTS: "0" * 64}, WEIGHTS),
-        ("checkpoint", [], CONFIG),
         ("checkpoint/format", None, "format"),
         ("checkpoint/config/head", {"_target_": "os.system"}, "os.system"),
         ("checkpoint/config/head/embed_dim", 64, "head.embed.bias"),

@@ -48,8 +48,9 @@ def test_released_file_gives_official_logits(path):
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("container", ["model", "state_dict", "ema", None])
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize(
+    ("container", "prefix"), [("model", ""), ("state_dict", "module."), ("ema", ""), (None, "")]
+)
 def test_containers_prefixes_and_counters_are_ignored(medium, container, prefix):
     norms = [key.removesuffix("running_mean") for key in medium if key.endswith("running_mean")]
     state = medium | {f"{norm}num_batches_tracked": torch.tensor(7) for norm in norms}
@@ -116,20 +117,12 @@ def test_init_loads_fitting_tensors(medium, tmp_path):
     weight = medium["body.conv1.1.weight"].abs() + 1e-5
     assert torch.equal(model.backbone.network.body.conv1.bn.weight.data, weight)
 
-    with torch.device("meta"):
-        other = Classifier(TimmBackbone("tresnet_l"), MLDecoder(2432, 80))
-    with pytest.raises(CheckpointError, match=r"start\.pth"):
-        initialise(other, tmp_path / "start.pth")
-
 
 @pytest.mark.parametrize(
     ("lost", "more", "name"),
     [
         ("head.", {}, "head.fc_weight"),
-        ("body.layer4.2", {}, r"\(3, 4, 11, 2\)"),
-        ("", {}, "MODEL_ZOO.md"),
         (POOL, {POOL: torch.zeros(10**12, 0, 1)}, "head.pool_bias"),
-        ("body.conv1.0", {"body.conv1.0.weight": torch.tensor(1.0)}, "IndexError"),
         ("-", {"body.layer1.1.conv9.0.weight": torch.zeros(1)}, "body.layer1.1.conv9"),
     ],
 )
@@ -156,8 +149,3 @@ def test_unknown_classes_are_numbered(medium):
     checkpoint = converted(state, "renamed.pth", 96)
     assert checkpoint.classes.names == ("class 0", "class 1", "class 2")
     assert checkpoint.transform.image_size == 96
-
-
-def test_legacy_serialization_is_read(medium, tmp_path):
-    torch.save({"model": medium}, tmp_path / FILE, _use_new_zipfile_serialization=False)
-    assert len(load_model(tmp_path / FILE).classes) == 80

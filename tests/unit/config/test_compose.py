@@ -1,5 +1,6 @@
 """Composition of configs, and the settings of the published recipes."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,19 @@ from mldec.config.schema import PARTS, Precision, ScheduleName
 from mldec.errors import ConfigError
 
 
+@cache
+def experiment(name):
+    return compose([f"+experiment={name}"])
+
+
 @pytest.fixture(scope="module")
 def digits():
-    return compose(["+experiment=digits"])
+    return experiment("digits")
 
 
 @pytest.mark.parametrize("name", options("experiment"))
 def test_experiments_compose_and_document_their_command(name):
-    config = compose([f"+experiment={name}"])
+    config = experiment(name)
     build.check(config)
     assert config.name == name
 
@@ -65,18 +71,14 @@ def test_every_option_of_every_part_composes(part, digits):
         ("sede=3", ["sede", "'seed'"]),
         ("epochs=3", ["epochs", "'train.epochs'"]),
         ("train.lr=0.1", ["train.lr", "'optim.lr'"]),
-        ("--data", ["--data"]),
         ("head=mldecoder", ["head=mldecoder", "'ml_decoder'"]),
         ("+experiment=digit", ["experiment=digit", "'digits'"]),
         # Errors of Hydra and OmegaConf in one line.
         ("epochs", ["epochs"]),
-        ("head.a=[", ["head.a=["]),
         ("train.epochs=abc", ["train.epochs", "'abc'"]),
         ("train.precision=fp8", ["train.precision", "'fp8'"]),
-        ("train.freeze=backbone", ["train.freeze"]),
         ("backbone=timm", ["backbone.name"]),
         ("init.classes=by_name", ["init.path"]),
-        ("init.clases=by_name", ["init.clases"]),
         ("data.x=!!python/object:os.system", ["data.x"]),
         # Complete commands.
         (["experiment=digits"], ["+experiment=digits"]),
@@ -160,14 +162,14 @@ def test_diff_ignores_harmless_settings(digits):
 
 def test_recipes_of_half_precision_papers_use_fp16():
     for name in ("coco_tresnet_l", "imagenet_resnet50_a2", "q2l_coco_resnet101_448"):
-        config = compose([f"+experiment={name}"])
+        config = experiment(name)
         assert config.train.precision is Precision.fp16
         assert config.train.channels_last
 
 
 @pytest.mark.parametrize("name", ["dinov3_b", "dinov2_b", "dinov3_l_frozen", "clip_l_336"])
 def test_transformer_recipes_equal_paddleclas(name):
-    config = compose([f"+experiment=coco_{name}"])
+    config = experiment(f"coco_{name}")
     train, optim, schedule = config.train, config.optim, config.schedule
     assert (train.epochs, train.batch_size, train.ema_decay) == (40, 16, 0.9997)
     assert (optim.name, optim.lr, optim.weight_decay) == ("adamw", 5e-5, 1e-4)
@@ -203,7 +205,7 @@ def test_the_recipe_of_figure_6_matches_the_official_command(network):
     "name", [name for name in options("experiment") if "single_positive" in name]
 )
 def test_single_positive_recipes_equal_papers(name):
-    config = compose([f"+experiment={name}"])
+    config = experiment(name)
     config = build.recorded(config, build.check(config))
     wanted = {"single_positive": 0, "augment": "none", "cutout": 0.0, "flip": True}
     assert {**wanted, "unobserved": "negative"}.items() <= config.data.items()
@@ -232,7 +234,7 @@ def test_single_positive_recipes_equal_papers(name):
     ],
 )
 def test_partial_label_simulations_match_the_examples_of_csl(settings, gammas, simulation):
-    config = compose(["+experiment=coco_partial_rps", *settings])
+    config = override(experiment("coco_partial_rps"), settings)
     config = build.recorded(config, build.check(config))
     kinds = ("gamma_pos", "gamma_neg", "gamma_unannotated")
     assert tuple(config.loss[kind] for kind in kinds) == gammas
@@ -240,4 +242,4 @@ def test_partial_label_simulations_match_the_examples_of_csl(settings, gammas, s
     assert (config.loss["mode"], config.loss["clip"]) == ("selective", 0)
     assert (config.loss["likelihood_top_k"], config.loss["prior_threshold"]) == (5, 0.5)
     assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (30, 64, 2e-4)
-    assert compose(["+experiment=openimages_tresnet_m"]).loss["prior_threshold"] == 0.05
+    assert experiment("openimages_tresnet_m").loss["prior_threshold"] == 0.05

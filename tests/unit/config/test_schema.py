@@ -3,11 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Union, get_type_hints
+from typing import Literal, Union, get_type_hints
 
-import numpy as np
 import pytest
-import torch
 
 from mldec import build
 from mldec.config import schema
@@ -34,29 +32,16 @@ PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
     ("section", "name", "good", "bad"),
     [
         (Train, "epochs", [1], [0, -1]),
-        (Train, "batch_size", [1], [0]),
-        (Train, "repeats", [1], [0]),
-        (Train, "eval_every", [1], [0]),
-        (Train, "keep_last", [1], [0]),
-        (Train, "min_steps", [1, None], [0]),
         (Train, "patience", [1, None], [0]),
-        (Train, "batch_per_gpu", [1, None], [0]),
-        (Train, "pieces", [1, None], [0]),
         (Train, "stop_epoch", [1, 40, None], [0, 41]),
         (Train, "ema_start_epoch", [1, 40], [0, 41]),
         (Train, "workers", [0, MAX_WORKERS], [-1, MAX_WORKERS + 1]),
         (Train, "clip_grad", [1e-9, None], [0.0, -1.0]),
         (Train, "ema_decay", [0.001, 0.9999, None], [0.0, 1.0, math.nan]),
         (Train, "query_noise", [0.0, 5.0], [-0.1]),
-        (Train, "random_queries", [0], [-1]),
-        (Train, "save_every_steps", [1, None], [0]),
-        (Train, "save_every_minutes", [0.01, None], [0.0]),
-        (Mix, "mixup", [0.0, 3.0], [-0.1]),
         (Mix, "prob", [0.0, 1.0], [-0.1, 1.1, math.nan]),
         (Mix, "smoothing", [0.0, 0.99], [-0.1, 1.0]),
         (Optim, "lr", [1e-9], [0.0, math.nan]),
-        (Optim, "weight_decay", [0.0], [-1e-9]),
-        (Optim, "backbone_lr", [1e-9, None], [0.0]),
         (Optim, "layer_decay", [0.5, None], [0.0, 1.0]),
         (Schedule, "pct_start", [0.01, 0.99, None], [0.0, 1.0]),
     ],
@@ -82,27 +67,19 @@ def whole(**settings):
             "train.cache_features",
         ),
         (lambda: whole(name="a/b"), "name"),
-        (lambda: whole(name=".."), "name"),
         (lambda: whole(device="tpu"), "device"),
-        (lambda: whole(seed=-1), "seed"),
         (lambda: whole(seed=MAX_SEED + 1), "seed"),
         (lambda: Train(batch_size=56).for_world_size(3), "train.batch_size.* 54 or 57$"),
         (
             lambda: Train(batch_size=10, accumulate=2).for_world_size(2),
             "train.batch_size.* 8 or 12$",
         ),
-        (lambda: Train(batch_size=2).for_world_size(3), "train.batch_size.* 3$"),
         (lambda: Train(pieces=1).for_world_size(2), "train.batch_size=auto"),
     ],
 )
 def test_invalid_combination_is_named(call, name):
     with pytest.raises(ConfigError, match=f"^{name}"):
         call()
-
-
-def test_torch_and_numpy_accept_highest_seed():
-    torch.Generator().manual_seed(Config(name="x", seed=MAX_SEED, **PARTS).seed)
-    np.random.default_rng(MAX_SEED)
 
 
 @pytest.mark.parametrize(
@@ -170,20 +147,15 @@ def test_derived_batch_epochs_and_workers(monkeypatch):
 @pytest.mark.parametrize(
     ("value", "hint", "fits"),
     [
-        (3, int, True),
         (3, float, True),
         (True, int, False),
         (1, bool, False),
         (None, int | None, True),
-        ("x", bool | str, True),
         (3, Union[str, int], True),  # noqa: UP007
         ([1, True], list[int], False),
         ([1, 2], Sequence[float], True),
         ("ab", Sequence[str], False),  # a string is not a list of letters
-        ([0.5, "x"], list[float], False),
         (math.nan, float, False),
-        ([math.inf], list[float] | None, False),
-        ([1], dict[str, Any], False),
         ("sum", Literal["sum", "mean"], True),
         ("max", Literal["sum", "mean"], False),
     ],

@@ -207,12 +207,6 @@ def test_simplejpeg_has_pixels_of_pillow(tmp_path, mode, options):
             assert isinstance(read, Image.Image) is (mode == "CMYK" or orientation == 6)
 
 
-def test_simplejpeg_leaves_other_formats_to_pillow(tmp_path):
-    pytest.importorskip("simplejpeg", reason="an extra")
-    path = saved(picture(40, 30), tmp_path / "a.png")
-    assert np.array_equal(as_array(open_image(path, decoder="simplejpeg")), read_image(path))
-
-
 def test_missing_decoder_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     check_decoder("pillow")

@@ -225,13 +225,9 @@ def assemble_task(task, *settings):
     ("call", "name"),
     [
         (lambda: multi_label(0.0), "threshold"),
-        (lambda: partial_labels(1.5), "threshold"),
-        (lambda: single_label(1), "top_k"),
         (lambda: single_label(-1), "top_k"),
         # Settings are validated before the folder.
         (lambda: made(coco, root="/nowhere", cutout=2.0), "cutout"),
-        (lambda: made(coco, root="/nowhere", absent="ignore"), "data.absent"),
-        (lambda: made(coco, root="/nowhere", test_size=0), "image_size"),
         (lambda: made(coco, root="/nowhere", fold="3/2"), "data.fold"),
         (lambda: assemble_task(ONE_LABEL, SHUFFLED, Observed(observed=0.5)), "data.observed"),
         (

@@ -1,6 +1,5 @@
 """Zero-shot classification: classes and images of both splits, and class lists."""
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 
 from mldec.data.labels import from_dense
 from mldec.data.table import Table, encode_paths
-from mldec.data.tasks import ZeroShot, split_classes, warn_duplicate_names
+from mldec.data.tasks import ZeroShot, split_classes
 from mldec.data.types import Classes, in_folder
 from mldec.errors import DataError
 from mldec.words.types import VectorOrigin, WordVectors
@@ -66,18 +65,6 @@ def test_threshold_reaches_evaluator():
         evaluator = task(threshold=threshold).evaluator(Classes(NAMES))
         evaluator.update(torch.ones(1, 4), torch.ones(1, 4))  # probability 0.73
         assert evaluator.compute()["zsl_OR"] == recall
-
-
-def test_singulars_and_plurals_across_split_are_logged(sample_data, caplog):
-    folder = sample_data / "nus_wide_zsl"
-    official = [folder / f"{name}_sorted.txt" for name in ("seen_925", "unseen_81")]
-    with caplog.at_level(logging.WARNING, "mldec"):
-        task().validation(images(names=("dog", "bee", "cat", "dogs")))
-        warn_duplicate_names(["bus", "city", "tree"], ["buses", "cities", "trees", "sea"])
-        warn_duplicate_names(*(path.read_text().split() for path in official))
-    counts = ("1 of 2", "3 of 4", "30 of 81")
-    for message, count in zip(caplog.messages, counts, strict=True):
-        assert message.startswith(count)
 
 
 def test_roles_are_sorted_indices():

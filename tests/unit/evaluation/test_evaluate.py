@@ -13,7 +13,6 @@ from mldec.config.compose import compose, override
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
-from mldec.evaluate import class_table, table
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.output import Results, report, same_scores, to_csv
 from mldec.evaluation.run import all_scores, evaluate, evaluate_all, score
@@ -211,20 +210,3 @@ def test_undefined_metrics_are_null():
     assert "confusions" not in content
     rows = csv.DictReader(io.StringIO(to_csv(results, names)))
     assert [row["class"] for row in rows] == list(names)
-
-
-def test_tables_of_metrics_and_classes():
-    lines = table({"top1": 12.3456, "classes_x": 81.0, "mine": 5.0, "F1@3": 6.0})
-    assert [line.split()[:2] for line in lines[::2]] == [
-        ["top1", "12.346"],
-        ["number", "of"],
-        ["of", "the"],
-    ]
-    columns = {"AP": [99.96, float("nan")], "positives": [63.0, 0.0], "threshold": [0.25, 0.999]}
-    assert class_table(columns, ("cat", "b")) == [
-        "  class     AP  positives  threshold",
-        "  cat    100.0         63      0.250",
-        "  b        nan          0      0.999",
-    ]
-    results = Results({}, columns, 63, [], None)
-    assert to_csv(results, ("cat", "b")).split()[1:] == ["cat,99.96,63,0.25", "b,nan,0,0.999"]

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from clip_models import clip_folder, siglip_folder
-from networks import save_calibrated
+from networks import CALIBRATION, save_calibrated
 
 from mldec import build
 from mldec.checkpoint import load_model
-from mldec.checkpoint.state import Calibration
 from mldec.config.compose import compose, override
 from mldec.data.fingerprint import fingerprint
 from mldec.data.transforms import EvalTransform
@@ -154,17 +153,8 @@ def test_half_precision_is_not_used_on_a_cpu_unless_chosen(recorded, words, used
 TRAINED, CURRENT = Classes(("a", "b", "c")), Classes(("c", "a", "b"))
 IMAGES = range(7)
 DATA = SimpleNamespace(val=Split(IMAGES, CURRENT))
-PER_CLASS = Calibration(
-    weights="raw",
-    objective="f1",
-    scope="class",
-    thresholds=(0.1, 0.2, 0.3),
-    slopes=(1.0,),
-    offsets=(0.0,),
-    images=7,
-    data={},
-    fingerprint=fingerprint(DATA.val),
-    date="2026-11-21",
+PER_CLASS = replace(
+    CALIBRATION, thresholds=(0.1, 0.2, 0.3), images=7, fingerprint=fingerprint(DATA.val)
 )
 GLOBAL = replace(PER_CLASS, scope="global", thresholds=(0.4,))
 ONE_LABEL = replace(PER_CLASS, objective=None, scope=None, thresholds=())

@@ -26,14 +26,9 @@ def evaluate(evaluator, logits, targets=TARGETS):
 
 ERRORS = [
     (lambda: MultiLabelEvaluator(5, threshold=0.0), ConfigError, r"data\.threshold"),
-    (lambda: MultiLabelEvaluator(5, threshold=1.0), ConfigError, r"data\.threshold"),
-    (lambda: ZeroShotEvaluator(5, unseen=[1], threshold=1.5), ConfigError, r"data\.threshold"),
     (lambda: ZeroShotEvaluator(5, unseen=[]), ConfigError, "unseen"),
     (lambda: SingleLabelEvaluator(3, top_k=5), ConfigError, r"data\.top_k"),
-    (lambda: SingleLabelEvaluator(3, top_k=1), ConfigError, r"data\.top_k"),
     (lambda: average_precision(logits(), TARGETS), DataError, "average precision"),
-    (lambda: average_precision(logits(math.inf), TARGETS), DataError, "average precision"),
-    (lambda: average_precision(logits(-math.inf), TARGETS - 1), DataError, "average precision"),
     (lambda: evaluate(MultiLabelEvaluator(4), logits()), DataError, "average precision"),
     (lambda: evaluate(SingleLabelEvaluator(4), logits()), DataError, "top1"),
     (lambda: SingleLabelEvaluator(6).compute(), DataError, "top1"),

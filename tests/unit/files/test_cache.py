@@ -1,7 +1,6 @@
 """Cached tables are used while they are valid."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_entries
 from mldec.data.table import Table, encode_paths
-from mldec.files.cache import cache_folder, write_cached
 
 
 def make_table():
@@ -75,27 +73,3 @@ def test_damaged_cache_is_parsed_again(cache):
         changed[place] ^= 1
         file.write_bytes(changed)
         cache.read()
-
-
-def test_cache_folder_follows_the_environment(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder(None) == Path("/caches/mldec")
-    assert cache_folder("/other") == Path("/other")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert cache_folder(None) == Path("/home/me/.cache/mldec")
-
-
-def test_full_disk_keeps_the_old_cache(tmp_path, monkeypatch):
-    path = tmp_path / "new" / "x.npz"
-    write_cached(path, "", {"numbers": np.arange(3)})
-
-    def full(file, **arrays):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("numpy.savez", full)
-    write_cached(path, "", {"numbers": np.arange(9)})
-    assert [file.name for file in path.parent.iterdir()] == ["x.npz"]
-    with np.load(path) as stored:
-        assert stored["numbers"].tolist() == [0, 1, 2]

@@ -7,8 +7,6 @@ from mldec.files import text
 from mldec.files.text import (
     csv_columns,
     csv_rows,
-    open_binary,
-    open_text,
     read_bytes,
     read_json,
     read_lines,
@@ -23,19 +21,6 @@ def test_byte_order_mark_and_newlines(tmp_path):
     assert read_bytes(file)[:5] == b"\xef\xbb\xbfon"
     assert read_text(file) == "one\ntwo\n"
     assert read_text(file, newline="") == "one\r\ntwo\n"
-
-
-@pytest.mark.parametrize("name", ["", "none", "loop", "a\0b", "\ud800"])
-def test_unreadable_file_raises_an_error(tmp_path, name):
-    (tmp_path / "loop").symlink_to("loop")
-    path = tmp_path / name
-    for open_file in (open_binary, open_text):
-        with pytest.raises(OSError) as caught:  # noqa: PT011
-            open_file(path)
-        assert caught.value.filename is not None  # otherwise the error is reported as a bug
-    for read in (read_bytes, read_text, read_json):
-        with pytest.raises(DataError):
-            read(path)
 
 
 def columns(path):

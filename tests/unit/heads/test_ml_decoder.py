@@ -135,26 +135,6 @@ def test_word_vectors_of_decoder_width_are_not_projected():
     torch.testing.assert_close(head(TOKENS, words), closed(TOKENS), rtol=1e-12, atol=1e-12)
 
 
-# Groups
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "num_groups", "groups", "size"),
-    [
-        (80, 100, 80, 1),
-        (80, None, 80, 1),
-        (9605, 200, 200, 49),
-        (5, 4, 4, 2),
-    ],
-)
-def test_number_and_size_of_groups(num_classes, num_groups, groups, size):
-    with torch.device("meta"):
-        head = MLDecoder(4, num_classes, num_groups=num_groups, embed_dim=8, mlp_dim=8)
-    assert head.queries.shape == (groups, 8)
-    assert head.pool_weight.shape == (groups, 8, size)
-    assert head.pool_bias.shape == (num_classes,)
-
-
 # Initialization
 
 

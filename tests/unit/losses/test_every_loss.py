@@ -11,16 +11,12 @@ from support import loss_of_option
 
 from mldec.errors import ConfigError, DataError
 from mldec.losses import (
-    SPLC,
-    AssumeNegative,
     AsymmetricLoss,
     BinaryCrossEntropy,
     CrossEntropy,
     DistributionBalancedLoss,
     GeneralizedRobustLoss,
-    LargeLoss,
     PartialAsymmetricLoss,
-    TwoWayLoss,
 )
 from mldec.losses.common import LabelCounts, positive_weight
 
@@ -99,16 +95,8 @@ COUNTS = LabelCounts(torch.tensor([50, 10, 1, 0]), torch.tensor([50, 90, 99, 100
 WRONG = [
     (lambda: AsymmetricLoss(gamma_neg=-1.0), ValueError, "gamma_neg is -1.0"),
     (lambda: AsymmetricLoss(pos_weight="auto"), ValueError, "label_counts"),
-    (lambda: BinaryCrossEntropy(target_threshold=1.0), ValueError, "target_threshold is 1.0"),
     (lambda: CrossEntropy(smoothing=1.0), ValueError, "smoothing is 1.0"),
-    (lambda: PartialAsymmetricLoss(gamma_unannotated=-1), ValueError, "gamma_unannotated is -1"),
-    (lambda: TwoWayLoss(negative_temperature=0), ValueError, "negative_temperature is 0"),
     (lambda: DistributionBalancedLoss(), ValueError, "label_counts"),
-    (lambda: DistributionBalancedLoss(gamma=0.5), ValueError, "gamma is 0.5"),
-    (lambda: AssumeNegative(weight=0), ValueError, "weight is 0"),
-    (lambda: SPLC(tau=1.5), ValueError, "tau is 1.5"),
-    (lambda: LargeLoss(stages=0), ValueError, "stages is 0"),
-    (lambda: GeneralizedRobustLoss(sigma=[2.0, 0.0]), ValueError, "sigma is 0.0"),
     (lambda: GeneralizedRobustLoss(w=[2.0]), ValueError, "w is"),
     (
         lambda: BinaryCrossEntropy(class_weights=[1.0] * 4)(LOGITS, ONE_LABEL),
@@ -121,8 +109,6 @@ WRONG = [
         r"loss\.class_prior",
     ),
     (lambda: CrossEntropy()(LOGITS, 0 * ONE_LABEL), DataError, "sum to 0"),
-    (lambda: CrossEntropy()(LOGITS, ONE_LABEL + ONE_LABEL.roll(1, 1)), DataError, "sum to 2"),
-    (lambda: CrossEntropy()(LOGITS, 0.5 * ONE_LABEL), DataError, r"sum to 0\.5"),
 ]
 
 

@@ -15,9 +15,6 @@ from mldec.cli import (
     add_model_options,
     chosen_model,
     command,
-    fraction,
-    image_side,
-    positive,
     run_command,
 )
 from mldec.errors import (
@@ -31,7 +28,6 @@ from mldec.errors import (
     visible,
 )
 from mldec.runtime.console import keep_output_clean, to_console
-from mldec.runtime.devices import MAX_IMAGE_SIZE
 
 log = logging.getLogger("mldec")
 
@@ -165,25 +161,6 @@ def test_messages_are_printed_once(capsys, monkeypatch):
     log.info("one")
     log.warning("two")
     assert capsys.readouterr() == ("two\n", ""), "other ranks print warnings only"
-
-
-@pytest.mark.parametrize(
-    ("read", "good", "bad"),
-    [
-        (positive, {"1": 1, "1000000": 1_000_000}, ["0", "-1", "1.5", "", "x", "\u00b2"]),
-        (image_side, {"224": 224}, ["0", str(MAX_IMAGE_SIZE + 1), "x"]),
-        (fraction, {"0": 0.0, "1e-3": 0.001}, ["-0.1", "1.1", "nan", "", "x"]),
-    ],
-)
-def test_types_of_options(read, good, bad):
-    for text, value in good.items():
-        assert read(text) == value
-    for text in bad:
-        parser = command("x", "y")
-        parser.add_argument("--option", type=read)
-        with pytest.raises(SystemExit) as ended:
-            parser.parse_args([f"--option={text}"])
-        assert ended.value.code == 2
 
 
 def test_model_options_are_arguments_of_load_model():

@@ -1,23 +1,19 @@
 """Devices and ranks in one process. tests/full/test_distributed.py uses torchrun."""
 
 import os
-import runpy
 import sys
 import sysconfig
 from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from support import in_processes
-from torch._subclasses import FakeTensorMode
 
-import mldec
 from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
-from mldec.runtime.devices import PinnedCopies, Precision, check_device, processors
+from mldec.runtime.devices import Precision, check_device, processors
 from mldec.runtime.distributed import pick_device
 from mldec.tools.predict.inputs import chosen_shard
 
@@ -130,40 +126,6 @@ def test_triton_needs_compiler_and_python_header(tmp_path, monkeypatch):
     assert triton_can_compile()
     header.unlink()
     assert not triton_can_compile()
-
-
-@pytest.mark.parametrize("can_compile", [False, True])
-@pytest.mark.parametrize("has_torch", [False, True])
-def test_import_disables_triton_without_compiler(can_compile, has_torch, tmp_path, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setenv("CC", sys.executable if can_compile else "missing")
-    if not has_torch:
-        monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setenv("TORCH_DISABLE_NATIVE_JIT", "")  # restored at the end
-    del os.environ["TORCH_DISABLE_NATIVE_JIT"]
-
-    # torch reads the variable when it is imported.
-    runpy.run_path(mldec.__file__)
-    is_off = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
-    assert is_off is (not can_compile and not has_torch)
-
-
-def test_prepare_device_disables_cudnn_attention(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    distributed.prepare_device(GPU, tf32=False, deterministic=False)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_copies_record_event_on_stream_of_their_device(monkeypatch):
-    streams = []
-    event = SimpleNamespace(record=streams.append)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    with FakeTensorMode():
-        PinnedCopies(torch.zeros(2), torch.zeros(2, device="cuda:1"))
-    assert streams == ["stream of cuda:1"]
 
 
 @pytest.mark.parametrize("tf32", [False, True])

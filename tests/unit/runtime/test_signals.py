@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mldec.runtime import signals
-from mldec.runtime.signals import SIGNALS, DataTimeout, StopRequest, listening
+from mldec.runtime.signals import SIGNALS, DataTimeout, listening
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +51,6 @@ def test_second_ctrl_c_raises():
     assert handlers() == before
 
 
-def test_bounded_yields_all_items():
-    with listening() as stop:
-        assert list(stop.bounded(range(5))) == [0, 1, 2, 3, 4]
-        assert list(stop.bounded([])) == []
-    assert list(StopRequest().bounded("ab")) == ["a", "b"]
-
-
 def stuck(*, requested):
     """Yield one item, and block before the second one."""
     yield 0
@@ -65,14 +58,6 @@ def stuck(*, requested):
         send(signal.SIGTERM)
     time.sleep(60)
     pytest.fail("the wait did not end")
-
-
-def test_wait_without_request_has_no_alarm():
-    def alarm():
-        yield signal.getitimer(signal.ITIMER_REAL)
-
-    with listening() as stop:
-        assert list(stop.bounded(alarm())) == [(0, 0)]
 
 
 @pytest.mark.parametrize("during", [True, False])

@@ -1,12 +1,13 @@
 """Properties of a step on CUDA that a CPU can test: devices, shapes, and host syncs."""
 
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import networks
 import pytest
 import torch
+from patches import Patches
 from support import loss_of_option
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
@@ -15,19 +16,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mldec.backbones import TimmBackbone
-from mldec.config.compose import compose
+from mldec.config.compose import compose, override
+from mldec.config.schema import Config
 from mldec.data.loader import Batch
 from mldec.losses import common, cross_entropy
 from mldec.model import Classifier
 from mldec.training.step import Learner
 
-CLASSES, SIZE = networks.CLASSES, 64
+CLASSES, SIZE = networks.CLASSES, 32
 LOSSES = sorted((Path(__file__).parents[3] / "configs" / "loss").glob("*.yaml"))
 BACKBONES = {
     "resnet": {"name": "resnet10t", "model_args": {"channels": [8, 8, 8, 8], "stem_width": 8}},
-    "tresnet": {"name": "tresnet_m"},
-    "vit": {"name": "vit_tiny_patch16_224", "image_size": SIZE},
-    "swin": {"name": "swin_tiny_patch4_window7_224", "image_size": 224},
+    "tresnet": {"name": "tresnet_m", "model_args": {"layers": [1, 1, 1, 1]}},
+    "vit": {"name": "vit_tiny_patch16_224", "image_size": SIZE, "model_args": {"depth": 1}},
+    "swin": {
+        "name": "swin_tiny_patch4_window7_224",
+        "image_size": 64,
+        "model_args": {"depths": [1, 1, 1, 1]},
+    },
 }
 
 # Operations of a step on CUDA that cause a host sync, by loss. All other losses have none.
@@ -89,12 +95,12 @@ def queries(head):
     return torch.randn(CLASSES, networks.WIDTH) if head in networks.OF_WORDS else None
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("head", networks.HEADS)
-def test_heads_stay_on_gpu(on_cuda, head, training):
-    model = networks.HEADS[head](32).train(training)
-    logits = model(torch.randn(2, 16, 32), queries(head))
-    assert (logits.shape, logits.device, logits.dtype) == ((2, CLASSES), on_cuda, torch.float32)
+def test_heads_stay_on_gpu(on_cuda, head):
+    for training in (True, False):
+        model = networks.HEADS[head](32).train(training)
+        logits = model(torch.randn(2, 16, 32), queries(head))
+        assert (logits.shape, logits.device, logits.dtype) == ((2, CLASSES), on_cuda, torch.float32)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -132,14 +138,18 @@ def targets_as_on_cuda(monkeypatch):
         monkeypatch.setattr(module, "check_valid", lambda valid, logits, message: logits)
 
 
-def waits_of_a_step(head, loss, *settings):
-    """Return the host syncs of the third step by name."""
+@cache
+def config() -> Config:
+    return compose(["+experiment=digits", "optim.name=adamw", "train.clip_grad=1"])
+
+
+def waits_of_a_step(head, loss, backbone=None, nonfinite="stop"):
+    """Return the host syncs of the second step by name."""
     torch.manual_seed(0)
-    settings = ("+experiment=digits", "optim.name=adamw", "train.clip_grad=1", *settings)
-    backbone = TimmBackbone(pretrained=False, **BACKBONES["resnet"])
+    backbone = backbone or Patches()
     model = Classifier(backbone, networks.HEADS[head](backbone.num_features))
     learner = Learner(
-        compose(list(settings)),
+        override(config(), [f"train.nonfinite={nonfinite}"]),
         model,
         loss,
         device=torch.device("cpu"),
@@ -152,16 +162,21 @@ def waits_of_a_step(head, loss, *settings):
     targets = torch.nn.functional.one_hot(torch.arange(4), CLASSES).to(torch.int8)
     step = partial(learner.learn, [Batch(images, targets, torch.arange(4))], 4)
     step()
-    step()
     return seen(step)
 
 
 @pytest.mark.usefixtures("targets_as_on_cuda")
 @pytest.mark.parametrize("head", networks.HEADS)
 def test_heads_need_no_host_sync(head):
+    assert waits_of_a_step(head, loss_of_option(LOSSES[0].with_stem("asl"))) == {}
+
+
+@pytest.mark.usefixtures("targets_as_on_cuda")
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_network_needs_no_host_sync(nonfinite):
+    backbone = TimmBackbone(pretrained=False, **BACKBONES["resnet"])
     loss = loss_of_option(LOSSES[0].with_stem("asl"))
-    for nonfinite in ("stop", "skip"):
-        assert waits_of_a_step(head, loss, f"train.nonfinite={nonfinite}") == {}
+    assert waits_of_a_step("groups", loss, backbone, nonfinite) == {}
 
 
 @pytest.mark.usefixtures("targets_as_on_cuda")

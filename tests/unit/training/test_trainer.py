@@ -139,18 +139,18 @@ def test_resume_restores_order_and_augmentation_mid_epoch(tmp_path):
     words = ["train.epochs=2", "train.save_every_steps=1", "train.batch_size=6"]
     words += ["train.accumulate=2", "mix.mixup=0.5", "mix.cutmix=1", "mix.mode=elem"]
     sampling = Sampling(sampler="repeat_factor", repeat_threshold=0.6)
-    make = partial(trainer, settings(*words), network="test_resnet", sampling=sampling)
+    make = partial(trainer, settings(*words), images=16, network="test_resnet", sampling=sampling)
 
-    # Each color is a quarter of 32 images, and appears sqrt(0.6 / 0.25) times: 49.6 images.
-    assert make(tmp_path).batches.num_images == 50
-    check_resume(make, tmp_path, step=10)
+    # Each color is a quarter of 16 images, and appears sqrt(0.6 / 0.25) times: 24.8 images.
+    assert make(tmp_path).batches.num_images == 25
+    check_resume(make, tmp_path, step=6)
 
 
 @pytest.mark.usefixtures("scores")
 def test_resume_restores_patience_and_late_average(tmp_path):
     words = ["train.epochs=7", "train.patience=2", "train.ema_start_epoch=3"]
-    make = partial(trainer, settings(*words, "train.save_every_steps=1"))
-    resumed = check_resume(make, tmp_path, step=15)
+    make = partial(trainer, settings(*words, "train.save_every_steps=1"), images=16)
+    resumed = check_resume(make, tmp_path, step=7)
     assert resumed.epoch == 5
     assert resumed.ended == (
         "train.patience is 2, evaluations without progress: 2, the best one was in epoch 3"
@@ -158,7 +158,8 @@ def test_resume_restores_patience_and_late_average(tmp_path):
     averaged = [line["epoch"] for line in numbers(tmp_path / "whole") if "val_raw/mAP" in line]
     assert averaged == [3, 4, 5]
 
-    longer = trainer(settings("train.epochs=7", "train.patience=3", *words[2:]), tmp_path / "parts")
+    config = settings("train.epochs=7", "train.patience=3", *words[2:])
+    longer = trainer(config, tmp_path / "parts", images=16)
     resume(longer, tmp_path / "parts")
     fit(longer, tmp_path / "parts")
     assert longer.ended == "train.epochs is 7"
@@ -209,17 +210,18 @@ def test_best_result_is_highest_then_earliest(before, scores, after):
 
 def test_stop_epoch_keeps_schedule_of_whole_run(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    fit(trainer(settings(), whole), whole)
-    stopped = trainer(settings("train.stop_epoch=2", "train.eval_every=3"), parts)
+    fit(trainer(settings("train.epochs=2"), whole), whole)
+    words = ["train.epochs=2", "train.stop_epoch=1", "train.eval_every=2"]
+    stopped = trainer(settings(*words), parts)
     metrics = fit(stopped, parts)
 
-    assert stopped.ended == "train.stop_epoch is 2, of 4 planned epochs"
-    first_epochs = [line for line in numbers(whole) if line["step"] <= 8]
+    assert stopped.ended == "train.stop_epoch is 1, of 2 planned epochs"
+    first_epochs = [line for line in numbers(whole) if line["step"] <= 4]
     assert numbers(parts)[-1] == first_epochs[-1], "the last epoch is evaluated"
     assert metrics.items() <= first_epochs[-1].items()
     assert sum("val/mAP" in line for line in numbers(parts)) == 1
 
-    fit(resume(trainer(settings(), parts), parts), parts)
+    fit(resume(trainer(settings("train.epochs=2"), parts), parts), parts)
     states = [read_torch(run / "checkpoints" / "last.pt") for run in (whole, parts)]
     for part in ("model", "ema", "optimizer", "best", "metrics"):
         assert_equal(states[0][part], states[1][part])
@@ -251,13 +253,7 @@ def test_resume_allows_harmless_settings_and_changed_data(ended, tmp_path):
     # Checkpoints of earlier versions have no fingerprint.
     path = ended / "checkpoints" / "last.pt"
     job = trainer(settings(), tmp_path)
-    saved = load(path)
-    with pytest.raises(CheckpointError, match="classes"):
-        check_same_run(job, replace(saved, classes=Classes(("red", "green"))), path)
-    larger = replace(saved, val_fingerprint=replace(saved.val_fingerprint, images=48))
-    with pytest.raises(CheckpointError, match="48"):
-        check_same_run(job, larger, path)
-    check_same_run(job, replace(saved, val_fingerprint=None), path)
+    check_same_run(job, replace(load(path), val_fingerprint=None), path)
 
 
 def test_resume_keeps_pieces_of_micro_batches(ended, tmp_path):
@@ -328,7 +324,7 @@ def test_next_save_raises_error_of_failed_save(tmp_path, monkeypatch):
 
 
 def test_frozen_parameters_do_not_change(tmp_path):
-    job = trainer(settings(*FINE_TUNING), tmp_path, network="test_resnet")
+    job = trainer(settings(*FINE_TUNING, "train.epochs=1"), tmp_path, network="test_resnet")
     before = {key: value.clone() for key, value in job.learner.model.state_dict().items()}
     fit(job, tmp_path)
 
@@ -364,7 +360,6 @@ def test_late_average_starts_as_copy_of_weights(tmp_path):
     ("options", "name"),
     [
         ({"loss": Spoilt(3, "loss")}, "loss is nan.* step 3 .*square "),
-        ({"loss": Spoilt(3, "gradients")}, "gradients.* step 3 .*square "),
         ({"broken": (3, 4, 21)}, r"square \d+ is broken"),
     ],
 )
@@ -383,9 +378,10 @@ def test_nonfinite_step_is_skipped(tmp_path, what):
 
 
 def test_unreadable_images_are_skipped_and_counted(tmp_path):
-    job = trainer(settings(), tmp_path, broken=(3, 4, 21), bad_images="skip")
+    config = settings("train.epochs=2")
+    job = trainer(config, tmp_path, broken=(3, 4, 21), bad_images="skip")
     fit(job, tmp_path)
-    assert job.bad_images == 12 == numbers(tmp_path)[-2]["train/bad_images"]
+    assert job.bad_images == 6 == numbers(tmp_path)[-2]["train/bad_images"]
 
 
 def test_cfg_job_prints_recorded_config(cli, digits_run, here):
@@ -434,7 +430,6 @@ def test_next_command_depends_on_classes(classes, first, here):
         ("auto", "bf16", "bf16", "bf16"),
         ("auto", "fp16", "fp32", "fp16"),
         ("fp16", "fp32", "fp32", "fp32"),
-        ("fp32", "bf16", "fp32", "fp32"),  # `check_same_run` raises an error later
     ],
 )
 def test_resume_keeps_precision_if_setting_allows(wanted, saved, on_cpu, on_gpu, monkeypatch):

@@ -58,11 +58,9 @@ def read_vectors(path, names, **options):
         (lines(), ["sea", "dog"], [2, 1]),
         ("3 4\n" + lines() + "\n", ["sea", "dog"], [2, 1]),
         (lines().replace("\n", " \r\n") + " \r\n", ["sea", "dog"], [2, 1]),
-        (lines().replace(" ", "\t"), ["sea", "dog"], [2, 1]),
         (lines() + "\ndog 9 9 9 9", ["sea", "dog"], [2, 1]),  # the first line of a word counts
         # An entry of several words has precedence over the mean.
         (lines("traffic", "light", "traffic light"), ["Traffic light"], [2]),
-        (lines("traffic", "light", "traffic_light"), ["Traffic light"], [2]),
         (lines("traffic", "light", "traffic-light"), ["Traffic light"], [2]),
         (lines("traffic", "light", "Traffic_light"), ["Traffic light"], [2]),
         (lines("dog house", "dog", "dog."), ["dog"], [1]),
@@ -111,14 +109,11 @@ class Bomb:
     [
         ("v.txt", "sky 0.1 0.2 0.3\ndog 0.1 0.2\n", ["dog"], None, "dog"),
         ("v.txt", "sky 1 2 3\ndog 1 x 3\n", ["dog"], None, "ValueError"),
-        ("v.txt", "sky 1 2 3\ndog 0 0 0\n", ["dog"], None, "'dog'"),
         ("v.npy", ARRAY[:, :2], NAMES, ["a", "b", "c", "d"], r"\[3, 2\]"),
         ("v.npy", np.full((3, 4), np.inf), NAMES, NAMES, "'sky'"),
-        ("v.npy", np.array([{}], object), NAMES, NAMES, "ValueError"),
         ("v.pth", [1, 2], NAMES, NAMES, "AttributeError"),
         ("v.pth", Bomb(), NAMES, NAMES, "print"),
         ("v.pickle", pickle.dumps(Bomb(), protocol=2), NAMES, NAMES, "print"),
-        ("v.npy", ARRAY, ["sky"], ["sky", "dog", "sky"], "'sky'"),
         ("v.npy", ARRAY, ["sky", "cat"], NAMES, "cat"),
         ("v.npy", ARRAY, ["sky"], None, "No such file"),
     ],

@@ -169,14 +169,11 @@ def test_other_encoding_is_a_setting(write, encoding):
     assert write(content)(encoding=encoding).train.classes.names == ("Füchse",)
 
 
-@pytest.mark.parametrize(("table", "disk"), [("NFD", "NFC"), ("NFC", "NFD")])
-def test_path_is_found_in_both_unicode_forms(write, reader, table, disk):
-    def path(form):
-        return unicodedata.normalize(form, "Süd/ö.png")
-
-    write_picture(reader.root / path(disk))
-    data = write(HEADER + f"{path(table)},dog,train\na/1.png,cat,train\nb/4.png,cat,val\n")()
-    assert data.train.dataset.name(0) == str(reader.root / path(disk))
+def test_path_is_found_in_both_unicode_forms(write, reader):
+    composed, decomposed = (unicodedata.normalize(form, "Süd/ö.png") for form in ("NFC", "NFD"))
+    write_picture(reader.root / composed)
+    data = write(HEADER + f"{decomposed},dog,train\na/1.png,cat,train\nb/4.png,cat,val\n")()
+    assert data.train.dataset.name(0) == str(reader.root / composed)
 
 
 def test_names_of_validation_split_are_not_merged(write):

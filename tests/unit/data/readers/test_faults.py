@@ -22,7 +22,6 @@ from mldec.config.compose import config_dir
 from mldec.data import readers
 from mldec.errors import ConfigError
 
-COCO = coco_content("train2014", {4: [1, 90]})
 TWINS = [{"id": 7, "name": "person"}, {"id": 1, "name": "person"}]
 CSV = "path,labels,split\n"
 NUSWIDE = "path,label,split\n"
@@ -46,41 +45,30 @@ FAULTS = {
     ("cifar100", "cifar-100-python/meta"): [(pickle.dumps({}), "python/meta")],
     ("coco", "annotations/instances_train2014.json"): [
         (None, "instances_train2014.json"),
-        ({**COCO, "annotations": None}, "instances_train2014.json"),
         (coco_content("train2014", {4: [1, 2]}), "instances_train2014.json"),
-        ({**COCO, "images": [{"id": 4, "file_name": "/a"}]}, "image 4"),
         (coco_content("", {}, TWINS), "person"),
     ],
     ("csv_table", "data.csv"): [
         (CSV + "a/1.png,dog,cat,train\n", "row 2"),
         (CSV + "../1.png,dog,train\n", "../1.png"),
-        (CSV + "a/1.png,a,val\n./a//1.png,b,val\n", "a/1.png"),
         (CSV + "a/1.png,dog,train\nb/4.png,Dog,val\n", "Dog"),
-        ("", "data.path_column"),
         ("path,author\na,ann\n", "data.labels_column"),
-        ("path,label,dog\na,dog,1\n", "data.labels_column=label"),
-        ("path,labels,Path\na,dog,b\n", "'path'"),
         ("path,dog,cat\na,1,0\nb,2,1\nc,0,1\n", "row 3: the class 'dog'"),
-        ("path\tlabels\na\t[1, 2]\n", "row 2"),
         ("path,labels,negatives\na/1.png,dog,cat;dog\n", "'dog'"),
     ],
     ("folders", "train/Dog/1.png"): [(b"", "dog")],
-    ("folders", "train/a\x1bb/1.png"): [(b"", "U+001B")],
     ("folders", "train/fox/inner/1.png"): [(b"", "fox")],
     ("folders", "val/fox/1.png"): [(b"", "fox")],
     ("imagenet", "val/n99999999/1.JPEG"): [(b"", "n99999999")],
     ("nuswide_zsl", "data.csv"): [
         (NUSWIDE + "a.jpg,[sky, dog],train\n", "row 2"),
-        (b"PK\x03\x04", "wordvec_array.pth"),
     ],
     ("nuswide_zsl", "benchmark_81_v0.json"): [({"test class": ["cat", "whale"]}, "whale")],
     ("nuswide81", "nus_wid_data.csv"): [(nuswide_csv([("a.jpg", "[sky]", "train")]), "val")],
     ("nuswide_official", "ImageList/TestImagelist.txt"): [("..\\a.jpg\nb.jpg\n", "line 1")],
     ("nuswide_official", "NUS_WID_Tags/Test_Tags1k.dat"): [("1 0\n1 0 1\n", "Test_Tags1k.dat")],
-    ("nuswide_official", "NUS_WID_Tags/TagList1k.txt"): [("sky\nsky\ndog\n", "sky")],
     ("openimages", "annotations/test-annotations-human-imagelabels.csv"): [
         (STATEMENTS + "a,x,/m/0a,1\nb,x,/m/0a,0.7\n", "row 3"),
-        (STATEMENTS + "a,x,/m/0a\n", "row 2"),
         ("ImageID,LabelName,Confidence\n", "Source"),
     ],
     ("openimages_miil", "data.csv"): [
@@ -96,13 +84,10 @@ FAULTS = {
     ("voc", "ImageSets/Main/trainval.txt"): [("000007\n../5\n", "line 2"), ("", "trainval.txt")],
     ("yolo", "data.yaml"): [
         ("!!python/object/apply:os.getcwd []", "data.yaml"),
-        ("names: [&a x, *a]\n", "data.yaml"),
         (yolo(names={1: "dog"}), "names"),
         (yolo(names=["dog"] * 2), "dog"),
         (yolo(val=None, valid="x"), "data.val=valid"),
         (yolo(path="/no", val="x"), "/no/x"),
-        (yolo(val="valid/labels"), "val"),
-        (yolo(val=["test", "test/images"]), "g.jpg"),
     ],
     ("yolo", "valid/labels/f.txt"): [(None, "f.txt")],
     ("yolo", "train/labels/a.txt"): [("0 1 1\n3 0 0 1 1", "line 2"), ("0.5 0.5 1 1 2", "0.5")],
@@ -148,10 +133,6 @@ def test_reader_needs_folder_and_images(tmp_path, reader):
 DATA_ERRORS = [
     ("csv_table", {"val": "x"}, "data.val=val"),
     ("csv_table", {"classes": ["Cat", "dog", "eel"]}, "'cat'"),
-    ("csv_table", {"classes": ["dog", "cat", "x\x1by"]}, "data.classes"),
-    ("csv_table", {"images": ".."}, "data.images"),
-    ("csv_table", {"file": "none.csv"}, "none.csv"),
-    ("folders", {"classes": ["Cat", "dog", "eel"]}, "'cat'"),
     ("folders", {"val": "test"}, "data.val=val"),
     ("folders", {"train": "bare", "classes": ["cat", "dog", "eel"]}, "bare"),
     ("cars", {"val": "val"}, "'val'"),
@@ -162,10 +143,7 @@ CONFIG_ERRORS = [
     ("coco", {"drop_labels": 1.0}),
     ("coco", {"keep_per_class": 0}),
     ("coco", {"drop_labels": 0.5, "keep_per_class": 5}),
-    ("coco", {"labels_seed": -1}),
-    ("coco", {"observed": 1.5}),
     ("coco", {"single_positive": 0, "observed": 1}),
-    ("folders", {"single_positive": 0}),
     ("csv_table", {"split": "random"}),
     ("csv_table", {"path_column": "photo"}),
     ("csv_table", {"encoding": "latin-99"}),
@@ -176,8 +154,7 @@ CONFIG_ERRORS = [
     ("vg500", {"num_classes": 2, "classes": "names.txt"}),
     ("voc", {"difficult_val": "maybe"}),
 ]
-SINGLE_LABEL = {"cars", "cifar100", "folders", "imagenet"}
-CONFIG_ERRORS += [(name, {"threshold": 1.5}) for name in sorted({*TREES} - SINGLE_LABEL)]
+CONFIG_ERRORS.append(("yolo", {"threshold": 1.5}))
 
 
 @pytest.mark.parametrize(("reader", "arguments", "name"), DATA_ERRORS)

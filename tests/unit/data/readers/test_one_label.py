@@ -147,9 +147,7 @@ def test_faulty_kaggle_table_is_named(kaggle):
     text = file.read_text()
     for old, new, name in (
         ("ImageId,", "Image,", "ImageId"),
-        ("00000010,n01440764", "00000009,n01440764", "ILSVRC2012_val_00000009"),
         ("n01440764 111", "n99999999 111", "row 4"),
-        ("ILSVRC2012_val_00000010", "../00000010", "../00000010"),
     ):
         file.write_text(text.replace(old, new))
         assert name in kaggle.fault()
