@@ -11,6 +11,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
@@ -67,7 +68,7 @@ API = {
     ],
 }
 
-FIELD = re.compile(r"([A-Z][\w ]{2,50}):(?: +|$)")  # field in the header of an experiment
+FIELD = re.compile(r"([A-Z]\w*(?: \w+){0,3}):(?: +|$)")  # field in the header of an experiment
 
 
 def reference_pages() -> dict[str, str]:
@@ -108,7 +109,7 @@ def sentence(text: str) -> str:
 
 def type_name(hint: Any) -> str:
     """Return the name of a type for a table."""
-    return escape(schema.describe(hint).replace("typing.", ""))
+    return escape(re.sub(r"\b(typing|collections\.abc)\.", "", schema.describe(hint)))
 
 
 def fence(text: str) -> str:
@@ -154,7 +155,7 @@ def comments(kind: type) -> dict[str, str]:
         texts = lines[first : node.lineno - 1]
         texts.append(lines[node.end_lineno - 1][node.end_col_offset :])
         found[ast.unparse(target)] = " ".join(text.strip(" #") for text in texts).strip()
-    return found
+    return resolve(kind, found)
 
 
 def sections(target: Any) -> dict[DocstringSectionKind, Any]:
@@ -168,7 +169,19 @@ def sections(target: Any) -> dict[DocstringSectionKind, Any]:
 def argument_descriptions(target: Any) -> dict[str, str]:
     """Return the descriptions of the arguments in a docstring."""
     arguments = sections(target).get(DocstringSectionKind.parameters, [])
-    return {argument.name: argument.description for argument in arguments}
+    return resolve(target, {argument.name: argument.description for argument in arguments})
+
+
+def resolve(target: Any, texts: dict[str, str]) -> dict[str, str]:
+    """Replace "see `other`" with the description of the same name in `other`."""
+    resolved = {}
+    for name, text in texts.items():
+        if reference := re.fullmatch(r"[Ss]ee `(\w+)`\.?", text):
+            other = vars(sys.modules[target.__module__])[reference[1]]
+            described = comments(other) if dataclasses.is_dataclass(other) else None
+            text = (described or argument_descriptions(other))[name]
+        resolved[name] = text
+    return resolved
 
 
 def summary(target: Any) -> str:
@@ -206,7 +219,7 @@ def field_row(prefix: str, field: dataclasses.Field[Any], hint: Any, text: str) 
         if isinstance(choice, type) and issubclass(choice, Enum):
             names = ", ".join(str(member.value) for member in choice)
             kind = re.sub(rf"[\w.]*\b{choice.__name__}\b", escape(names), kind)
-            text = sentence(text or summary(choice))
+            text = (text or summary(choice)).removesuffix(".") + "."
             for name, comment in comments(choice).items():
                 text += f" `{name}`: {comment}." if comment else ""
     return [f"`{prefix}{field.name}`", kind, shown, sentence(text)]
@@ -348,7 +361,7 @@ def experiments_page() -> str:
         text += f"\n## {name}\n\n{description}\n"
         for field, lines in fields.items():
             # Indented lines are a list, and commands are code.
-            if lines[0].startswith("  ") or lines[0].startswith("mldec "):
+            if lines[0].startswith(("  ", "mldec ", "torchrun ")):
                 text += f"\n**{field}**\n" + fence("\n".join(lines))
             else:
                 text += f"\n**{field}**: {escape(' '.join(lines))}\n"
@@ -398,7 +411,8 @@ def commands_page() -> str:
             for group in parser._action_groups:
                 rows = []
                 for action in group._group_actions:
-                    if action.dest not in ("help", "version"):
+                    is_option = not isinstance(action, argparse._SubParsersAction)
+                    if is_option and action.dest not in ("help", "version"):
                         rows.append(option_row(parser, action))
                 if rows:
                     text += f"\n{str(group.title).capitalize()}:\n\n"
