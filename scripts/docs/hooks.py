@@ -41,8 +41,10 @@ LINK = re.compile(r"\]\(([^)\s#:]+)\)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Replace the files of docs/ with the documents of the repository and the reference."""
-    for file in list(files.documentation_pages()) + files.media_files():
-        files.remove(file)
+    # The other files are parts of the theme.
+    for file in list(files):
+        if file.src_dir == config.docs_dir:
+            files.remove(file)
 
     for pattern in PATTERNS:
         for path in sorted(TOP.glob(pattern)):
