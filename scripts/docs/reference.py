@@ -95,7 +95,7 @@ def escape(text: str) -> str:
     """Escape plain text for Markdown, except code in backticks."""
     pieces = " ".join(text.split()).split("`")
     for place in range(0, len(pieces), 2):
-        pieces[place] = re.sub(r"([|*<\[\]])", r"\\\1", pieces[place])
+        pieces[place] = re.sub(r"([|*\[\]])", r"\\\1", pieces[place]).replace("<", "&lt;")
     return "`".join(pieces)
 
 
@@ -319,9 +319,9 @@ def part_page(part: str) -> str:
         text += f"\n## {target.__name__}\n\n`{target_name}`: {summary(target)}\n\n"
         rows = []
         for name in names:
-            values = ", ".join(f"{key}={json.dumps(value)}" for key, value in nodes[name].items())
+            values = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in nodes[name].items())
             description = " ".join(header(Path(config_dir(), part, f"{name}.yaml")))
-            rows.append([f"`{part}={name}`", escape(description), f"`{values}`" if values else ""])
+            rows.append([f"`{part}={name}`", escape(description), values])
         text += table(["option", "description", "arguments"], rows) + "\n"
         text += arguments_table(part, target)
 
@@ -426,7 +426,7 @@ def train_help() -> str:
     groups = ""
     for part in (*PARTS, "experiment"):
         names = ", ".join(options(part))
-        groups += textwrap.fill(f"{part}: {names}", 100, subsequent_indent="  ") + "\n"
+        groups += textwrap.fill(f"{part}: {names}", 90, subsequent_indent="  ") + "\n"
     text: str = config["hydra"]["help"]["template"]
     return text.replace("$APP_CONFIG_GROUPS", groups)
 
@@ -450,7 +450,7 @@ def api_page() -> str:
         text += f"\n## {title}\n"
         for entry in entries:
             module_name, _, name = entry.rpartition(".")
-            if name == "*" and module_name != "mldec":
+            if name == "*" and title != "Training and prediction":
                 text += f"\n{inspect.getdoc(importlib.import_module(module_name))}\n"
         for name, item in public_objects(entries):
             path = f"{item.__module__}.{item.__qualname__}"
