@@ -102,7 +102,7 @@ def escape(text: str) -> str:
 def sentence(text: str) -> str:
     """Return a description with a capital and a period. Names of values stay lower-case."""
     text = escape(text)
-    if re.match(r"[a-z][a-z-]* ", text):
+    if re.match(r"[a-z][a-z-]+ ", text):
         text = text[0].upper() + text[1:]
     return text if not text or text.endswith(".") else f"{text}."
 
