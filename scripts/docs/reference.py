@@ -11,6 +11,7 @@ import importlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -421,14 +422,9 @@ def commands_page() -> str:
 
 
 def train_help() -> str:
-    """Return the help of `mldec train`, which Hydra prints."""
-    config = yaml.safe_load(Path(config_dir(), "config.yaml").read_text("utf-8"))
-    groups = ""
-    for part in (*PARTS, "experiment"):
-        names = ", ".join(options(part))
-        groups += textwrap.fill(f"{part}: {names}", 90, subsequent_indent="  ") + "\n"
-    text: str = config["hydra"]["help"]["template"]
-    return text.replace("$APP_CONFIG_GROUPS", groups)
+    """Return the help of `mldec train`, which has no parser."""
+    words = [sys.executable, "-m", "mldec", "train", "--help"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 # Python
