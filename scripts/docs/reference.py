@@ -137,7 +137,7 @@ def table(header: list[str], rows: Iterable[list[str]]) -> str:
 # Descriptions
 
 
-def comments(kind: type) -> dict[str, str]:
+def comments(kind: Any) -> dict[str, str]:
     """Return the comments of the fields of a dataclass or enum: above a field and after it."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = source.splitlines()
@@ -283,7 +283,7 @@ def part_descriptions(target: Callable[..., Any]) -> dict[str, str]:
         found |= argument_descriptions(common)
     for parameter in inspect.signature(target, eval_str=True).parameters.values():
         if dataclasses.is_dataclass(parameter.annotation):
-            found |= comments(parameter.annotation)  # type: ignore[arg-type]
+            found |= comments(parameter.annotation)
     return found | argument_descriptions(target)
 
 
