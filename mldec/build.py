@@ -49,8 +49,13 @@ MODEL_PARTS = ("backbone", "head")
 
 # Annotation of an argument, and its default or REQUIRED.
 Argument = tuple[Any, Any]
-# data.changed: whether a run may resume on different training data; see `start.check_same_run`.
-CHANGED: Argument = (Literal["refuse", "allow"], "refuse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resuming:
+    """Setting of all `data` nodes; see `start.check_same_run`."""
+
+    changed: Literal["refuse", "allow"] = "refuse"  # resume a run on different training data
 
 
 @dataclass(frozen=True)
@@ -315,7 +320,7 @@ def _accepted(kind: str, target: Callable[..., Any]) -> dict[str, Argument]:
             accepted[name] = (Any if hint is REQUIRED else hint, parameter.default)
 
     if kind == "data":
-        accepted["changed"] = CHANGED
+        accepted |= _fields(Resuming)
     if _is_reader(target):
         for shared in SHARED:
             accepted |= _fields(shared)

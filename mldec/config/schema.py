@@ -130,7 +130,7 @@ class ScheduleName(Enum):
 class MixMode(Enum):
     """Granularity of the random numbers of mixup and cutmix."""
 
-    batch = "batch"
+    batch = "batch"  # one draw for all images
     pair = "pair"  # one draw for two images that are mixed with each other
     elem = "elem"  # one draw per image
 
@@ -138,8 +138,8 @@ class MixMode(Enum):
 class MixLabels(Enum):
     """Labels of an image that is mixed from two; see `data.mixing.Mixing`."""
 
-    weighted = "weighted"  # average weighted by the share of each image; from 0 to 1
-    union = "union"  # union of the labels of both images, 0 or 1; for multi-label data
+    weighted = "weighted"  # average weighted by the share of each image, from 0 to 1, as in timm
+    union = "union"  # union of the labels of both images, 0 or 1, for multi-label data
 
 
 class NonFinite(Enum):
@@ -165,14 +165,14 @@ class Decay(Enum):
 
 @dataclass(kw_only=True)
 class Train:
-    """The training loop. `batch_size` is the total of all processes and micro-batches."""
+    """The training loop."""
 
     epochs: int = 40  # length of the schedule
     min_steps: int | None = None  # minimum number of optimizer steps; raises `epochs` if necessary
     stop_epoch: int | None = None  # last epoch of the run; the schedule is not shortened
     # Early stopping: number of successive evaluations without an improvement of the first metric.
     patience: int | None = None
-    batch_size: int = 56
+    batch_size: int = 56  # images per optimizer step, over all processes and micro-batches
     # Images per process and micro-batch. batch_size becomes batch_per_gpu x processes x accumulate.
     batch_per_gpu: int | None = None
     accumulate: int = 1  # micro-batches per optimizer step
@@ -184,8 +184,7 @@ class Train:
     eval_batch_size: int = 64  # images per batch on each process
     # Loader processes per rank; null: one per processor available to the rank, at most 16.
     workers: int | None = None
-    # auto: bf16 on CUDA devices of capability 8.0 or higher, fp16 on older ones, fp32 on a CPU.
-    # fp16 falls back to fp32 on a CPU. The config of the run records the precision in use.
+    # Number format of the forward pass. config.yaml records the format in use.
     precision: Precision = Precision.auto
     # Use TF32 in float32 matrix products and convolutions on CUDA.
     tf32: bool = False
@@ -199,11 +198,12 @@ class Train:
     # The files in data.cache_dir are reused by later runs with any head.
     cache_features: bool = False
     clip_grad: float | None = None  # maximum total gradient norm; null: no clipping
-    ema_decay: float | None = 0.9997  # null: no moving average of the weights
+    ema_decay: float | None = 0.9997  # decay of the moving average of the weights; null: none
     # First epoch with a moving average, from 1. The average starts as a copy of the weights.
     ema_start_epoch: int = 1
-    channels_last: bool = False
-    # Mode of torch.compile, see `Compile`; true: the default mode, false: not compiled.
+    channels_last: bool = False  # memory format of images and weights
+    # true: compile with the default mode. Other modes of torch.compile: reduce-overhead,
+    # max-autotune, max-autotune-no-cudagraphs.
     compile: Any = False
     deterministic: bool = False  # bitwise reproducible on CUDA, but slower
     # Noise on the word queries in training, as a fraction of their spread; see step.augment.
@@ -215,13 +215,15 @@ class Train:
     # false: evaluate the statistics of the main process, as always for the moving average.
     average_batchnorm: bool = False
     nonfinite: NonFinite = NonFinite.stop
-    save_every_steps: int | None = None  # in addition to the end of each epoch; null: never
-    save_every_minutes: float | None = 10.0  # in addition to the end of each epoch; null: never
+    # Steps between checkpoints, in addition to the end of each epoch; null: never.
+    save_every_steps: int | None = None
+    # Minutes between checkpoints, in addition to the end of each epoch; null: never.
+    save_every_minutes: float | None = 10.0
     # Number of versions of the last checkpoint: last.pt, last.1.pt, ... resume=auto falls back to
     # older versions.
     keep_last: int = 2
-    eval_every: int = 1  # epochs; the last epoch is always evaluated
-    log_every: int = 50  # steps
+    eval_every: int = 1  # epochs between evaluations; the last epoch is always evaluated
+    log_every: int = 50  # steps between lines of the log
 
     def __post_init__(self) -> None:
         require = partial(_require, self, "train.")
@@ -311,14 +313,11 @@ class Mix:
     The images of a micro-batch are mixed with each other.
     """
 
-    # Alpha of the beta distribution for the weight (mixup) or area (cutmix) of an image; 0: off.
-    mixup: float = 0.0
-    cutmix: float = 0.0
+    mixup: float = 0.0  # alpha of the beta distribution for the weight of an image; 0: off
+    cutmix: float = 0.0  # alpha of the beta distribution for the area of an image; 0: off
     prob: float = 1.0  # probability of mixing
     switch_prob: float = 0.5  # probability of cutmix instead of mixup, if both are on
-    mode: MixMode = MixMode.batch  # one draw per batch, per pair of images, or per image
-    # weighted: soft labels as in timm, for single-label and multi-label data. union: labels of 0
-    # and 1, for losses that need them.
+    mode: MixMode = MixMode.batch
     labels: MixLabels = MixLabels.weighted
     # Fraction by which labels move toward 1/K (single-label data) or 1/2 (multi-label data).
     smoothing: float = 0.0
@@ -343,13 +342,13 @@ class Mix:
 
 @dataclass(kw_only=True)
 class Optim:
-    """The optimizer, by its name in timm (adam, adamw, lamb, sgd, ...).
+    """The optimizer.
 
     `sgd` has Nesterov momentum and `momentum` is SGD with classical momentum, as in timm. Both
     have a momentum of 0.9, which onecycle varies between 0.95 and 0.85.
     """
 
-    name: str = "adam"
+    name: str = "adam"  # name in timm, such as adam, adamw, lamb or sgd
     lr: float = 1e-4  # maximum learning rate of the schedule
     weight_decay: float = 1e-4  # L2 regularization with adam, decoupled with adamw
     decay: Decay = Decay.weights  # all: biases and norms decay too, as in Query2Label
@@ -392,8 +391,8 @@ class Schedule:
 class Log:
     """Weights & Biases. It receives the numbers that are written to TensorBoard."""
 
-    wandb: bool = False
-    project: str | None = None  # null: mldec
+    wandb: bool = False  # log to Weights & Biases
+    project: str | None = None  # name of the project; null: mldec
 
 
 class ByName(Enum):
@@ -425,10 +424,11 @@ class Config:
     resume: str | None = None
     init: Any = None  # checkpoint with initial weights, or an `Init`
     plugins: list[str] = field(default_factory=list)  # third-party packages that may define parts
-    data: dict[str, Any] = MISSING
-    backbone: dict[str, Any] = MISSING
-    head: dict[str, Any] = MISSING
-    # Default: cross_entropy if data.exclusive is true (one label per image), else bce.
+    data: dict[str, Any] = MISSING  # the data set; data=NAME selects an option file
+    backbone: dict[str, Any] = MISSING  # the network that maps images to tokens
+    head: dict[str, Any] = MISSING  # maps tokens to logits
+    # The training loss. Default: cross_entropy if data.exclusive is true (one label per image),
+    # else bce.
     loss: dict[str, Any] = field(default_factory=dict)
     train: Train = field(default_factory=Train)
     mix: Mix = field(default_factory=Mix)

@@ -232,7 +232,12 @@ def digits(
 ) -> DataModule:
     """Return scenes of up to `max_digits` handwritten digits with ten classes, "zero" to "nine".
 
-    A digit may occur several times in a scene. See `multi_label` for the threshold.
+    A digit may occur several times in a scene.
+
+    Args:
+        scenes: Number and size of the scenes.
+        max_digits: Maximum number of digits in a scene.
+        threshold: See `multi_label`.
     """
     check_minimum("max_digits", max_digits, 1)
     evaluator = multi_label(threshold)
@@ -342,7 +347,14 @@ def coloured_digits(
     colours: int = 12,
     threshold: float = 0.5,
 ) -> DataModule:
-    """Return scenes with 10 classes per color, of 2 to 14 colors, in both splits."""
+    """Return scenes with 10 classes per color in both splits.
+
+    Args:
+        scenes: Number and size of the scenes.
+        max_digits: Maximum number of digits in a scene.
+        colours: Number of colors, 2 to 14.
+        threshold: See `multi_label`.
+    """
     check_minimum("max_digits", max_digits, 1)
     names = class_names(colours)
     evaluator = multi_label(threshold)

@@ -36,7 +36,7 @@ class FileSettings:
     # Handling of missing files. "unchecked" saves a minute for millions of files.
     absent: Literal["stop", "skip", "unchecked"] = "stop"
 
-    cache_dir: str | None = None  # see `cache_folder`
+    cache_dir: str | None = None  # cache folder; None: $XDG_CACHE_HOME/mldec or ~/.cache/mldec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +96,10 @@ ALL_OBSERVED = Observed()
 class VectorSettings:
     """Word vector settings of a zero-shot `data` node."""
 
-    # File relative to `root`, or text encoder, see `load_word_vectors`. None: no word vectors.
+    # File relative to `root`, or a text encoder: clip:MODEL:WEIGHTS. None: no word vectors.
     vectors: str | None = "wordvec_array.pth"
 
-    prompts: str = PROMPT  # prompts of a text encoder, see `read_templates`
+    prompts: str = PROMPT  # prompt of a text encoder, or a text file of prompts
 
     # JSON file of sentences about the classes, see `with_descriptions`. They replace the prompts.
     descriptions: str | None = None

@@ -211,14 +211,16 @@ class View:
     # rectangle has 2 to 33 % of the area and an aspect ratio from 0.3 to 3.3.
     erase: float = 0.0
 
-    # Settings of evaluation, see `EvalTransform`. The size defaults to `image_size`, and the
-    # interpolation to `interpolation`, or "bicubic" if it is "random".
+    # Settings of evaluation, see `EvalTransform`.
+
+    # Side of the center crop as a fraction of the shorter image side, in [0.1, 1]. None resizes the
+    # whole image.
     test_crop: float | None = None
-    test_size: int | None = None
-    test_interpolation: str | None = None
+    test_size: int | None = None  # side in pixels; None: `image_size`
+    test_interpolation: str | None = None  # None: `interpolation`, or "bicubic" if it is "random"
 
     decoder: str = "pillow"  # see `EvalTransform`
-    resize: str = "pillow"  # see `EvalTransform`; also used for the random crop
+    resize: str = "pillow"  # see `EvalTransform`
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)

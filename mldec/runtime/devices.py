@@ -61,7 +61,7 @@ def env_number(name: str, default: int, *, smallest: int = 0) -> int:
 class Precision(Enum):
     """Number format of the forward pass. Weights, losses and metrics are always float32."""
 
-    auto = "auto"  # depends on the device, see `for_device`
+    auto = "auto"  # bf16 on CUDA devices of capability 8.0 or higher, else fp16; fp32 on a CPU
     fp32 = "fp32"
     fp16 = "fp16"  # as in the official recipes; falls back to fp32 without CUDA
     bf16 = "bf16"

@@ -3,17 +3,19 @@
 Settings refer to readers by their name in this package, such as `mldec.data.readers.coco`. If a
 module and a reader have the same name, the name refers to the reader.
 
-Common arguments of all readers:
+Arguments with the same meaning for all readers are described here and in `mldec.data.tasks`.
 
-- root: Folder of the dataset.
-- train, val: Names of the training and validation split.
-- threshold, skip_empty: See `mldec.data.tasks.multi_label`.
-- top_k: See `single_label`.
-- words: See `VectorSettings`. The columns of an array without a text file of names are the classes
-  in order.
+Args:
+    root: Folder of the dataset.
+    train: Name of the training split.
+    val: Name of the validation split.
+    words: See `VectorSettings`. The columns of an array without a text file of names are the
+        classes in order.
 
-All readers raise DataError for missing or damaged files in `root`, usually when a split is first
-used, see `Source.load`. They raise ValueError for arguments out of range.
+Raises:
+    DataError: If a file in `root` is missing or damaged, usually when a split is first used, see
+        `Source.load`.
+    ValueError: If an argument is out of range.
 """
 
 import sys

@@ -58,6 +58,7 @@ def openimages(
     Args:
         root: Folder with annotations/ (the official CSV and class files) and the image folders
             train/, validation/ and test/ with ID.jpg.
+        train: Training split.
         val: Validation split. Papers use "test" (125,436 images), not "validation" (41,620 images).
         names: "display": the display name, with the class index if it is not unique, such as "Ball
             (12)". "mid": the class id, such as /m/01bqvp.
