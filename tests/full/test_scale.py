@@ -1,4 +1,4 @@
-"""The programs and commands of docs/scale.md."""
+"""The programs, commands and files of docs/scale.md."""
 
 import os
 import re
@@ -17,7 +17,8 @@ from mldec.tools.predict.inputs import NUMBERS
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-TEXT = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+TOP = Path(__file__).parents[2]
+TEXT = (TOP / "docs" / "scale.md").read_text(encoding="utf-8")
 OPTIONS = ["--plugin", "patches", "--device", "cpu", "--threshold", "0"]
 
 
@@ -82,7 +83,7 @@ def test_scheduler_command_predicts_its_shard(work, heading):
     if heading == "SLURM":
         words = shlex.split(block(heading).splitlines()[-1])
     else:
-        job = yaml.safe_load(block(heading))
+        job = yaml.safe_load((TOP / "scripts/launch/kubernetes.yaml").read_text(encoding="utf-8"))
         assert job["spec"]["completionMode"] == "Indexed"
         [container] = job["spec"]["template"]["spec"]["containers"]
         words = container["command"]
