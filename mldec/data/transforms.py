@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from mldec.data.images import DECODERS, check_decoder
-from mldec.data.images import read_image as read_image  # for users, see docs/extending.md
+from mldec.data.images import read_image as read_image  # for users, see docs/predicting.md
 from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.sampling import SampleRandom, seeded
 from mldec.errors import ConfigError, DataError, suggest

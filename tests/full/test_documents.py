@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import official
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 from support import read_option
 
 from mldec import build
@@ -33,7 +34,8 @@ for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*.md", "tests/
         DOCUMENTS[path.relative_to(TOP).as_posix()] = path.read_text(encoding="utf-8")
 PAGES = [name for name in DOCUMENTS if name.startswith("docs/") or "/" not in name]
 MAX_README_BYTES = 7_000
-MAX_PAGE_WORDS = 2_500
+MAX_PAGE_WORDS = 1_500
+MAX_WORDS = 20_000  # README.md, docs/*.md, DATASETS.md and MODEL_ZOO.md together
 
 # Files that the reader writes, and the output of a machine with a GPU.
 NOT_IN_GIT = re.compile(r"mine\b|benchmarks/gpu\.json|backbone/conv\.yaml")
@@ -109,6 +111,10 @@ def test_pages_are_short() -> None:
     long_pages = {name for name, count in words.items() if count > MAX_PAGE_WORDS}
     assert long_pages <= {"DATASETS.md", "MODEL_ZOO.md"}
 
+    guides = {name for name in PAGES if name.startswith("docs/")}
+    guides |= {"README.md", "DATASETS.md", "MODEL_ZOO.md"}
+    assert sum(words[name] for name in guides) <= MAX_WORDS
+
 
 # Paths and the tree of the package
 
@@ -120,8 +126,8 @@ def test_paths_exist(name: str) -> None:
 
 
 def documented_tree() -> list[str]:
-    """Return the paths in the two trees of docs/extending.md. Folders end with a slash."""
-    blocks = code_blocks(DOCUMENTS["docs/extending.md"], "")
+    """Return the paths in the two trees of CONTRIBUTING.md. Folders end with a slash."""
+    blocks = code_blocks(DOCUMENTS["CONTRIBUTING.md"], "")
     trees = [code for code in blocks if code.startswith("mldec/\n")]
     assert len(trees) == 2
 
@@ -151,7 +157,7 @@ def test_documented_tree_is_complete() -> None:
     documented = documented_tree()
     assert len(documented) == len(set(documented))
     assert set(documented) - actual == set(), "these files do not exist"
-    assert actual - set(documented) == set(), "these files are not in docs/extending.md"
+    assert actual - set(documented) == set(), "these files are not in CONTRIBUTING.md"
 
 
 # Settings
@@ -391,3 +397,38 @@ def test_examples_of_own_model_run(
         assert namespace["logits"].shape == (2, 20)
         bias = official.rebuilt(shapes)["decoder.duplicate_pooling_bias"]
         assert torch.equal(namespace["model"].heads.pool_bias, bias)
+
+
+def test_examples_of_losses_and_metrics_run() -> None:
+    namespace: dict[str, Any] = {}
+    expected: list[str] = []
+    output = io.StringIO()
+    for code in code_blocks(DOCUMENTS["docs/losses_and_metrics.md"], "python"):
+        with redirect_stdout(output):
+            exec(compile(code, "docs/losses_and_metrics.md", "exec"), namespace)
+        # A comment after `print` has the output. A loop prints one line per loss.
+        for comment in re.findall(r"print\(.*\)  # (.*)", code):
+            expected += [comment] if "[" in comment else comment.split(", ")
+    assert output.getvalue().splitlines() == expected
+
+    logits = namespace["logits"]
+    targets = namespace["targets"]
+    positive = logits.sigmoid()
+    negative = (1 - positive + 0.05).clamp(max=1)
+    asymmetric = -targets * positive.log() - (1 - targets) * (1 - negative) ** 4 * negative.log()
+    assert f"{asymmetric.sum().item():.4f}" == expected[0]
+
+    smooth = 0.9 * targets + 0.05
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits, smooth)
+    assert f"{entropy.item():.4f}" == expected[1]
+
+    ignored = namespace["partial"] == -1
+    focal = -targets * positive.log() - (1 - targets) * positive * (1 - positive).log()
+    assert f"{focal.masked_fill(ignored, 0).sum().item():.4f}" == expected[2]
+
+    assumed = namespace["observed"]
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits, assumed)
+    assert float(expected[3]) == pytest.approx(entropy.item(), abs=1e-3)
+
+    per_class = [average_precision_score(targets[:, k], logits[:, k]) for k in range(3)]
+    assert expected[-5].split()[0] == expected[-3] == f"{100 * sum(per_class) / 3:.2f}"

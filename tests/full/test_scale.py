@@ -1,4 +1,4 @@
-"""The commands of docs/scale.md, and the examples for engines."""
+"""The commands and files of docs/scale.md, and the examples for engines."""
 
 import os
 import re
@@ -92,7 +92,7 @@ def test_scheduler_command_predicts_its_shard(work, heading):
     if heading == "SLURM":
         words = shlex.split(block(heading).splitlines()[-1])
     else:
-        job = yaml.safe_load(block(heading))
+        job = yaml.safe_load((TOP / "scripts/launch/kubernetes.yaml").read_text(encoding="utf-8"))
         assert job["spec"]["completionMode"] == "Indexed"
         [container] = job["spec"]["template"]["spec"]["containers"]
         words = container["command"]
