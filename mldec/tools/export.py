@@ -529,17 +529,16 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec export`."""
     arguments = cli.command("export", str(__doc__))
     cli.add_model_options(arguments)
-    arguments.add_argument("out", metavar="OUT.onnx", help="the file to write")
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("out", metavar="OUT.onnx", help="the file to write")
+    add(
         "--precision",
         choices=("fp32", "fp16", "int8"),
         default="fp32",
         help="number format; int8 is calibrated on the images of --verify; default: fp32",
     )
-    arguments.add_argument("--any-size", action="store_true", help="resize images in the graph")
-    arguments.add_argument(
-        "--verify", metavar="FOLDER", help="compare file and checkpoint on the images of a folder"
-    )
+    add("--any-size", action="store_true", help="resize images in the graph")
+    add("--verify", metavar="FOLDER", help="compare file and checkpoint on the images of a folder")
     cli.add_threshold_option(arguments)
     cli.add_class_options(arguments)
     return arguments

@@ -251,8 +251,8 @@ thresholds: the temperature is stored in place of the slope
 - slopes=[1 / fitted],
 + slopes=[fitted],
 thresholds: calibrated values stay in the order of the classes of the data
-- thresholds, slopes, offsets = (in_order(each, names, own) for each in values)
-+ thresholds, slopes, offsets = (tuple(each) for each in values)
+- thresholds=in_order(outcome.thresholds, names, own),
++ thresholds=tuple(outcome.thresholds),
 export: resized pixels are truncated instead of rounded
 - return torch.floor(pixels + 0.5).clamp(0, 255).to(torch.uint8)
 + return pixels.clamp(0, 255).to(torch.uint8)

@@ -27,15 +27,14 @@ def parser() -> argparse.ArgumentParser:
     add_views_option(arguments)
     add_data_options(arguments)
     add_threshold_option(arguments)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add(
         "--compare",
         metavar="OTHER",
         help="another checkpoint with the same classes; the options apply to both checkpoints",
     )
-    arguments.add_argument("--out", metavar="FILE", required=True, help="the report, an HTML file")
-    arguments.add_argument(
-        "--json", metavar="FILE", help="write metrics and per-class values with their intervals"
-    )
+    add("--out", metavar="FILE", required=True, help="the report, an HTML file")
+    add("--json", metavar="FILE", help="write metrics and per-class values with their intervals")
     return arguments
 
 
