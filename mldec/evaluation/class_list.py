@@ -9,12 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded
-from mldec.checkpoint.classes import (
-    ScoredClassifier,
-    can_make,
-    check_queries,
-    same_names,
-)
+from mldec.checkpoint.classes import ScoredClassifier, can_make, check_queries, same_names
 from mldec.data.sampling import SampleRandom
 from mldec.data.tasks import MakeEvaluator, warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split

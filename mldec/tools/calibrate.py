@@ -622,7 +622,3 @@ def print_results(
 def main() -> None:
     """Run the command."""
     cli.run_command(parser().parse_intermixed_args, calibrate)
-
-
-if __name__ == "__main__":
-    main()

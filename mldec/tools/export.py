@@ -212,8 +212,10 @@ def quantize(model: Any, inputs: Iterator[dict[str, np.ndarray]]) -> Any:
 
     # Attention and the group pooling of ML-Decoder remain float: quantization changes them most.
     matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
-    products = [node for node in model.graph.node if node.op_type == "MatMul"]
-    excluded = [node.name for node in products if node.input[1] not in matrices]
+    excluded = []
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1] not in matrices:
+            excluded.append(node.name)
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
         target = Path(folder, "model.onnx")
@@ -337,10 +339,11 @@ def compare(
     equal: list[Tensor] = []
     targets: list[Tensor] = []
     for batch in _batches(pictures, any_size=metadata.resizes):
-        transformed = torch.stack([loaded.transform(image) for image, _ in batch])
+        images, labels = zip(*batch, strict=True)
+        transformed = torch.stack([loaded.transform(image) for image in images])
         inputs = transformed
         if metadata.resizes:
-            inputs = torch.stack([to_tensor(image) for image, _ in batch])
+            inputs = torch.stack([to_tensor(image) for image in images])
         expected = scores(loaded, transformed)
         with torch.no_grad():
             found, decisions = run(inputs, *word_vectors)
@@ -348,7 +351,8 @@ def compare(
         file_scores.append(found)
         checkpoint_scores.append(expected)
         equal.append(decisions == decided(expected, limits))
-        targets += [labels for _, labels in batch if labels is not None]
+        if labels[0] is not None:
+            targets += labels
     if not equal:
         raise DataError(f"{source}: no readable image; choose another folder")
 
@@ -547,7 +551,3 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the command."""
     cli.run_command(parser().parse_args, export)
-
-
-if __name__ == "__main__":
-    main()

@@ -421,7 +421,3 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the command."""
     run_command(parser().parse_args, publish)
-
-
-if __name__ == "__main__":
-    main()

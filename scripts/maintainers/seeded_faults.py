@@ -206,8 +206,8 @@ report: the intervals have a level of 90 % instead of 95 %
 - bounds: np.ndarray = np.percentile(values, (2.5, 97.5), axis=0)
 + bounds: np.ndarray = np.percentile(values, (5, 95), axis=0)
 report: two models are compared by unpaired resamples
-- name: own.resampled[name] - other.resampled[name]
-+ name: own.resampled[name] - other.resampled[name][::-1]
+- gaps[name] = own.resampled[name] - other.resampled[name]
++ gaps[name] = own.resampled[name] - other.resampled[name][::-1]
 report: missed images with the highest scores come first
 - "missed": (~decided & (labels == 1), scores),
 + "missed": (~decided & (labels == 1), -scores),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def check_options(
         paths = list(targets.values())
         if not is_streamed:
             paths.append(results.companion(paths[0], results.RECORD))
-        check_targets(*(path for path in paths if not storage.is_address(path)))
+        check_targets(*filterfalse(storage.is_address, paths))
 
 
 def settings(
@@ -271,8 +272,11 @@ def to_files(job: Job) -> int:
 
     try:
         with locked(job.work):
-            records = [Record.read(str(folder / results.HOW)) for folder in folders]
-            done = [one for one in records if one and one.images is not None and not one.retry]
+            done = []
+            for folder in folders:
+                record = Record.read(str(folder / results.HOW))
+                if record and record.images is not None and not record.retry:
+                    done.append(record)
             # torchrun would end the other processes after status 1.
             if len(done) < len(folders):
                 return 0

@@ -4,6 +4,7 @@ import argparse
 import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def make_thumbnails(
         rows |= {change.row for change in comparison.changed}
     thumbnails = {}
     for row in sorted(rows):
-        labels = [split.classes.names[k] for k in np.flatnonzero(scores.labels[row] == 1)]
+        labels = list(compress(split.classes.names, scores.labels[row] == 1))
         thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
     return thumbnails
 

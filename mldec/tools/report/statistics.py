@@ -337,8 +337,9 @@ class ClassTable:
 
     def weakest(self, count: int = 5) -> list[int]:
         """Return the classes with the lowest average precision, lowest first."""
-        order = np.argsort(self.columns["AP"], kind="stable")  # NaN comes last
-        return [int(k) for k in order[:count] if np.isfinite(self.columns["AP"][k])]
+        ap = np.array(self.columns["AP"])
+        weakest = np.argsort(ap, kind="stable")[:count]  # NaN comes last
+        return list(weakest[np.isfinite(ap[weakest])].tolist())
 
 
 def class_table(
