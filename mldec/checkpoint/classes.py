@@ -61,7 +61,9 @@ def same_names(
     normalized: dict[str, int] = {}
     for index, name in enumerate(known):
         normalized.setdefault(_normalize(name), index)
-    groups = [[_normalize(name) for name in group] for group in synonyms]
+    groups = []
+    for group in synonyms:
+        groups.append([_normalize(name) for name in group])
 
     indices = []
     for name in names:

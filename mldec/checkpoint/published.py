@@ -77,7 +77,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
     state = checkpoint.to_state()
     saved = {name: value for name, value in state.items() if name not in _TRAINING}
-    classes = {name: state["classes"][name] for name in ("names", "exclusive", "origin")}
+    classes = dict(state["classes"])
+    del classes["queries"]
     content = {
         "library": LIBRARY,
         "layout": LAYOUT,

@@ -314,8 +314,13 @@ def collate(
     `samples` contains an error message (str) for each unreadable image. With `skip`, these images
     are skipped and their messages are in `Batch.bad`.
     """
-    bad = [sample for sample in samples if isinstance(sample, str)]
-    readable = [sample for sample in samples if not isinstance(sample, str)]
+    bad = []
+    readable = []
+    for sample in samples:
+        if isinstance(sample, str):
+            bad.append(sample)
+        else:
+            readable.append(sample)
     if bad and not skip:
         return bad[0]
 

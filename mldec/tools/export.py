@@ -41,6 +41,7 @@ from mldec.evaluation.run import decided, probabilities, scores
 from mldec.evaluators.average_precision import average_precision
 from mldec.files.atomic import check_targets, replacing, to_json
 from mldec.files.torch_files import sha256_of
+from mldec.names import numbered_names
 from mldec.runtime import environment
 from mldec.tools.predict.decode import read_item
 from mldec.tools.predict.engine import INPUTS, KEY, OUTPUTS, Metadata, OnnxFile
@@ -403,7 +404,7 @@ def verify(
     # The checkpoint may have no classes if word vectors are an input.
     tested = loaded
     if metadata.word_dim is not None:
-        names = tuple(f"class {number}" for number in range(program.min_classes + 2))
+        names = numbered_names(program.min_classes + 2)
         generator = torch.Generator().manual_seed(0)
         vectors = torch.randn(len(names), metadata.word_dim, generator=generator)
         classes = replace(loaded.classes, names=names, word_vectors=vectors)

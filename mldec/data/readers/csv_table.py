@@ -260,7 +260,10 @@ def recognize(
     for column in class_columns:
         columns[column] = names[column]
 
-    unused = [names[i] or f"column {i + 1}" for i, name in enumerate(columns) if not name]
+    unused = []
+    for number, (name, role) in enumerate(zip(names, columns, strict=True), 1):
+        if not role:
+            unused.append(name or f"column {number}")
     if unused:
         log.info(f"csv: {source} has columns that are not used: {format_list(unused)}")
     has_empty_cell = any(counts[column][""] for column in class_columns)
