@@ -75,10 +75,11 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     path = folder / WEIGHTS
     write_safetensors(path, tensors)
 
-    state = checkpoint.to_state()
-    saved = {name: value for name, value in state.items() if name not in _TRAINING}
-    classes = dict(state["classes"])
+    saved = checkpoint.to_state()
+    classes = dict(saved["classes"])
     del classes["queries"]
+    for name in _TRAINING:
+        del saved[name]
     content = {
         "library": LIBRARY,
         "layout": LAYOUT,

@@ -102,7 +102,7 @@ class ZeroShotEvaluator:
     def _images_with_unseen_label(self) -> Predictions:
         """Return the predictions of the unseen classes on the images with an unseen label."""
         predictions = Predictions(len(self.unseen))
-        for logits, targets in self.predictions.blocks():
+        for logits, targets in zip(*self.predictions.blocks(), strict=True):
             keep = self._has_unseen(targets)
             predictions.add(logits[keep][:, self.unseen], targets[keep][:, self.unseen])
         return predictions
@@ -137,8 +137,8 @@ class ZeroShotEvaluator:
             of_unseen = undefined.index_copy(0, self.unseen, 100 * per_class_ap["zsl"])
             self._per_class["AP_zsl"] = of_unseen.tolist()
 
-        targets = torch.cat([targets for _, targets in self.predictions.blocks()])
-        self._per_class["positives"] = distributed.total(targets.eq(1).sum(0)).tolist()
+        _, targets = self.predictions.blocks()
+        self._per_class["positives"] = distributed.total(torch.cat(targets).eq(1).sum(0)).tolist()
 
         values = {}
         for kind, kind_ap in per_class_ap.items():

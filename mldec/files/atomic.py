@@ -176,7 +176,8 @@ def write_texts(target: str, texts: Iterable[str]) -> None:
     if not is_stream(target):
         # Replace the target of a link, not the link itself.
         with replacing(Path(os.path.realpath(target))) as file:
-            file.writelines(text.encode() for text in texts)
+            for text in texts:
+                file.write(text.encode())
         return
 
     if target == STANDARD_OUTPUT:

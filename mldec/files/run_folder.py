@@ -36,7 +36,7 @@ def find_checkpoint(folder: Path) -> Path:
         if path.exists():
             return path
 
-    names = " or ".join(str(path) for path in paths)
+    names = " or ".join(map(str, paths))
     raise CheckpointError(
         f"{folder}: not the folder of a run, because it has no {names}; check the path"
     )

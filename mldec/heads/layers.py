@@ -299,8 +299,12 @@ def take_rows(
 
     Each tensor in `class_tensors` has the same number of consecutive rows for every class.
     """
-    taken = [number for number, source in enumerate(sources) if source is not None]
-    rows = [source for source in sources if source is not None]
+    taken = []
+    rows = []
+    for number, source in enumerate(sources):
+        if source is not None:
+            taken.append(number)
+            rows.append(source)
     for name in head.class_tensors:
         own = head.get_parameter(name)
         given = tensors[name].to(own)

@@ -124,11 +124,12 @@ class ClipModel:
             Float32 [K, D] on the CPU, of length 1 each.
         """
         per_batch = max(1, BATCH_SIZE // len(templates))
-        batches = [names[start : start + per_batch] for start in range(0, len(names), per_batch)]
         device = self.model.logit_scale.device
 
         rows = [torch.empty(0, self.width)]
-        for batch in tqdm(batches, desc="word vectors", leave=False, disable=None):
+        progress = {"desc": "word vectors", "leave": False, "disable": None}
+        for start in tqdm(range(0, len(names), per_batch), **progress):
+            batch = names[start : start + per_batch]
             texts: list[str] = []
             for name in batch:
                 texts += [template.replace(PLACE, name) for template in templates]

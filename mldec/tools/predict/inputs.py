@@ -173,7 +173,9 @@ class Inputs:
         names = table.schema_arrow.names
         columns = [self._column_of(names)]
         # A second column with the names of images that are given by their bytes.
-        columns += [name for name in COLUMNS[:2] if name in names and name not in columns][:1]
+        for name in COLUMNS[:2]:
+            if len(columns) == 1 and name in names and name != columns[0]:
+                columns.append(name)
 
         def owner(row: int) -> int:
             return ((row + 1) * shards - 1) // total

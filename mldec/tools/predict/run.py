@@ -95,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
     """Run `mldec predict`; return the exit status, which is 1 if an image has an error."""
     # Check all options before the first image.
     shard = chosen_shard(args.shard)
-    targets = {name: getattr(args, name) for name in FORMATS if getattr(args, name) is not None}
+    targets = {}
+    for name in FORMATS:
+        if getattr(args, name) is not None:
+            targets[name] = getattr(args, name)
     is_streamed = not targets or any(is_stream(target) for target in targets.values())
     check_options(args, shard, targets, is_streamed=is_streamed)
     if STANDARD_OUTPUT in targets.values():
