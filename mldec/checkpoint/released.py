@@ -232,10 +232,7 @@ def convert(
 
 
 def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
-    """Return the function that renames tensors, or None for an unknown network.
-
-    The function returns None for tensors that are not needed.
-    """
+    """Return the function that renames tensors; None for tensors or networks that are unknown."""
     if any(key.startswith("transformer.") for key in official):
         is_cvt = "backbone.0.stage0.patch_embed.proj.weight" in official
         rename_transformer = _cvt if is_cvt else _swin

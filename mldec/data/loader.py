@@ -78,11 +78,9 @@ class Loader(DataLoader[Loaded]):
             raise DataError(f"a loader process {problem} ({brief(error)}); {ADVICE}") from error
 
     def _start(self) -> Iterator[Loaded]:
-        """Return an iterator and restore the SIGCHLD handler that torch replaces.
-
-        The handler of torch raises an error at any point of the main thread, such as during a step
-        or a save. Without it, torch detects a dead worker within five seconds of waiting.
-        """
+        """Return an iterator and restore the SIGCHLD handler that torch replaces."""
+        # The handler of torch raises an error at any point of the main thread, such as during a
+        # save. Without it, torch detects a dead worker within five seconds of waiting.
         number = getattr(signal, "SIGCHLD", None)
         if number is None:
             return super().__iter__()
@@ -380,5 +378,8 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
         return dataset.labels
 
     rng = SampleRandom(sample_seed(seed))
-    targets = [dataset.load(index, rng)[1] for index in range(len(dataset))]
+    targets = []
+    for index in range(len(dataset)):
+        _, target = dataset.load(index, rng)
+        targets.append(target)
     return from_dense(torch.stack(targets).numpy())

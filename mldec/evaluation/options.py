@@ -1,7 +1,7 @@
 """Options of an evaluation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 
@@ -11,8 +11,8 @@ class FromValues:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Select the values that are fields of this dataclass."""
-        names = [option.name for option in fields(cls)]  # type: ignore[arg-type]
-        return cls(**{name: values[name] for name in names if name in values})
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        return cls(**{name: value for name, value in values.items() if name in known})
 
 
 @dataclass(frozen=True, kw_only=True)

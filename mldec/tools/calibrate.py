@@ -146,7 +146,9 @@ def fit_threshold(
     false_alarms = reached[::-1].cumsum()[:-1]
     index, is_reached = objective.choose(hits, false_alarms)
     if index is None:
-        highest = max(logits.max() for logits, _ in columns() if len(logits))
+        highest = -np.inf
+        for logits, _ in columns():
+            highest = max(highest, logits.max(initial=-np.inf))
         return min((expit(highest) + 1) / 2, MAX_THRESHOLD), np.nan
 
     next_lower = -np.inf

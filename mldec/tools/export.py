@@ -92,6 +92,10 @@ class Program(nn.Module):
         if any_size:
             self.resize = Resize(loaded.transform)
         self.takes_word_vectors = takes_word_vectors
+        self.word_dim: int | None = None
+        if takes_word_vectors:
+            assert loaded.classes.word_vectors is not None
+            self.word_dim = loaded.classes.word_vectors.shape[1]
         # A graph that was traced with several groups of classes does not support a single group.
         self.min_classes = getattr(loaded.model.head, "group_size", 0) + 1
 
@@ -177,10 +181,8 @@ def trace(program: Program, loaded: Loaded) -> ExportedProgram:
         height += 3
         width += 5
     examples = [torch.zeros(2, 3, height, width, dtype=torch.uint8)]
-    if program.takes_word_vectors:
-        assert loaded.classes.word_vectors is not None
-        word_dim = loaded.classes.word_vectors.shape[1]
-        examples.append(torch.ones(program.min_classes + 5, word_dim))
+    if program.word_dim is not None:
+        examples.append(torch.ones(program.min_classes + 5, program.word_dim))
 
     shapes = tuple(dict.fromkeys(axes, Dim.DYNAMIC) for axes in program.dynamic_axes())
     with torch.no_grad(), _ContiguousAttention():
@@ -494,11 +496,6 @@ def chosen_thresholds(loaded: Loaded, threshold: float | None) -> tuple[list[flo
 
 def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
     """Return the metadata of the exported file."""
-    word_dim = None
-    if program.takes_word_vectors:
-        assert loaded.classes.word_vectors is not None
-        word_dim = loaded.classes.word_vectors.shape[1]
-
     # Third-party backbones may have no normalization.
     normalization: dict[str, list[float] | None] = {"mean": None, "std": None}
     for name in normalization:
@@ -508,7 +505,7 @@ def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -
 
     return Metadata(
         classes=list(loaded.classes.names),
-        word_dim=word_dim,
+        word_dim=program.word_dim,
         exclusive=loaded.classes.exclusive,
         calibrated=loaded.calibration is not None and loaded.calibration.images > 0,
         thresholds=None if program.thresholds is None else program.thresholds.tolist(),

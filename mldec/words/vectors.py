@@ -111,7 +111,7 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
         if name in vector_of_text:
             vectors[name] = vector_of_text[name]
         # The mean needs the vectors of all words.
-        elif len(words_of_name) > 1 and all(word in vector_of_text for word in words_of_name):
+        elif len(words_of_name) > 1 and vector_of_text.keys() >= set(words_of_name):
             vectors[name] = np.mean([vector_of_text[word] for word in words_of_name], axis=0)
             if name in names:
                 means.append(name)

@@ -233,11 +233,8 @@ class Explainer:
 
 
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
-    """Return the horizontal and vertical shift of tokens [1, N, C], as fractions of the image.
-
-    It is the center of the gradient of the middle tokens with respect to a noise image
-    [1, 3, S, S], or zero without a gradient.
-    """
+    """Return the horizontal and vertical shift of tokens [1, N, C], as fractions of the image."""
+    # The shift is the center of the gradient of the middle tokens with respect to a noise image.
     if not tokens.requires_grad:
         return 0.0, 0.0
 

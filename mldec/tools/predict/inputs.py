@@ -76,7 +76,9 @@ class Inputs:
 
     def of(self, number: int, shards: int) -> Iterator[Item]:
         """Yield the images of one shard."""
-        return (item for owner, item in self.divided(shards, number) if owner == number)
+        for owner, item in self.divided(shards, number):
+            if owner == number:
+                yield item
 
     def divided(self, shards: int, only: int | None = None) -> Iterator[tuple[int, Item]]:
         """Yield all images with their shards. `only` permits to skip the images of other shards.

@@ -106,8 +106,9 @@ class Outputs:
         if overwrite:
             self.record: Record | None = None
             files: dict[str, list[str]] = {}
-            for path in filter(storage.exists, targets.values()):
-                files[_key(path)] = []
+            for path in targets.values():
+                if storage.exists(path):
+                    files[_key(path)] = []
             self._save(Record(made_with=made_with, files=files))
         else:
             self.record = Record.read(self._path)

@@ -244,9 +244,11 @@ def console_line(row: Row, rule: Rule) -> str:
     if rule.content == "scores" and row.scores is not None:
         predictions = rule.chosen(row.scores)
 
-    names = [prediction.name for prediction in predictions]
-    if rule.content != "decisions":
-        names = [f"{prediction.name} {prediction.score:.3f}" for prediction in predictions]
+    names = []
+    for prediction in predictions:
+        names.append(prediction.name)
+        if rule.content != "decisions":
+            names[-1] += f" {prediction.score:.3f}"
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 
