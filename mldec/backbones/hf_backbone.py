@@ -209,9 +209,7 @@ def _import_transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ConfigError(
-            "backbone: transformers is not installed; run pip install -e '.[hf]'"
-        ) from error
+        raise ConfigError("backbone: transformers is missing; pip install -e '.[hf]'") from error
     return transformers
 
 

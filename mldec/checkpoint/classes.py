@@ -217,9 +217,7 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
         return
     # Word vectors of a text encoder differ between machines by rounding errors.
     if before.shape != now.shape or not torch.allclose(before, now, rtol=1e-3, atol=1e-5):
-        raise CheckpointError(
-            f"{path} was trained with other word vectors; restore data.vectors of its training"
-        )
+        raise CheckpointError(f"{path} was trained with other word vectors; restore data.vectors")
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:

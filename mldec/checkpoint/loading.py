@@ -227,9 +227,7 @@ def load_newest(path: Path) -> tuple[Path, Checkpoint]:
 def to_store(loaded: Loaded) -> Checkpoint:
     """Return the checkpoint of a loaded model. Third-party files have no training state."""
     if not loaded.classes.names:
-        raise CheckpointError(
-            f"{loaded.path} has no class names and no word vectors: it cannot be stored"
-        )
+        raise CheckpointError(f"{loaded.path} cannot be stored: it has no class names")
     if loaded.of_run:
         stored = load(loaded.path)
         return replace(
@@ -253,9 +251,7 @@ def check_start(config: Config) -> Config:
         return config
 
     if config.backbone.get("pretrained") is not True:
-        raise ConfigError(
-            "init=timm: it requires backbone.pretrained=true; pass it with a backbone.name of timm"
-        )
+        raise ConfigError("init=timm: pass backbone.pretrained=true with a backbone.name of timm")
     log.warning(
         f"init=timm: the backbone starts from timm's {config.backbone.get('name')}. The authors' "
         f"weights were also trained on Open Images, so expect lower results than theirs."

@@ -148,7 +148,5 @@ def read_config(path: Path) -> dict[str, Any]:
     if library != LIBRARY:
         raise CheckpointError(f"{path}: mldec publish did not write it; use another checkpoint")
     if layout != LAYOUT:
-        raise CheckpointError(
-            f"{path} has layout {layout}, this version reads {LAYOUT}; use a newer mldec"
-        )
+        raise CheckpointError(f"{path} has layout {layout}, not {LAYOUT}; use a newer mldec")
     return dict(content)

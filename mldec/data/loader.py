@@ -187,9 +187,7 @@ class TrainBatches(Sampler[list[Key]]):
         self.steps = num_images // batch_size + (tail >= 2 * self.parts)
 
         if self.steps == 0:
-            raise ConfigError(
-                f"train.batch_size: {batch_size} is too large for {num_images} images"
-            )
+            raise ConfigError(f"train.batch_size: {batch_size} is too big for {num_images} images")
         if repeats > 1 and num_images < batch_size:
             raise ConfigError(
                 f"train.repeats: {repeats} needs at least one batch of {batch_size} images, there "

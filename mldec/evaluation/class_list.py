@@ -164,9 +164,7 @@ def with_class_list(
         columns.append(classes.names.index(name))
     omitted = [name for name in classes.names if name not in names]
     if omitted:
-        log.info(
-            f"{path}: {len(omitted):,} classes of the data are omitted: {format_list(omitted)}"
-        )
+        log.info(f"{path}: {len(omitted):,} data classes are omitted: {format_list(omitted)}")
 
     split = Split(SelectedClasses(data.val.dataset, columns), Classes(tuple(names)))
     selected = replace(data, load_val=lambda: split)

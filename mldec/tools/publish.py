@@ -349,9 +349,7 @@ def publish(args: argparse.Namespace) -> None:
     # Check the options before the model is loaded.
     sources.check_repository(args.repository)
     if args.checkpoint.startswith(PREFIX):
-        raise ConfigError(
-            f"{args.checkpoint}: a third-party model; publish a calibrated copy of it"
-        )
+        raise ConfigError(f"{args.checkpoint}: a third-party model; publish a calibrated copy")
     if args.dry_run is None:
         sources.require_token()
     else:

@@ -50,12 +50,8 @@ def parser() -> argparse.ArgumentParser:
     add("--json", metavar="FILE", help="write the full report")
 
     errors = arguments.add_argument_group("wrong labels")
-    errors.add_argument(
-        "--checkpoint", metavar="FILE", help="checkpoint whose scores reveal wrong labels"
-    )
-    errors.add_argument(
-        "--split", choices=("val", "train"), default="val", help="split to check; default: val"
-    )
+    errors.add_argument("--checkpoint", metavar="FILE", help="its scores reveal wrong labels")
+    errors.add_argument("--split", choices=("val", "train"), default="val", help="default: val")
     errors.add_argument("--errors", metavar="FILE", help="write the ranked labels as CSV")
     errors.add_argument(
         "--rows",

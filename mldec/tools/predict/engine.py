@@ -282,9 +282,7 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
     else:
         engine = _open_checkpoint(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
-        raise ConfigError(
-            f"--vectors: not supported, {options.checkpoint} is not a zero-shot model; omit it"
-        )
+        raise ConfigError(f"--vectors: {options.checkpoint} is not a zero-shot model; omit it")
     return engine
 
 

@@ -144,9 +144,7 @@ def _per_class(
 ) -> list[Tensor]:
     """Return `relevance` of the gradient of each requested logit, one tensor per image."""
     if not logits.requires_grad:
-        raise ConfigError(
-            f"head {type(model.head).__name__}: heat maps need gradients, and its logits have none"
-        )
+        raise ConfigError(f"head {type(model.head).__name__}: heat maps need logits with gradients")
 
     # One backward pass computes the gradients for one class of each image, because the images of a
     # batch are independent.
@@ -202,9 +200,7 @@ class Explainer:
         count = tokens.shape[1]
         self._side = math.isqrt(count)
         if self._side == 1 or self._side**2 != count:
-            raise ConfigError(
-                f"heat maps need a square grid of tokens; the backbone has {count} tokens"
-            )
+            raise ConfigError(f"heat maps need a square grid; the backbone has {count} tokens")
         across, down = _shift(noise, tokens, self._side)
         self._across = _interpolation(self._side, across).to(device)
         self._down = _interpolation(self._side, down).to(device)

@@ -65,9 +65,7 @@ class Inputs:
                 raise DataError(f"{path}: the file or folder does not exist; check the path")
             unsupported = UnsupportedFiles()
             if storage.is_folder(path) and next(_in_folder(path, unsupported), None) is None:
-                raise DataError(
-                    f"{path}: the folder has no readable image; {unsupported or 'check it'}"
-                )
+                raise DataError(f"{path}: no readable image; {unsupported or 'check it'}")
         if listing not in (None, STANDARD_INPUT) and next(self._listed(1, None), None) is None:
             raise DataError(f"--list {listing}: the list is empty; check the file")
 

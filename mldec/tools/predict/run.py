@@ -117,9 +117,7 @@ def run(args: argparse.Namespace) -> int:
     has_thresholds = args.threshold is not None or rule.stored is not None
     is_ranked = rule.content == "top" and not has_thresholds
     if args.xmp and (rule.content == "scores" or is_ranked):
-        raise ConfigError(
-            "--xmp writes the predicted classes: pass --threshold or --content decisions"
-        )
+        raise ConfigError("--xmp: no predicted classes; pass --threshold or --content decisions")
 
     pictures = None
     if args.pictures is not None:
