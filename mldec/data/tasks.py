@@ -187,7 +187,7 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
     81 unseen classes of NUS-WIDE.
     """
     # Pairs of an unseen and a seen class.
-    pairs = set()
+    pairs: set[tuple[str, str]] = set()
     for name in unseen:
         pairs.update(product([name], _plurals(name).intersection(seen)))
     for name in seen:
