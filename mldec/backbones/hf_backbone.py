@@ -303,8 +303,10 @@ def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
 
     weights = filled.state_dict()
     wanted = network.state_dict().keys()
-    mismatched = [mismatch[0] for mismatch in report["mismatched_keys"]]
-    unfilled = wanted & set(report["missing_keys"]).union(mismatched)
+    unfilled = set(report["missing_keys"])
+    for key, *_ in report["mismatched_keys"]:
+        unfilled.add(key)
+    unfilled = wanted & unfilled
     if unfilled:
         raise ValueError(f"{len(unfilled)} tensors do not match, such as {min(unfilled)}")
     network.load_state_dict({key: weights[key] for key in wanted})

@@ -330,8 +330,13 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     state = model.head.state_dict()
     tensors = tensors | {HEAD + name: state[name] for name in class_tensors}
     report = _copy_fitting(model, tensors, path)
-    carried = [name for number, name in enumerate(names) if number in taken]
-    new = [name for number, name in enumerate(names) if number not in taken]
+    carried = []
+    new = []
+    for number, name in enumerate(names):
+        if number in taken:
+            carried.append(name)
+        else:
+            new.append(name)
     report += f"; {len(carried)} classes initialized by name ({format_list(carried, 100)})"
     if new:
         report += f"; {len(new)} new classes ({format_list(new, 100)})"

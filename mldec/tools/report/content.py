@@ -178,9 +178,12 @@ def make_thumbnails(
     split: Split, scores: Scores, examples: list[Example], comparison: Comparison | None
 ) -> dict[int, Thumbnail]:
     """Return the thumbnails of examples and changed decisions by row."""
-    rows = {example.row for example in examples}
+    rows = set()
+    for example in examples:
+        rows.add(example.row)
     if comparison is not None:
-        rows |= {change.row for change in comparison.changed}
+        for change in comparison.changed:
+            rows.add(change.row)
     thumbnails = {}
     for row in sorted(rows):
         labels = list(compress(split.classes.names, scores.labels[row] == 1))
