@@ -40,6 +40,11 @@ def names_fault(names: Sequence[object]) -> str | None:
     return None
 
 
+def numbered_names(count: int) -> tuple[str, ...]:
+    """Return "class 0", "class 1", ... for classes without names."""
+    return tuple(f"class {index}" for index in range(count))
+
+
 def as_name(value: object, where: str | Path) -> str:
     """Validate a class name from a file. Numbers are converted to text.
 

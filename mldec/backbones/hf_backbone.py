@@ -209,9 +209,7 @@ def _import_transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ConfigError(
-            "backbone: transformers is not installed; run pip install -e '.[hf]'"
-        ) from error
+        raise ConfigError("backbone: transformers is missing; pip install -e '.[hf]'") from error
     return transformers
 
 
@@ -235,9 +233,8 @@ def _config_class(model_type: Any) -> Any:
 def _own_settings(config_class: Any) -> list[str]:
     """Return the settings of a config class. Settings of its base class may load code."""
     shared = inspect.signature(_import_transformers().PreTrainedConfig.__init__).parameters
-    own = inspect.signature(config_class.__init__).parameters.values()
-    names = [parameter.name for parameter in own if parameter.kind not in VARIADIC]
-    return [name for name in names if name not in shared]
+    own = inspect.signature(config_class.__init__).parameters
+    return [name for name, p in own.items() if name not in shared and p.kind not in VARIADIC]
 
 
 def _recorded(config: Any) -> dict[str, Any]:
@@ -263,7 +260,7 @@ def _create_cvt(network_class: Any, config: Any, drop_path: float | None) -> Any
     # The config has one rate per stage. Only the last one is used.
     if drop_path is None:
         drop_path = config.drop_path_rate[-1]
-    config.drop_path_rate = [0.0 for _ in config.depth]
+    config.drop_path_rate = [0.0] * len(config.depth)
     network = network_class(config)
 
     stages = network.base_model.encoder.stages
@@ -306,8 +303,10 @@ def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
 
     weights = filled.state_dict()
     wanted = network.state_dict().keys()
-    mismatched = [mismatch[0] for mismatch in report["mismatched_keys"]]
-    unfilled = wanted & set(report["missing_keys"]).union(mismatched)
+    unfilled = set(report["missing_keys"])
+    for key, *_ in report["mismatched_keys"]:
+        unfilled.add(key)
+    unfilled = wanted & unfilled
     if unfilled:
         raise ValueError(f"{len(unfilled)} tensors do not match, such as {min(unfilled)}")
     network.load_state_dict({key: weights[key] for key in wanted})

@@ -38,9 +38,7 @@ class Normalize(nn.Module):
         # Buffers, because checkpoints must contain the normalization of their weights.
         for setting, values in (("mean", mean), ("std", std)):
             if len(values) != 3 or (setting == "std" and min(values) <= 0):
-                raise ConfigError(
-                    f"backbone.{setting} is {list(values)}: it must be [red, green, blue] in [0, 1]"
-                )
+                raise ConfigError(f"backbone.{setting} is {list(values)}: give 3 numbers in [0, 1]")
             channels = torch.tensor([float(value) for value in values])
             self.register_buffer(setting, channels.view(3, 1, 1))
 
@@ -239,9 +237,7 @@ class TimmBackbone(Backbone):
             ConfigError: If timm has no layer groups for this network.
         """
         if not hasattr(self.network, "group_matcher"):
-            raise ConfigError(
-                f"optim.layer_decay: timm has no layer groups for {self._name}; omit it"
-            )
+            raise ConfigError(f"optim.layer_decay: {self._name} does not support it; omit it")
 
         # timm counts layers from the stem, and puts unknown names into the layer of the classifier.
         # This network has no classifier, so "classifier" is an unknown name.
@@ -251,7 +247,7 @@ class TimmBackbone(Backbone):
         layers = group_with_matcher(iter(parameters), matcher, reverse=True)
 
         # Parameters outside the network, such as a new norm, have depth 0.
-        depths = {name: 0 for name, _ in self.named_parameters()}
+        depths = dict.fromkeys(dict(self.named_parameters()), 0)
         for name, _ in self.network.named_parameters():
             depths[f"network.{name}"] = layers["classifier"] - layers[name]
         return depths

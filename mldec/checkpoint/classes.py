@@ -61,7 +61,9 @@ def same_names(
     normalized: dict[str, int] = {}
     for index, name in enumerate(known):
         normalized.setdefault(_normalize(name), index)
-    groups = [[_normalize(name) for name in group] for group in synonyms]
+    groups = []
+    for group in synonyms:
+        groups.append([_normalize(name) for name in group])
 
     indices = []
     for name in names:
@@ -215,9 +217,7 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
         return
     # Word vectors of a text encoder differ between machines by rounding errors.
     if before.shape != now.shape or not torch.allclose(before, now, rtol=1e-3, atol=1e-5):
-        raise CheckpointError(
-            f"{path} was trained with other word vectors; restore data.vectors of its training"
-        )
+        raise CheckpointError(f"{path} was trained with other word vectors; restore data.vectors")
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:

@@ -227,9 +227,7 @@ def load_newest(path: Path) -> tuple[Path, Checkpoint]:
 def to_store(loaded: Loaded) -> Checkpoint:
     """Return the checkpoint of a loaded model. Third-party files have no training state."""
     if not loaded.classes.names:
-        raise CheckpointError(
-            f"{loaded.path} has no class names and no word vectors: it cannot be stored"
-        )
+        raise CheckpointError(f"{loaded.path} cannot be stored: it has no class names")
     if loaded.of_run:
         stored = load(loaded.path)
         return replace(
@@ -253,9 +251,7 @@ def check_start(config: Config) -> Config:
         return config
 
     if config.backbone.get("pretrained") is not True:
-        raise ConfigError(
-            "init=timm: it requires backbone.pretrained=true; pass it with a backbone.name of timm"
-        )
+        raise ConfigError("init=timm: pass backbone.pretrained=true with a backbone.name of timm")
     log.warning(
         f"init=timm: the backbone starts from timm's {config.backbone.get('name')}. The authors' "
         f"weights were also trained on Open Images, so expect lower results than theirs."
@@ -306,7 +302,7 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
         synonyms = read_class_list(Path(start.synonyms))
     known = checkpoint.classes.names
     sources = same_names(names, known, synonyms)
-    if not any(source is not None for source in sources):
+    if set(sources) <= {None}:
         raise CheckpointError(
             f"init.classes=by_name: {path} shares no class name with the data. Its classes: "
             f"{format_list(known)}; map names with init.synonyms=FILE, or drop init.classes"
@@ -334,8 +330,13 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     state = model.head.state_dict()
     tensors = tensors | {HEAD + name: state[name] for name in class_tensors}
     report = _copy_fitting(model, tensors, path)
-    carried = [name for number, name in enumerate(names) if number in taken]
-    new = [name for number, name in enumerate(names) if number not in taken]
+    carried = []
+    new = []
+    for number, name in enumerate(names):
+        if number in taken:
+            carried.append(name)
+        else:
+            new.append(name)
     report += f"; {len(carried)} classes initialized by name ({format_list(carried, 100)})"
     if new:
         report += f"; {len(new)} new classes ({format_list(new, 100)})"

@@ -75,9 +75,11 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     path = folder / WEIGHTS
     write_safetensors(path, tensors)
 
-    state = checkpoint.to_state()
-    saved = {name: value for name, value in state.items() if name not in _TRAINING}
-    classes = {name: state["classes"][name] for name in ("names", "exclusive", "origin")}
+    saved = checkpoint.to_state()
+    classes = dict(saved["classes"])
+    del classes["queries"]
+    for name in _TRAINING:
+        del saved[name]
     content = {
         "library": LIBRARY,
         "layout": LAYOUT,
@@ -146,7 +148,5 @@ def read_config(path: Path) -> dict[str, Any]:
     if library != LIBRARY:
         raise CheckpointError(f"{path}: mldec publish did not write it; use another checkpoint")
     if layout != LAYOUT:
-        raise CheckpointError(
-            f"{path} has layout {layout}, this version reads {LAYOUT}; use a newer mldec"
-        )
+        raise CheckpointError(f"{path} has layout {layout}, not {LAYOUT}; use a newer mldec")
     return dict(content)

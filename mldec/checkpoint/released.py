@@ -31,7 +31,14 @@ from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.ram import OFFICIAL_NAMES as RAM
 from mldec.heads.ram import REWEIGHT_SCALE
-from mldec.names import COCO_NAMES, VOC, disambiguate, format_list, without_quotes
+from mldec.names import (
+    COCO_NAMES,
+    VOC,
+    disambiguate,
+    format_list,
+    numbered_names,
+    without_quotes,
+)
 
 log = logging.getLogger("mldec")
 
@@ -225,10 +232,7 @@ def convert(
 
 
 def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
-    """Return the function that renames tensors, or None for an unknown network.
-
-    The function returns None for tensors that are not needed.
-    """
+    """Return the function that renames tensors; None for tensors or networks that are unknown."""
     if any(key.startswith("transformer.") for key in official):
         is_cvt = "backbone.0.stage0.patch_embed.proj.weight" in official
         rename_transformer = _cvt if is_cvt else _swin
@@ -444,8 +448,7 @@ def _known(table: Mapping[Any, Any], sizes: object, description: str) -> Any:
 
 def _blocks(weights: Mapping[str, Tensor], pattern: str) -> tuple[int, ...]:
     """Count the blocks of each stage. The groups of the pattern are stage and block."""
-    matches = [re.match(re.escape(BACKBONE) + pattern, key) for key in weights]
-    blocks = {match.groups() for match in matches if match}
+    blocks = set(re.findall(f"^{re.escape(BACKBONE)}{pattern}", "\n".join(weights), re.MULTILINE))
     per_stage = Counter(stage for stage, _ in blocks)
     return tuple(per_stage[stage] for stage in sorted(per_stage))
 
@@ -466,7 +469,7 @@ def _names(state: Mapping[str, Any], num_classes: int, file: str) -> tuple[str, 
 
 def _numbered(num_classes: int, file: str) -> tuple[str, ...]:
     log.warning(f"{file} has no class names; they are numbered from 0 to {num_classes - 1}")
-    return tuple(f"class {index}" for index in range(num_classes))
+    return numbered_names(num_classes)
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
@@ -478,8 +481,8 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
 
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
     """Count numbered layers: one more than the highest number in the pattern's group, or 0."""
-    matches = [re.match(pattern, key) for key in weights]
-    return max((int(match[1]) + 1 for match in matches if match), default=0)
+    numbers = re.findall(f"^{pattern}", "\n".join(weights), re.MULTILINE)
+    return max(map(int, numbers), default=-1) + 1
 
 
 def _swin(key: str) -> str | None:

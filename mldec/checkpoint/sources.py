@@ -243,9 +243,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         api.create_repo(repository, private=private or None, exist_ok=True)
         # Uploads to a public repository cannot be undone.
         if private and not api.model_info(repository, timeout=_TIMEOUT).private:
-            raise CheckpointError(
-                f"--private: the repository {repository} is public; choose another name"
-            )
+            raise CheckpointError(f"--private: {repository} is public; choose another name")
 
         # Progress bars of uploads would fill a log file.
         if not on_terminal():

@@ -1,6 +1,5 @@
 """The content of a checkpoint, and its conversion to and from plain containers."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -136,7 +135,7 @@ class Checkpoint:
     def to_state(self) -> dict[str, Any]:
         """Convert the content to plain containers and tensors, for `torch.save`."""
         # dataclasses.asdict(self) would copy every tensor.
-        state = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        state = dict(vars(self))
 
         for name in ("transform", "best", "log", "fingerprint", "val_fingerprint", "calibration"):
             if state[name] is not None:

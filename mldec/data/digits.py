@@ -329,8 +329,8 @@ def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
 
 def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:
     """Return a random RGB color near a gray value, clipped to [0, 255]."""
-    tints = rng.uniform(-TINT, TINT, 3).tolist()
-    red, green, blue = (int(min(max(grey + tint, 0), 255)) for tint in tints)
+    tints = rng.uniform(-TINT, TINT, 3)
+    red, green, blue = np.clip(grey + tints, 0, 255).astype(int).tolist()
     return red, green, blue
 
 

@@ -249,9 +249,7 @@ def listed_positives(labels: Labels, files: Sequence[str], path: Path) -> np.nda
     for row, file in enumerate(files):
         name = Path(file).name
         if name in rows:
-            raise DataError(
-                f"{path}: {files[rows[name]]} and {file} have the same name; rename one"
-            )
+            raise DataError(f"{path}: {files[rows[name]]} and {file} share a name; rename one")
         rows[name] = row
 
     # Maps image and class of a positive to the index of its entry.

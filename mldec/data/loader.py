@@ -78,11 +78,9 @@ class Loader(DataLoader[Loaded]):
             raise DataError(f"a loader process {problem} ({brief(error)}); {ADVICE}") from error
 
     def _start(self) -> Iterator[Loaded]:
-        """Return an iterator and restore the SIGCHLD handler that torch replaces.
-
-        The handler of torch raises an error at any point of the main thread, such as during a step
-        or a save. Without it, torch detects a dead worker within five seconds of waiting.
-        """
+        """Return an iterator and restore the SIGCHLD handler that torch replaces."""
+        # The handler of torch raises an error at any point of the main thread, such as during a
+        # save. Without it, torch detects a dead worker within five seconds of waiting.
         number = getattr(signal, "SIGCHLD", None)
         if number is None:
             return super().__iter__()
@@ -189,9 +187,7 @@ class TrainBatches(Sampler[list[Key]]):
         self.steps = num_images // batch_size + (tail >= 2 * self.parts)
 
         if self.steps == 0:
-            raise ConfigError(
-                f"train.batch_size: {batch_size} is too large for {num_images} images"
-            )
+            raise ConfigError(f"train.batch_size: {batch_size} is too big for {num_images} images")
         if repeats > 1 and num_images < batch_size:
             raise ConfigError(
                 f"train.repeats: {repeats} needs at least one batch of {batch_size} images, there "
@@ -317,8 +313,13 @@ def collate(
     `samples` contains an error message (str) for each unreadable image. With `skip`, these images
     are skipped and their messages are in `Batch.bad`.
     """
-    bad = [sample for sample in samples if isinstance(sample, str)]
-    readable = [sample for sample in samples if not isinstance(sample, str)]
+    bad = []
+    readable = []
+    for sample in samples:
+        if isinstance(sample, str):
+            bad.append(sample)
+        else:
+            readable.append(sample)
     if bad and not skip:
         return bad[0]
 
@@ -378,5 +379,8 @@ def labels_of(split: Split, seed: int = 0) -> Labels:
         return dataset.labels
 
     rng = SampleRandom(sample_seed(seed))
-    targets = [dataset.load(index, rng)[1] for index in range(len(dataset))]
+    targets = []
+    for index in range(len(dataset)):
+        _, target = dataset.load(index, rng)
+        targets.append(target)
     return from_dense(torch.stack(targets).numpy())

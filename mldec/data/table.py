@@ -65,9 +65,7 @@ class TableBuilder:
         if path in self._first_seen:
             # Give only the row. The message starts with the file.
             first_row = self._first_seen[path].rpartition(", ")[2]
-            raise DataError(
-                f"{where}: the image {path} is listed twice, first in {first_row}; remove one"
-            )
+            raise DataError(f"{where}: {path} is listed twice, first in {first_row}; remove one")
         self._first_seen[path] = where
 
         entries = {self._column(label, where): value for label, value in labels.items()}
@@ -98,9 +96,7 @@ class TableBuilder:
             raise unknown_class(label, self.classes, where)
         if not 0 <= label < len(self.classes):
             number = len(self.classes)
-            raise DataError(
-                f"{where}: the class {label} is not an index below {number}; correct it"
-            )
+            raise DataError(f"{where}: the class {label} is not below {number}; correct it")
         return label
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import DataError
@@ -186,17 +187,17 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
     81 unseen classes of NUS-WIDE.
     """
     # Pairs of an unseen and a seen class.
-    pairs = set()
+    pairs: set[tuple[str, str]] = set()
     for name in unseen:
-        pairs |= {(name, plural) for plural in _plurals(name).intersection(seen)}
+        pairs.update(product([name], _plurals(name).intersection(seen)))
     for name in seen:
-        pairs |= {(plural, name) for plural in _plurals(name).intersection(unseen)}
+        pairs.update(product(_plurals(name).intersection(unseen), [name]))
     if not pairs:
         return
 
-    affected = {name for name, _ in pairs}  # a class may be in two pairs
     names = format_list([f"{name}/{other}" for name, other in sorted(pairs)])
-    counts = f"{len(affected)} of {len(unseen):,} unseen classes"
+    affected = len(dict(pairs))  # a class may be in two pairs
+    counts = f"{affected} of {len(unseen):,} unseen classes"
     log.warning(f"{counts} have a seen singular or plural: {names}")
 
 

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.checkpoint import Loaded
-from mldec.checkpoint.classes import (
-    ScoredClassifier,
-    can_make,
-    check_queries,
-    same_names,
-)
+from mldec.checkpoint.classes import ScoredClassifier, can_make, check_queries, same_names
 from mldec.data.sampling import SampleRandom
 from mldec.data.tasks import MakeEvaluator, warn_duplicate_names
 from mldec.data.types import Classes, DataModule, ImageDataset, Split
@@ -160,18 +155,18 @@ def with_class_list(
 
     # The first name of each group is the class name of the data.
     groups = read_class_list(path)
-    names = tuple(group[0] for group in groups)
-    for name in names:
+    names = []
+    columns = []
+    for name, *_ in groups:
         if name not in classes.names:
             raise unknown_class(name, classes.names, str(path))
+        names.append(name)
+        columns.append(classes.names.index(name))
     omitted = [name for name in classes.names if name not in names]
     if omitted:
-        log.info(
-            f"{path}: {len(omitted):,} classes of the data are omitted: {format_list(omitted)}"
-        )
+        log.info(f"{path}: {len(omitted):,} data classes are omitted: {format_list(omitted)}")
 
-    columns = [classes.names.index(name) for name in names]
-    split = Split(SelectedClasses(data.val.dataset, columns), Classes(names))
+    split = Split(SelectedClasses(data.val.dataset, columns), Classes(tuple(names)))
     selected = replace(data, load_val=lambda: split)
     if loaded.classes.word_vectors is None:
         return _by_known_names(loaded, groups, options), selected

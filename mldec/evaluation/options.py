@@ -1,12 +1,22 @@
 """Options of an evaluation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+class FromValues:
+    """Base class of options that are selected from the values of a command line."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Select the values that are fields of this dataclass."""
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        return cls(**{name: value for name, value in values.items() if name in known})
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
+class EvalOptions(FromValues):
     """Options of an evaluation, named as the options of the commands."""
 
     checkpoint: str  # path on the command line, for messages
@@ -22,9 +32,3 @@ class EvalOptions:
     def sets(self, key: str) -> bool:
         """Return True if the command line has a value for a key such as "data.threshold"."""
         return any(setting.startswith(f"{key}=") for setting in self.settings)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "EvalOptions":
-        """Select the options of an evaluation from the values of a command line."""
-        names = [option.name for option in fields(cls)]
-        return cls(**{name: values[name] for name in names if name in values})

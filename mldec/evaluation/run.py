@@ -130,8 +130,8 @@ def score(
 
         images = to_device(batch.images, device, memory_format=order)
         with autocast(device, train.precision):
-            logits = [model(images, word_vectors) for model in models]
-        yield batch, [each.float() for each in logits]
+            logits = [model(images, word_vectors).float() for model in models]
+        yield batch, logits
 
 
 def all_scores(

@@ -120,8 +120,8 @@ class Predictions:
 
     def __init__(self, num_classes: int) -> None:
         # Start with an empty block: a rank without images takes part in all exchanges too.
-        targets = torch.zeros(0, num_classes, dtype=torch.int8)
-        self._blocks = [(torch.zeros(0, num_classes), targets)]
+        self._logits = [torch.zeros(0, num_classes)]
+        self._targets = [torch.zeros(0, num_classes, dtype=torch.int8)]
         self._arriving: PinnedCopies | None = None  # asynchronous copies of the last batch
 
     def add(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,15 +137,14 @@ class Predictions:
         self._arriving = copies
         return logits, to_device(targets, logits.device)
 
-    def blocks(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the logits and targets of all batches, [B, K] each, in main memory."""
+    def blocks(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the logits and the targets of all batches, [B, K] each, in main memory."""
         self._keep_last()
-        return self._blocks
+        return self._logits, self._targets
 
     def shared_by_classes(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return logits and targets of the images of all ranks, for the classes of this rank."""
-        logits = [block for block, _ in self.blocks()]
-        targets = [block for _, block in self.blocks()]
+        logits, targets = self.blocks()
         return distributed.share_columns(logits), distributed.share_columns(targets)
 
     def _keep_last(self) -> None:
@@ -159,7 +158,8 @@ class Predictions:
             logits = logits.clone()
         if targets.is_pinned():
             targets = targets.clone()
-        self._blocks.append((logits, targets))
+        self._logits.append(logits)
+        self._targets.append(targets)
         self._arriving = None
 
 

@@ -57,10 +57,10 @@ class PartialLabelEvaluator:
 
         valid = (positives > 0) & (negatives > 0)
         self._per_class = {
-            "AP": torch.where(valid, 100 * per_class_ap, torch.nan),
-            "AP_naive": 100 * naive,
-            "positives": positives,
-            "negatives": negatives,
+            "AP": torch.where(valid, 100 * per_class_ap, torch.nan).tolist(),
+            "AP_naive": (100 * naive).tolist(),
+            "positives": positives.tolist(),
+            "negatives": negatives.tolist(),
         }
 
         if not valid.any():
@@ -83,7 +83,7 @@ class PartialLabelEvaluator:
 
     def per_class(self) -> dict[str, list[float]]:
         """Return AP (NaN if invalid) and AP_naive in percent, and the label counts, per class."""
-        return {name: column.tolist() for name, column in self._per_class.items()}
+        return self._per_class
 
 
 def _count(targets: list[Tensor], value: int) -> Tensor:

@@ -102,7 +102,7 @@ class ZeroShotEvaluator:
     def _images_with_unseen_label(self) -> Predictions:
         """Return the predictions of the unseen classes on the images with an unseen label."""
         predictions = Predictions(len(self.unseen))
-        for logits, targets in self.predictions.blocks():
+        for logits, targets in zip(*self.predictions.blocks(), strict=True):
             keep = self._has_unseen(targets)
             predictions.add(logits[keep][:, self.unseen], targets[keep][:, self.unseen])
         return predictions
@@ -121,7 +121,7 @@ class ZeroShotEvaluator:
         """
         every = _per_class_ap(self.predictions)
         unseen = every[self.unseen]
-        self._per_class = {"AP": 100 * every, "unseen": self.is_unseen.double()}
+        self._per_class = {"AP": (100 * every).tolist(), "unseen": self.is_unseen.double().tolist()}
 
         # AP of the classes of each kind.
         per_class_ap = {}
@@ -134,12 +134,11 @@ class ZeroShotEvaluator:
 
             # Report columns have K rows. The zsl AP of seen classes is NaN.
             undefined = torch.full_like(every, torch.nan)
-            self._per_class["AP_zsl"] = undefined.index_copy(
-                0, self.unseen, 100 * per_class_ap["zsl"]
-            )
+            of_unseen = undefined.index_copy(0, self.unseen, 100 * per_class_ap["zsl"])
+            self._per_class["AP_zsl"] = of_unseen.tolist()
 
-        targets = torch.cat([targets for _, targets in self.predictions.blocks()])
-        self._per_class["positives"] = distributed.total(targets.eq(1).sum(0))
+        _, targets = self.predictions.blocks()
+        self._per_class["positives"] = distributed.total(torch.cat(targets).eq(1).sum(0)).tolist()
 
         values = {}
         for kind, kind_ap in per_class_ap.items():
@@ -165,7 +164,7 @@ class ZeroShotEvaluator:
 
     def per_class(self) -> dict[str, list[float]]:
         """Return AP in percent, whether a class is unseen (1 or 0), and the positives."""
-        return {name: column.tolist() for name, column in self._per_class.items()}
+        return self._per_class
 
 
 def _per_class_ap(predictions: Predictions) -> Tensor:

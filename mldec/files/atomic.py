@@ -27,9 +27,7 @@ def check_targets(*targets: str | None, **with_ending: str | None) -> None:
             raise ConfigError("--out -: standard output is not supported; pass a file name")
         path = Path(target or STANDARD_OUTPUT)
         if path.is_file() and path.suffix != f".{ending}" and path.stat().st_size:
-            raise ConfigError(
-                f"{path}: this existing file is not a .{ending} file; choose another name"
-            )
+            raise ConfigError(f"{path}: the file exists and is not .{ending}; choose another name")
 
     chosen = [target for target in targets + tuple(with_ending.values()) if target is not None]
     for target in chosen:
@@ -176,7 +174,8 @@ def write_texts(target: str, texts: Iterable[str]) -> None:
     if not is_stream(target):
         # Replace the target of a link, not the link itself.
         with replacing(Path(os.path.realpath(target))) as file:
-            file.writelines(text.encode() for text in texts)
+            for text in texts:
+                file.write(text.encode())
         return
 
     if target == STANDARD_OUTPUT:

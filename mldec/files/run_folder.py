@@ -36,10 +36,8 @@ def find_checkpoint(folder: Path) -> Path:
         if path.exists():
             return path
 
-    names = " or ".join(str(path) for path in paths)
-    raise CheckpointError(
-        f"{folder}: not the folder of a run, because it has no {names}; check the path"
-    )
+    names = " or ".join(map(str, paths))
+    raise CheckpointError(f"{folder}: not a run's folder, it has no {names}; check the path")
 
 
 def is_best_of_run(checkpoint: Path) -> bool:

@@ -103,9 +103,7 @@ def csv_rows(
             if fields:
                 yield reader.line_num, fields
     except csv.Error as error:
-        raise DataError(
-            f"{path}: row {reader.line_num} is not CSV ({error}); check its quotes"
-        ) from error
+        raise DataError(f"{path}: row {reader.line_num}: {error}; check its quotes") from error
 
 
 def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[tuple[str, ...]]]]:
@@ -123,9 +121,7 @@ def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[t
             actual_header = next(reader, [])
             if actual_header != list(header):
                 names = ",".join(actual_header)
-                raise DataError(
-                    f"{path}: the header is {names!r}, not {','.join(header)!r}; correct it"
-                )
+                raise DataError(f"{path}: header {names!r}, not {','.join(header)!r}; correct it")
 
             while rows := list(islice(reader, CSV_ROWS)):
                 # Check the number of fields of the whole chunk first, which is fast.
@@ -138,6 +134,4 @@ def csv_columns(path: Path, header: Sequence[str]) -> Iterator[tuple[int, list[t
                 yield first, list(zip(*rows, strict=True))
                 first += len(rows)
     except csv.Error as error:
-        raise DataError(
-            f"{path}: invalid CSV after row {first - 1} ({error}); check the quotes"
-        ) from error
+        raise DataError(f"{path}: after row {first - 1}: {error}; check the quotes") from error

@@ -135,8 +135,8 @@ def known_hashes(path: Path) -> list[str]:
     record = hash_record(path)
     if not record.is_file():
         return []
-    text = record.read_text(encoding="utf-8", errors="replace")
-    return [match.lower() for match in re.findall(r"\b[0-9a-fA-F]{64}\b", text)]
+    text = record.read_text(encoding="utf-8", errors="replace").lower()
+    return re.findall(r"\b[0-9a-f]{64}\b", text)
 
 
 def write_hashes(path: Path, hashes: list[str]) -> None:

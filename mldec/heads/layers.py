@@ -43,9 +43,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
-            raise ConfigError(
-                f"head.num_heads is {num_heads}: it must divide head.embed_dim={embed_dim}"
-            )
+            raise ConfigError(f"head.num_heads: {num_heads} must divide head.embed_dim={embed_dim}")
         self.num_heads = num_heads
         self.dropout = dropout
 
@@ -299,8 +297,12 @@ def take_rows(
 
     Each tensor in `class_tensors` has the same number of consecutive rows for every class.
     """
-    taken = [number for number, source in enumerate(sources) if source is not None]
-    rows = [source for source in sources if source is not None]
+    taken = []
+    rows = []
+    for number, source in enumerate(sources):
+        if source is not None:
+            taken.append(number)
+            rows.append(source)
     for name in head.class_tensors:
         own = head.get_parameter(name)
         given = tensors[name].to(own)
@@ -325,7 +327,7 @@ def check_word_vectors(word_vectors: Tensor | None, width: int) -> Tensor:
     if word_vectors is None or word_vectors.ndim != 2 or word_vectors.shape[1] != width:
         shape = None if word_vectors is None else list(word_vectors.shape)
         raise ConfigError(
-            f"head.word_dim={width}: word vectors have the shape {shape}; give [K, {width}]"
+            f"head.word_dim={width}: word vectors of shape {shape}; give [K, {width}]"
         )
     return word_vectors
 

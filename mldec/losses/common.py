@@ -99,9 +99,7 @@ def identity(value: Tensor) -> Tensor:
 def count(label_counts: CountLabels | None) -> LabelCounts:
     """Count the training labels. Raises ValueError if a loss was built without the function."""
     if label_counts is None:
-        raise ValueError(
-            "label_counts is None: pass a function that returns LabelCounts(positives, negatives)"
-        )
+        raise ValueError("label_counts is None: pass a function that returns LabelCounts")
     return label_counts()
 
 

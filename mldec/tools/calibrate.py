@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from mldec import cli
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.loading import to_store
 from mldec.checkpoint.sources import local
-from mldec.checkpoint.state import Calibration, in_order
+from mldec.checkpoint.state import Calibration, Checkpoint, in_order
 from mldec.config.compose import to_dict
 from mldec.data.fingerprint import fingerprint
 from mldec.data.splits import fold_numbers
@@ -128,8 +129,7 @@ def fit_threshold(
     Returns:
         The threshold, and its in-sample precision, or NaN if the objective is reached.
     """
-    # Only the scores of positives are candidates. Between two of them, a lower threshold only adds
-    # false positives.
+    # Between the scores of two positives, a lower threshold only adds false positives.
     positive_logits = np.concatenate([logits[present] for logits, present in columns()])
     cuts, counts = np.unique(positive_logits, return_counts=True)
 
@@ -146,11 +146,14 @@ def fit_threshold(
     false_alarms = reached[::-1].cumsum()[:-1]
     index, is_reached = objective.choose(hits, false_alarms)
     if index is None:
-        highest = max(logits.max() for logits, _ in columns() if len(logits))
+        highest = -np.inf
+        for logits, _ in columns():
+            highest = max(highest, logits.max(initial=-np.inf))
         return min((expit(highest) + 1) / 2, MAX_THRESHOLD), np.nan
 
-    lower = (logits[logits < cuts[index]] for logits, _ in columns())
-    next_lower = max((logits.max() for logits in lower if len(logits)), default=-np.inf)
+    next_lower = -np.inf
+    for logits, _ in columns():
+        next_lower = max(next_lower, logits[logits < cuts[index]].max(initial=-np.inf))
     value = expit(np.array([cuts[index], next_lower])).mean()
     precision = np.nan if is_reached else hits[index] / (hits[index] + false_alarms[index])
     return min(value, MAX_THRESHOLD), precision
@@ -371,12 +374,13 @@ def calibrate_multi_label(
     per_class["shares_threshold"] = fitted.is_shared.tolist()
     per_class["objective_reached"] = np.isnan(fitted.best_precision).tolist()
 
-    slopes = fitted.slopes.tolist()
-    offsets = fitted.offsets.tolist()
+    # Equal values of all classes are stored once.
+    slopes = fitted.slopes
+    offsets = fitted.offsets
+    thresholds = fitted.thresholds
     if choice.single_slope:
         slopes = slopes[:1]
         offsets = offsets[:1]
-    thresholds = fitted.thresholds.tolist()
     if choice.scope == "global":
         thresholds = thresholds[:1]
     return Outcome(
@@ -386,20 +390,20 @@ def calibrate_multi_label(
         per_class=per_class,
         objective=choice.objective.text,
         scope=choice.scope,
-        slopes=slopes,
-        offsets=offsets,
-        thresholds=thresholds,
+        slopes=slopes.tolist(),
+        offsets=offsets.tolist(),
+        thresholds=thresholds.tolist(),
     )
 
 
 def warn_about_classes(fitted: Fit, choice: Choice, names: tuple[str, ...]) -> None:
     """Log the classes that share a threshold, and the classes that miss the objective."""
-    sharing = [names[index] for index in np.flatnonzero(fitted.is_shared)]
+    sharing = list(compress(names, fitted.is_shared))
     if sharing:
         reason = f"fewer than {choice.min_positives} positives"
         log.warning(f"{len(sharing)} classes share a threshold ({reason}): {format_list(sharing)}")
 
-    missed = [names[index] for index in np.flatnonzero(~np.isnan(fitted.best_precision))]
+    missed = list(compress(names, ~np.isnan(fitted.best_precision)))
     if missed:
         reason = f"{choice.objective.text} is not reached, the highest precision is used"
         log.warning(f"{len(missed)} classes: {reason}: {format_list(missed)}")
@@ -414,7 +418,7 @@ def calibrate_single_label(scores: Scores, folds: np.ndarray) -> Outcome:
         evaluator = SingleLabelEvaluator(logits.shape[1])
         evaluator.update(torch.from_numpy(logits / divisors[:, None]), torch.from_numpy(labels))
         values = evaluator.compute()
-        return {name: values[name] for name in ("top1", "ECE")}
+        return {"top1": values["top1"], "ECE": values["ECE"]}
 
     ones = np.ones(len(logits))
     fitted = temperature(logits, labels, ones > 0)
@@ -439,36 +443,35 @@ def parser() -> argparse.ArgumentParser:
     arguments = cli.command("calibrate", str(__doc__))
     cli.add_model_options(arguments)
     cli.add_data_options(arguments)
-    arguments.add_argument(
-        "--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN"
-    )
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("--objective", default="f1", help="f1 (default), precision:P, recall:R or cost:FP,FN")
+    add(
         "--scope",
         choices=("class", "global"),
         default="class",
         help="scope of a threshold; default: class",
     )
-    arguments.add_argument(
+    add(
         "--min-positives",
         type=cli.positive,
         default=MIN_POSITIVES,
         metavar="N",
         help=f"classes with fewer positives share a threshold; default: {MIN_POSITIVES}",
     )
-    arguments.add_argument(
+    add(
         "--folds",
         type=partial(cli.whole, smallest=2),
         default=FOLDS,
         metavar="N",
         help=f"folds of the images for out-of-fold metrics; default: {FOLDS}",
     )
-    arguments.add_argument(
+    add(
         "--out",
         metavar="FILE",
         help="calibrated copy; default: checkpoints/calibrated.pt in the folder of the run",
     )
-    arguments.add_argument("--json", metavar="FILE", help="write all metrics and values per class")
-    arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
+    add("--json", metavar="FILE", help="write all metrics and values per class")
+    add("--csv", metavar="FILE", help="write one row per class")
     return arguments
 
 
@@ -498,9 +501,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.json or args.csv:
         raise ConfigError("--thresholds: not supported with --json and --csv; omit them")
     assert loaded.calibration is not None
-    calibration = replace(loaded.calibration, source=source)
-    state = replace(to_store(loaded), calibration=calibration).to_state()
-    torch_files.save(Path(out), state, of_run=False)
+    save(out, to_store(loaded), replace(loaded.calibration, source=source))
     say(f"{out}: a copy of {args.checkpoint} with the thresholds of {args.thresholds}")
     return None
 
@@ -541,16 +542,14 @@ def calibrate_on_images(
     else:
         outcome = calibrate_multi_label(scores, folds, choice, names)
 
-    values = (outcome.thresholds, outcome.slopes, outcome.offsets)
     own = loaded.classes.names
-    thresholds, slopes, offsets = (in_order(each, names, own) for each in values)
     calibration = Calibration(
         weights=loaded.weights,
         objective=outcome.objective,
         scope=outcome.scope,
-        thresholds=thresholds,
-        slopes=slopes,
-        offsets=offsets,
+        thresholds=in_order(outcome.thresholds, names, own),
+        slopes=in_order(outcome.slopes, names, own),
+        offsets=in_order(outcome.offsets, names, own),
         images=len(scores.indices),
         data=to_dict(setup.config)["data"],
         fingerprint=fingerprint(setup.data.val),
@@ -559,9 +558,14 @@ def calibrate_on_images(
         constant=constant,
         source=source,
     )
+    save(out, checkpoint, calibration)
+    return print_results(outcome, calibration, scores, names, args, out)
+
+
+def save(out: str, checkpoint: Checkpoint, calibration: Calibration) -> None:
+    """Save a checkpoint with a calibration."""
     state = replace(checkpoint, calibration=calibration).to_state()
     torch_files.save(Path(out), state, of_run=False)
-    return print_results(outcome, calibration, scores, names, args, out)
 
 
 def target(out: str | None, path: Path) -> str:
@@ -626,7 +630,3 @@ def print_results(
 def main() -> None:
     """Run the command."""
     cli.run_command(parser().parse_intermixed_args, calibrate)
-
-
-if __name__ == "__main__":
-    main()

@@ -41,6 +41,7 @@ from mldec.evaluation.run import decided, probabilities, scores
 from mldec.evaluators.average_precision import average_precision
 from mldec.files.atomic import check_targets, replacing, to_json
 from mldec.files.torch_files import sha256_of
+from mldec.names import numbered_names
 from mldec.runtime import environment
 from mldec.tools.predict.decode import read_item
 from mldec.tools.predict.engine import INPUTS, KEY, OUTPUTS, Metadata, OnnxFile
@@ -91,6 +92,10 @@ class Program(nn.Module):
         if any_size:
             self.resize = Resize(loaded.transform)
         self.takes_word_vectors = takes_word_vectors
+        self.word_dim: int | None = None
+        if takes_word_vectors:
+            assert loaded.classes.word_vectors is not None
+            self.word_dim = loaded.classes.word_vectors.shape[1]
         # A graph that was traced with several groups of classes does not support a single group.
         self.min_classes = getattr(loaded.model.head, "group_size", 0) + 1
 
@@ -176,10 +181,8 @@ def trace(program: Program, loaded: Loaded) -> ExportedProgram:
         height += 3
         width += 5
     examples = [torch.zeros(2, 3, height, width, dtype=torch.uint8)]
-    if program.takes_word_vectors:
-        assert loaded.classes.word_vectors is not None
-        word_dim = loaded.classes.word_vectors.shape[1]
-        examples.append(torch.ones(program.min_classes + 5, word_dim))
+    if program.word_dim is not None:
+        examples.append(torch.ones(program.min_classes + 5, program.word_dim))
 
     shapes = tuple(dict.fromkeys(axes, Dim.DYNAMIC) for axes in program.dynamic_axes())
     with torch.no_grad(), _ContiguousAttention():
@@ -212,8 +215,10 @@ def quantize(model: Any, inputs: Iterator[dict[str, np.ndarray]]) -> Any:
 
     # Attention and the group pooling of ML-Decoder remain float: quantization changes them most.
     matrices = {weight.name for weight in model.graph.initializer if len(weight.dims) == 2}
-    products = [node for node in model.graph.node if node.op_type == "MatMul"]
-    excluded = [node.name for node in products if node.input[1] not in matrices]
+    excluded = []
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1] not in matrices:
+            excluded.append(node.name)
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
         target = Path(folder, "model.onnx")
@@ -337,10 +342,11 @@ def compare(
     equal: list[Tensor] = []
     targets: list[Tensor] = []
     for batch in _batches(pictures, any_size=metadata.resizes):
-        transformed = torch.stack([loaded.transform(image) for image, _ in batch])
+        images, labels = zip(*batch, strict=True)
+        transformed = torch.stack([loaded.transform(image) for image in images])
         inputs = transformed
         if metadata.resizes:
-            inputs = torch.stack([to_tensor(image) for image, _ in batch])
+            inputs = torch.stack([to_tensor(image) for image in images])
         expected = scores(loaded, transformed)
         with torch.no_grad():
             found, decisions = run(inputs, *word_vectors)
@@ -348,7 +354,8 @@ def compare(
         file_scores.append(found)
         checkpoint_scores.append(expected)
         equal.append(decisions == decided(expected, limits))
-        targets += [labels for _, labels in batch if labels is not None]
+        if labels[0] is not None:
+            targets += labels
     if not equal:
         raise DataError(f"{source}: no readable image; choose another folder")
 
@@ -399,7 +406,7 @@ def verify(
     # The checkpoint may have no classes if word vectors are an input.
     tested = loaded
     if metadata.word_dim is not None:
-        names = tuple(f"class {number}" for number in range(program.min_classes + 2))
+        names = numbered_names(program.min_classes + 2)
         generator = torch.Generator().manual_seed(0)
         vectors = torch.randn(len(names), metadata.word_dim, generator=generator)
         classes = replace(loaded.classes, names=names, word_vectors=vectors)
@@ -489,11 +496,6 @@ def chosen_thresholds(loaded: Loaded, threshold: float | None) -> tuple[list[flo
 
 def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
     """Return the metadata of the exported file."""
-    word_dim = None
-    if program.takes_word_vectors:
-        assert loaded.classes.word_vectors is not None
-        word_dim = loaded.classes.word_vectors.shape[1]
-
     # Third-party backbones may have no normalization.
     normalization: dict[str, list[float] | None] = {"mean": None, "std": None}
     for name in normalization:
@@ -503,7 +505,7 @@ def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -
 
     return Metadata(
         classes=list(loaded.classes.names),
-        word_dim=word_dim,
+        word_dim=program.word_dim,
         exclusive=loaded.classes.exclusive,
         calibrated=loaded.calibration is not None and loaded.calibration.images > 0,
         thresholds=None if program.thresholds is None else program.thresholds.tolist(),
@@ -529,17 +531,16 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec export`."""
     arguments = cli.command("export", str(__doc__))
     cli.add_model_options(arguments)
-    arguments.add_argument("out", metavar="OUT.onnx", help="the file to write")
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("out", metavar="OUT.onnx", help="the file to write")
+    add(
         "--precision",
         choices=("fp32", "fp16", "int8"),
         default="fp32",
         help="number format; int8 is calibrated on the images of --verify; default: fp32",
     )
-    arguments.add_argument("--any-size", action="store_true", help="resize images in the graph")
-    arguments.add_argument(
-        "--verify", metavar="FOLDER", help="compare file and checkpoint on the images of a folder"
-    )
+    add("--any-size", action="store_true", help="resize images in the graph")
+    add("--verify", metavar="FOLDER", help="compare file and checkpoint on the images of a folder")
     cli.add_threshold_option(arguments)
     cli.add_class_options(arguments)
     return arguments
@@ -548,7 +549,3 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the command."""
     cli.run_command(parser().parse_args, export)
-
-
-if __name__ == "__main__":
-    main()

@@ -349,9 +349,7 @@ def publish(args: argparse.Namespace) -> None:
     # Check the options before the model is loaded.
     sources.check_repository(args.repository)
     if args.checkpoint.startswith(PREFIX):
-        raise ConfigError(
-            f"{args.checkpoint}: a third-party model; publish a calibrated copy of it"
-        )
+        raise ConfigError(f"{args.checkpoint}: a third-party model; publish a calibrated copy")
     if args.dry_run is None:
         sources.require_token()
     else:
@@ -405,28 +403,19 @@ def _write(folder: Path, content: CardContent) -> None:
 def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec publish`."""
     arguments = command("publish", str(__doc__))
-    arguments.add_argument("checkpoint", help="a run's folder, or any other checkpoint")
-    arguments.add_argument("repository", metavar="OWNER/NAME", help="created if it does not exist")
+    add = arguments.add_argument
+    add("checkpoint", help="a run's folder, or any other checkpoint")
+    add("repository", metavar="OWNER/NAME", help="created if it does not exist")
     place = arguments.add_mutually_exclusive_group()
     place.add_argument("--private", action="store_true", help="create a private repository")
     place.add_argument("--dry-run", metavar="FOLDER", help="write to a new folder, without upload")
     add_weights_options(arguments)
-    arguments.add_argument(
-        "--results", metavar="FILE", help="metrics of the card: JSON of mldec report or evaluate"
-    )
-    arguments.add_argument(
-        "--data-name", metavar="TEXT", help="name of the dataset; default: the name of its reader"
-    )
-    arguments.add_argument(
-        "--license", metavar="ID", help="license of the model as on the hub, such as apache-2.0"
-    )
+    add("--results", metavar="FILE", help="metrics of the card: JSON of mldec report or evaluate")
+    add("--data-name", metavar="TEXT", help="name of the dataset; default: the name of its reader")
+    add("--license", metavar="ID", help="license of the model as on the hub, such as apache-2.0")
     return arguments
 
 
 def main() -> None:
     """Run the command."""
     run_command(parser().parse_args, publish)
-
-
-if __name__ == "__main__":
-    main()

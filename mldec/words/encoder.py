@@ -124,11 +124,12 @@ class ClipModel:
             Float32 [K, D] on the CPU, of length 1 each.
         """
         per_batch = max(1, BATCH_SIZE // len(templates))
-        batches = [names[start : start + per_batch] for start in range(0, len(names), per_batch)]
         device = self.model.logit_scale.device
 
         rows = [torch.empty(0, self.width)]
-        for batch in progress_bar(batches, desc="word vectors"):
+        starts = range(0, len(names), per_batch)
+        for start in progress_bar(starts, desc="word vectors"):
+            batch = names[start : start + per_batch]
             texts: list[str] = []
             for name in batch:
                 texts += [template.replace(PLACE, name) for template in templates]

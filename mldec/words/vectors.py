@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from mldec.errors import CheckpointError, ConfigError, DataError, documented, naming_errors
 from mldec.files.text import open_binary, read_json, read_lines
 from mldec.files.torch_files import read_torch, sha256_of
-from mldec.names import check_names, format_list, names_fault
+from mldec.names import check_names, format_list, indices_of, names_fault
 from mldec.words.encoder import PLACE, ClipSource, encode_names
 from mldec.words.types import DIGITS_PREFIX, PREFIX, PROMPT, VectorOrigin, WordVectors
 
@@ -81,7 +81,7 @@ def _by_name(
     if array.shape[0] != len(order):
         array = array.T
 
-    row_of = {name: row for row, name in enumerate(order)}
+    row_of = indices_of(order)
     vectors = {}
     for name in chain(names, optional):
         if name in row_of:
@@ -111,7 +111,7 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
         if name in vector_of_text:
             vectors[name] = vector_of_text[name]
         # The mean needs the vectors of all words.
-        elif len(words_of_name) > 1 and all(word in vector_of_text for word in words_of_name):
+        elif len(words_of_name) > 1 and vector_of_text.keys() >= set(words_of_name):
             vectors[name] = np.mean([vector_of_text[word] for word in words_of_name], axis=0)
             if name in names:
                 means.append(name)
@@ -127,11 +127,11 @@ def _words(name: str) -> list[str]:
 
 def _spellings(name: str) -> list[bytes]:
     """Return the spellings of a name in the order of preference."""
-    spellings = [name]
-    spellings += [separator.join(_words(name)) for separator in " _-"]
-    spellings += [text.lower() for text in spellings]
+    words = _words(name)
+    texts = [name, " ".join(words), "_".join(words), "-".join(words)]
+    texts += [text.lower() for text in texts]
     # Compare bytes, because some files have words without a valid encoding.
-    return [text.encode() for text in spellings]
+    return [text.encode() for text in texts]
 
 
 def _scan(path: Path, wanted: Collection[bytes]) -> dict[bytes, np.ndarray]:
@@ -241,15 +241,19 @@ def with_descriptions(
         is_list = isinstance(sentences, list) and len(sentences) > 0
         if not is_list or not all(isinstance(text, str) and text.strip() for text in sentences):
             raise DataError(f"{path}: {name!r} requires a list of sentences; {_SEE}")
-    rows = [row for row, name in enumerate(vectors.names) if name in sentences_of]
-    if not rows:
+    described = {}
+    missing = []
+    for row, name in enumerate(vectors.names):
+        if name in sentences_of:
+            described[row] = sentences_of[name]
+        else:
+            missing.append(name)
+    if not described:
         raise DataError(f"{path}: it describes no class of the data; {_SEE}")
-    missing = [name for name in vectors.names if name not in sentences_of]
     if missing:
         log.info(f"{path}: {len(missing):,} classes without description: {format_list(missing)}")
 
     # Encode each sentence once.
-    described = {row: sentences_of[vectors.names[row]] for row in rows}
     unique = list(dict.fromkeys(chain.from_iterable(described.values())))
     encoded, _ = encode_names(source, unique, (PLACE,), cache_dir)
     vector_of = dict(zip(unique, encoded, strict=True))

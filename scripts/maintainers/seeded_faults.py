@@ -206,8 +206,8 @@ report: the intervals have a level of 90 % instead of 95 %
 - bounds: np.ndarray = np.percentile(values, (2.5, 97.5), axis=0)
 + bounds: np.ndarray = np.percentile(values, (5, 95), axis=0)
 report: two models are compared by unpaired resamples
-- name: own.resampled[name] - other.resampled[name]
-+ name: own.resampled[name] - other.resampled[name][::-1]
+- gaps[name] = own.resampled[name] - other.resampled[name]
++ gaps[name] = own.resampled[name] - other.resampled[name][::-1]
 report: missed images with the highest scores come first
 - "missed": (~decided & (labels == 1), scores),
 + "missed": (~decided & (labels == 1), -scores),
@@ -251,8 +251,8 @@ thresholds: the temperature is stored in place of the slope
 - slopes=[1 / fitted],
 + slopes=[fitted],
 thresholds: calibrated values stay in the order of the classes of the data
-- thresholds, slopes, offsets = (in_order(each, names, own) for each in values)
-+ thresholds, slopes, offsets = (tuple(each) for each in values)
+- thresholds=in_order(outcome.thresholds, names, own),
++ thresholds=tuple(outcome.thresholds),
 export: resized pixels are truncated instead of rounded
 - return torch.floor(pixels + 0.5).clamp(0, 255).to(torch.uint8)
 + return pixels.clamp(0, 255).to(torch.uint8)

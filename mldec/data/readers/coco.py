@@ -228,7 +228,6 @@ def _load_zero_shot(folder: Path, split: str, cache_dir: str | None) -> StoredIm
     images = _load_split(folder, split, cache_dir, annotated_only=False)
 
     # Select the classes first: images with unused classes only have no label left.
-    names = set(SEEN) | set(UNSEEN)
-    used = [column for column, name in enumerate(images.classes) if name in names]
+    used = np.flatnonzero(np.isin(images.classes, SEEN + UNSEEN)).tolist()
     images = images.select_classes(used)
     return images.select(images.labels.counts_per_image() > 0)

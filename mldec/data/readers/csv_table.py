@@ -257,14 +257,17 @@ def recognize(
     columns = [""] * len(names)
     for role, column in roles.items():
         columns[column] = role
+    is_partial = "negatives" in roles
     for column in class_columns:
         columns[column] = names[column]
+        is_partial |= counts[column][""] > 0
 
-    unused = [names[i] or f"column {i + 1}" for i, name in enumerate(columns) if not name]
+    unused = []
+    for number, (name, role) in enumerate(zip(names, columns, strict=True), 1):
+        if not role:
+            unused.append(name or f"column {number}")
     if unused:
         log.info(f"csv: {source} has columns that are not used: {format_list(unused)}")
-    has_empty_cell = any(counts[column][""] for column in class_columns)
-    is_partial = "negatives" in roles or has_empty_cell
     return Form(delimiter, codec, tuple(columns), class_names, is_partial, dict(splits))
 
 

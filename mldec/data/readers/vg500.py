@@ -13,7 +13,7 @@ from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json, read_lines
-from mldec.names import given_names
+from mldec.names import given_names, numbered_names
 
 
 def vg500(
@@ -43,8 +43,7 @@ def vg500(
     evaluator = multi_label(threshold)
     folder = check_folder(root, "Visual Genome 500")
 
-    numbered = tuple(f"class {column}" for column in range(num_classes))
-    names = given_names(classes, folder) or numbered
+    names = given_names(classes, folder) or numbered_names(num_classes)
     if len(names) != num_classes:
         raise ValueError(f"num_classes is {num_classes}, but data.classes has {len(names)} names")
 

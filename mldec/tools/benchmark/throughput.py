@@ -19,6 +19,7 @@ from mldec.data.labels import from_dense
 from mldec.data.loader import Batch, stack
 from mldec.data.types import Classes
 from mldec.model import Classifier, TokenClassifier
+from mldec.names import numbered_names
 from mldec.runtime import distributed
 from mldec.runtime.devices import autocast
 from mldec.training.step import Learner
@@ -171,7 +172,7 @@ def build_trial(config: Config, num_classes: int) -> Trial:
     distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
 
     torch.manual_seed(config.seed)
-    names = tuple(f"class {number}" for number in range(num_classes))
+    names = numbered_names(num_classes)
     # Losses that support both multi-label and single-label data get multi-label data.
     exclusive = getattr(parts["loss"].target, "exclusive", None) is True
     classes = Classes(names, exclusive)

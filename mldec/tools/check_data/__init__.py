@@ -27,34 +27,31 @@ def number_or_all(text: str) -> int | None:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `mldec check-data`."""
     arguments = command("check-data", str(__doc__))
-    arguments.add_argument(
+    add = arguments.add_argument
+    add(
         "settings",
         nargs="*",
         metavar="key=value",
         help="such as data=coco data.root=/data/coco, or +experiment=NAME and training settings",
     )
-    arguments.add_argument("--strict", action="store_true", help="exit with status 3 on warnings")
-    arguments.add_argument(
+    add("--strict", action="store_true", help="exit with status 3 on warnings")
+    add(
         "--decode",
         type=number_or_all,
         metavar="N",
         help="images per split to read, hash and decode; default: all",
     )
-    arguments.add_argument(
+    add(
         "--out",
         metavar="DIR",
         help="write charts of training samples and class frequencies (needs matplotlib), or with "
         "--checkpoint an HTML page",
     )
-    arguments.add_argument("--json", metavar="FILE", help="write the full report")
+    add("--json", metavar="FILE", help="write the full report")
 
     errors = arguments.add_argument_group("wrong labels")
-    errors.add_argument(
-        "--checkpoint", metavar="FILE", help="checkpoint whose scores reveal wrong labels"
-    )
-    errors.add_argument(
-        "--split", choices=("val", "train"), default="val", help="split to check; default: val"
-    )
+    errors.add_argument("--checkpoint", metavar="FILE", help="its scores reveal wrong labels")
+    errors.add_argument("--split", choices=("val", "train"), default="val", help="default: val")
     errors.add_argument("--errors", metavar="FILE", help="write the ranked labels as CSV")
     errors.add_argument(
         "--rows",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,7 @@ def split_statistics(split: Split, labels: Labels) -> dict[str, Any]:
             "max": int(per_image.max()),
         },
         "images_without_label": int((per_image == 0).sum()),
-        "classes_without_positive": [names[k] for k in np.flatnonzero(counts == 0)],
+        "classes_without_positive": list(compress(names, counts == 0)),
     }
 
 
@@ -339,8 +340,8 @@ def sample_sheet(batches: Mapping[str, Batch], classes: Sequence[str]) -> "Figur
 
     for (caption, batch), row in zip(batches.items(), grid, strict=True):
         for image, target, axes in zip(batch.images, batch.targets, row, strict=False):
-            names = [classes[k] for k in (target == 1).nonzero().flatten().tolist()]
-            text = caption or visible(", ".join(names) or "(none)")
+            names = ", ".join(compress(classes, target == 1))
+            text = caption or visible(names or "(none)")
             lines = textwrap.wrap(text, NAME_LENGTH)[:3]
             axes.imshow(image.permute(1, 2, 0).numpy())
             axes.set_title("\n".join(lines), fontsize=SMALL, loc="left", parse_math=False)

@@ -23,24 +23,21 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line of `mldec demo`."""
     arguments = cli.command("demo", str(__doc__))
     cli.add_model_options(arguments, exported=True)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add(
         "--vectors",
         metavar="FILE|clip:MODEL",
         help="word vectors or text encoder for the classes that are typed into the page of a "
         "zero-shot model; default: the text encoder of the training; see DATASETS.md, Word vectors",
     )
-    arguments.add_argument(
-        "--port", type=cli.whole, default=PORT, help=f"0 selects a free port; default: {PORT}"
-    )
-    arguments.add_argument(
+    add("--port", type=cli.whole, default=PORT, help=f"0 selects a free port; default: {PORT}")
+    add(
         "--host",
         default=HOST,
         help=f"address to listen on; 0.0.0.0 means all networks; default: {HOST}, which only this "
         "machine can reach",
     )
-    arguments.add_argument(
-        "--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>"
-    )
+    add("--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>")
     cli.add_precision_option(arguments, "that of the training if it is fp16 or bf16, else auto")
     return arguments
 

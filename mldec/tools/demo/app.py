@@ -162,9 +162,7 @@ class Predictor:
         elif not engine.classes.names:
             raise ConfigError("classes: this model has no classes; type some")
         if options.heat_maps and not isinstance(engine, TorchEngine):
-            raise ConfigError(
-                "heat_maps: an exported file has no heat maps; start mldec demo with its checkpoint"
-            )
+            raise ConfigError("heat_maps: an exported file has none; serve its checkpoint")
 
         results = []
         for file_name, content in photos:

@@ -60,7 +60,8 @@ class Row:
         return prediction.name, prediction.score
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        return (self[index] for index in range(len(self)))
+        for prediction in self.predictions:
+            yield prediction.name, prediction.score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +180,9 @@ class Pictures:
 
         # The maps cover the visible part of the image, which the transform may have distorted.
         seen = image.crop(transform.visible_part(image.size))
-        captions = [(each.name, f"{each.score:.3f}") for each in predictions]
-        findings = list(zip(captions, heat.numpy(), strict=True))
+        findings = []
+        for prediction, values in zip(predictions, heat.numpy(), strict=True):
+            findings.append(((prediction.name, f"{prediction.score:.3f}"), values))
         name = Path(item.name)
         target = self._folder / file_name(name)
         with replacing(target) as file:

@@ -151,8 +151,13 @@ def _collate(
     answers: list[Tensor | Fault],
 ) -> tuple[Sequence[Tensor] | Tensor, dict[int, Fault]] | str:
     """Separate images from faults. Returns an error if the shared memory is full."""
-    images = [answer for answer in answers if isinstance(answer, Tensor)]
-    faults = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Fault)}
+    images = []
+    faults = {}
+    for index, answer in enumerate(answers):
+        if isinstance(answer, Fault):
+            faults[index] = answer
+        else:
+            images.append(answer)
 
     # One tensor is transferred faster than several.
     batch: Sequence[Tensor] | Tensor = images

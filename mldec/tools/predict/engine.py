@@ -2,11 +2,11 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, naming_errors
 from mldec.evaluation.class_list import check_class_options, read_classes, with_classes
 from mldec.evaluation.open import stored_thresholds
+from mldec.evaluation.options import FromValues
 from mldec.evaluation.run import probabilities
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format, to_device
@@ -246,7 +247,7 @@ Engine = TorchEngine | ExportedEngine
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(FromValues):
     """The options of predict and demo that select and configure an engine."""
 
     checkpoint: str
@@ -267,12 +268,6 @@ class EngineOptions:
     features: str | None = None
     pictures: str | None = None
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "EngineOptions":
-        """Return the options among the arguments of a command."""
-        names = [option.name for option in fields(cls)]
-        return cls(**{name: values[name] for name in names if name in values})
-
 
 def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engine:
     """Load a checkpoint or an exported file.
@@ -287,9 +282,7 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
     else:
         engine = _open_checkpoint(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
-        raise ConfigError(
-            f"--vectors: not supported, {options.checkpoint} is not a zero-shot model; omit it"
-        )
+        raise ConfigError(f"--vectors: {options.checkpoint} is not a zero-shot model; omit it")
     return engine
 
 
@@ -319,8 +312,10 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
 def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:
     """Load an exported file. Unsupported options raise ConfigError."""
     supported = ("checkpoint", "device", "classes", "vectors")
-    names = [option.name for option in fields(options) if option.name not in supported]
-    unused = [name for name in names if getattr(options, name)]
+    unused = []
+    for option in fields(options):
+        if option.name not in supported and getattr(options, option.name):
+            unused.append(option.name)
     if options.device not in ("auto", "cpu"):
         unused.append("device")
     if unused:

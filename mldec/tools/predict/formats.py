@@ -49,16 +49,14 @@ def image_of(line: bytes) -> str | None:
 
 
 def cells_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the cells of a row in a table. Empty cells are omitted."""
-    cells: dict[str, Any] = {key: row[key] for key in ("image", "error", "classes") if key in row}
+    """Return a row with the cells of a table."""
+    cells = dict(row)
     if "predictions" in row:
         cells["classes"] = [prediction["name"] for prediction in row["predictions"]]
         cells["scores"] = [prediction["score"] for prediction in row["predictions"]]
-    elif "scores" in row:
-        cells["scores"] = row["scores"]
-        # Scores from a Parquet file are a list.
-        if isinstance(row["scores"], dict):
-            cells["scores"] = list(row["scores"].values())
+    # Scores from a Parquet file are a list.
+    elif isinstance(row.get("scores"), dict):
+        cells["scores"] = list(row["scores"].values())
     return cells
 
 
@@ -95,7 +93,7 @@ def _csv_rows(rule: Rule, lines: Lines) -> Iterator[list[str]]:
         columns = ["classes", "scores"]
     elif rule.content == "decisions":
         columns = ["classes"]
-    has_separator = any(SEPARATOR in name for name in rule.classes.names)
+    has_separator = SEPARATOR in "".join(rule.classes.names)
 
     yield ["image", "error"] + columns
     for line in lines:
@@ -146,11 +144,13 @@ def features(lines: Callable[[], Lines], file: BinaryIO) -> None:
 
     Rows of images with an error are NaN.
     """
-    arrays = (base64.b64decode(line.partition(FEATURES)[2]) for line in lines())
-    width = next((len(array) // 4 for array in arrays if array), 0)
+    count = 0
+    width = 0
+    for line in lines():
+        count += 1
+        width = max(width, len(base64.b64decode(line.partition(FEATURES)[2])) // 4)
     kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
-    shape = (sum(1 for _ in lines()), width)
-    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    header = {"descr": kind, "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(file, header)
 
     missing = np.full(width, np.nan, np.float32).tobytes()
@@ -165,4 +165,5 @@ def write(kind: str, rule: Rule, lines: Callable[[], Lines], file: BinaryIO) -> 
     elif kind == "features":
         features(lines, file)
     else:
-        file.writelines(text.encode() for text in TEXTS[kind](rule, lines()))
+        for text in TEXTS[kind](rule, lines()):
+            file.write(text.encode())

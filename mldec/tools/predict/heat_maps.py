@@ -144,21 +144,20 @@ def _per_class(
 ) -> list[Tensor]:
     """Return `relevance` of the gradient of each requested logit, one tensor per image."""
     if not logits.requires_grad:
-        raise ConfigError(
-            f"head {type(model.head).__name__}: heat maps need gradients, and its logits have none"
-        )
+        raise ConfigError(f"head {type(model.head).__name__}: heat maps need logits with gradients")
 
     # One backward pass computes the gradients for one class of each image, because the images of a
     # batch are independent.
     count = tokens.shape[1]
     results = [tokens.new_zeros(len(own), count, dtype=torch.float32) for own in classes]
     for rank in range(max(map(len, classes), default=0)):
-        images = [image for image, wanted in enumerate(classes) if rank < len(wanted)]
         mask = torch.zeros_like(logits)
-        mask[images, [classes[image][rank] for image in images]] = 1
+        for image, wanted in enumerate(classes):
+            if rank < len(wanted):
+                mask[image, wanted[rank]] = 1
         values = relevance(torch.autograd.grad(logits, inputs, mask, retain_graph=True))
-        for image in images:
-            results[image][rank] = values[image]
+        for result, value in zip(results, values, strict=True):
+            result[rank : rank + 1] = value  # empty for images with fewer classes
     return results
 
 
@@ -201,11 +200,10 @@ class Explainer:
         count = tokens.shape[1]
         self._side = math.isqrt(count)
         if self._side == 1 or self._side**2 != count:
-            raise ConfigError(
-                f"heat maps need a square grid of tokens; the backbone has {count} tokens"
-            )
-        shift = _shift(noise, tokens, self._side)
-        self._interpolation = [_interpolation(self._side, part).to(device) for part in shift]
+            raise ConfigError(f"heat maps need a square grid; the backbone has {count} tokens")
+        across, down = _shift(noise, tokens, self._side)
+        self._across = _interpolation(self._side, across).to(device)
+        self._down = _interpolation(self._side, down).to(device)
         self.method, self._relevance = choose(model, tokens.detach(), self.word_vectors)
 
     def maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
@@ -222,18 +220,17 @@ class Explainer:
         with torch.no_grad():
             tokens = self.model.backbone(images)
 
-        across, down = self._interpolation
         relevance = self._relevance(self.model, tokens, classes, self.word_vectors)
-        grids = [values.relu().unflatten(1, (self._side, self._side)) for values in relevance]
-        return [(down @ grid.float() @ across.T).cpu() for grid in grids]
+        maps = []
+        for values in relevance:
+            grid = values.relu().unflatten(1, (self._side, self._side)).float()
+            maps.append((self._down @ grid @ self._across.T).cpu())
+        return maps
 
 
 def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
-    """Return the horizontal and vertical shift of tokens [1, N, C], as fractions of the image.
-
-    It is the center of the gradient of the middle tokens with respect to a noise image
-    [1, 3, S, S], or zero without a gradient.
-    """
+    """Return the horizontal and vertical shift of tokens [1, N, C], as fractions of the image."""
+    # The shift is the center of the gradient of the middle tokens with respect to a noise image.
     if not tokens.requires_grad:
         return 0.0, 0.0
 

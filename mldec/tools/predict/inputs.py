@@ -65,9 +65,7 @@ class Inputs:
                 raise DataError(f"{path}: the file or folder does not exist; check the path")
             unsupported = UnsupportedFiles()
             if storage.is_folder(path) and next(_in_folder(path, unsupported), None) is None:
-                raise DataError(
-                    f"{path}: the folder has no readable image; {unsupported or 'check it'}"
-                )
+                raise DataError(f"{path}: no readable image; {unsupported or 'check it'}")
         if listing not in (None, STANDARD_INPUT) and next(self._listed(1, None), None) is None:
             raise DataError(f"--list {listing}: the list is empty; check the file")
 
@@ -76,7 +74,9 @@ class Inputs:
 
     def of(self, number: int, shards: int) -> Iterator[Item]:
         """Yield the images of one shard."""
-        return (item for owner, item in self.divided(shards, number) if owner == number)
+        for owner, item in self.divided(shards, number):
+            if owner == number:
+                yield item
 
     def divided(self, shards: int, only: int | None = None) -> Iterator[tuple[int, Item]]:
         """Yield all images with their shards. `only` permits to skip the images of other shards.
@@ -173,7 +173,9 @@ class Inputs:
         names = table.schema_arrow.names
         columns = [self._column_of(names)]
         # A second column with the names of images that are given by their bytes.
-        columns += [name for name in COLUMNS[:2] if name in names and name not in columns][:1]
+        for name in COLUMNS[:2]:
+            if len(columns) == 1 and name in names and name != columns[0]:
+                columns.append(name)
 
         def owner(row: int) -> int:
             return ((row + 1) * shards - 1) // total

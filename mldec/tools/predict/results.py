@@ -104,9 +104,12 @@ class Outputs:
         self._work = work  # local folder for temporary files
         self._path = companion(next(iter(targets.values())), RECORD)
         if overwrite:
-            existing = [path for path in targets.values() if storage.exists(path)]
             self.record: Record | None = None
-            self._save(Record(made_with=made_with, files={_key(path): [] for path in existing}))
+            files: dict[str, list[str]] = {}
+            for path in targets.values():
+                if storage.exists(path):
+                    files[_key(path)] = []
+            self._save(Record(made_with=made_with, files=files))
         else:
             self.record = Record.read(self._path)
 
@@ -297,8 +300,10 @@ def part_of(folder: str, kind: str, shard: Shard) -> str:
 
 def parts_in(folder: str) -> list[str]:
     """Return the paths of all parts in a folder, including missing ones."""
-    matches = [re.fullmatch(PART, name) for name in storage.names_in(folder)]
-    kinds = {(match[2], int(match[1])) for match in matches if match}
+    kinds = set()
+    for name in storage.names_in(folder):
+        if match := re.fullmatch(PART, name):
+            kinds.add((match[2], int(match[1])))
     if len(kinds) > 1:
         raise ConfigError(f"{folder} has parts of several results; use one folder for each")
     parts = []
@@ -329,7 +334,8 @@ def lines_in(path: str) -> Iterator[bytes]:
     """Yield the lines of a JSON Lines or Parquet file."""
     with storage.opened(path) as file:
         if not path.endswith(".parquet"):
-            yield from (line.rstrip(b"\n") for line in file)
+            for line in file:
+                yield line.rstrip(b"\n")
             return
 
         from pyarrow.parquet import ParquetFile

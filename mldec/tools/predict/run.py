@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
     """Run `mldec predict`; return the exit status, which is 1 if an image has an error."""
     # Check all options before the first image.
     shard = chosen_shard(args.shard)
-    targets = {name: getattr(args, name) for name in FORMATS if getattr(args, name) is not None}
+    targets = {}
+    for name in FORMATS:
+        if getattr(args, name) is not None:
+            targets[name] = getattr(args, name)
     is_streamed = not targets or any(is_stream(target) for target in targets.values())
     check_options(args, shard, targets, is_streamed=is_streamed)
     if STANDARD_OUTPUT in targets.values():
@@ -113,9 +117,7 @@ def run(args: argparse.Namespace) -> int:
     has_thresholds = args.threshold is not None or rule.stored is not None
     is_ranked = rule.content == "top" and not has_thresholds
     if args.xmp and (rule.content == "scores" or is_ranked):
-        raise ConfigError(
-            "--xmp writes the predicted classes: pass --threshold or --content decisions"
-        )
+        raise ConfigError("--xmp: no predicted classes; pass --threshold or --content decisions")
 
     pictures = None
     if args.pictures is not None:
@@ -181,7 +183,7 @@ def check_options(
         paths = list(targets.values())
         if not is_streamed:
             paths.append(results.companion(paths[0], results.RECORD))
-        check_targets(*(path for path in paths if not storage.is_address(path)))
+        check_targets(*filterfalse(storage.is_address, paths))
 
 
 def settings(
@@ -240,9 +242,11 @@ def console_line(row: Row, rule: Rule) -> str:
     if rule.content == "scores" and row.scores is not None:
         predictions = rule.chosen(row.scores)
 
-    names = [prediction.name for prediction in predictions]
-    if rule.content != "decisions":
-        names = [f"{prediction.name} {prediction.score:.3f}" for prediction in predictions]
+    names = []
+    for prediction in predictions:
+        names.append(prediction.name)
+        if rule.content != "decisions":
+            names[-1] += f" {prediction.score:.3f}"
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 
@@ -271,8 +275,11 @@ def to_files(job: Job) -> int:
 
     try:
         with locked(job.work):
-            records = [Record.read(str(folder / results.HOW)) for folder in folders]
-            done = [one for one in records if one and one.images is not None and not one.retry]
+            done = []
+            for folder in folders:
+                record = Record.read(str(folder / results.HOW))
+                if record and record.images is not None and not record.retry:
+                    done.append(record)
             # torchrun would end the other processes after status 1.
             if len(done) < len(folders):
                 return 0

@@ -61,13 +61,16 @@ class Tagger:
             _opened[key] = opened(self._checkpoint, self._options, self._content)
         engine, rule = _opened[key]
         predictor = Predictor(engine, rule, batch_size=self._batch_size, workers=0)
-        rows = predictor.rows(iter(items), StopRequest())
-        cells = [cells_of(entries(rule, row)) for row in rows]
+        results: dict[str, list[Any]] = {"error": [], "classes": [], "scores": []}
+        for row in predictor.rows(iter(items), StopRequest()):
+            cells = cells_of(entries(rule, row))
+            results["error"].append(cells.get("error"))
+            results["classes"].append(cells.get("classes", []))
+            results["scores"].append(cells.get("scores", []))
+        if self._content == "scores":
+            del results["classes"]
+        if self._content == "decisions":
+            del results["scores"]
 
         columns = {name: batch[name] for name in batch if name not in ("image", "bytes")}
-        columns["error"] = [cell.get("error") for cell in cells]
-        if self._content != "scores":
-            columns["classes"] = [cell.get("classes", []) for cell in cells]
-        if self._content != "decisions":
-            columns["scores"] = [cell.get("scores", []) for cell in cells]
-        return columns
+        return columns | results

@@ -121,10 +121,14 @@ class _Sidecar:
     """The keyword lists of a UTF-8 sidecar, and the element `rdf` for new lists."""
 
     def __init__(self, content: bytes) -> None:
-        self.properties = {kind: _Keywords() for kind in PROPERTIES}
+        self.properties = {}
+        self._by_name = {}  # the same, by the names of the parser
+        for kind in PROPERTIES:
+            name, namespace, _ = kind
+            self.properties[kind] = _Keywords()
+            self._by_name[f"{namespace} {name.partition(':')[2]}"] = self.properties[kind]
         self.rdf = _Keywords()
         self._content = content
-        self._known = {f"{kind[1]} {kind[0].partition(':')[2]}": kind for kind in PROPERTIES}
         self._stack: list[tuple[str, int]] = []  # names and offsets of the open elements
         self._text = ""
 
@@ -146,8 +150,7 @@ class _Sidecar:
         """Return the keywords of an open element, 1 for the innermost; None if no property."""
         if len(self._stack) < depth:
             return None
-        name, _ = self._stack[-depth]
-        return self.properties[self._known[name]] if name in self._known else None
+        return self._by_name.get(self._stack[-depth][0])
 
     def _start(self, name: str, attributes: object) -> None:
         keywords = self._property(1)

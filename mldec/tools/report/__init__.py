@@ -8,40 +8,31 @@ import argparse
 import time
 from pathlib import Path
 
-from mldec.cli import (
-    add_data_options,
-    add_model_options,
-    add_threshold_option,
-    add_views_option,
-    command,
-    require,
-    run_command,
-)
+from mldec import cli
 from mldec.errors import say
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `mldec report`."""
-    arguments = command("report", str(__doc__))
-    add_model_options(arguments)
-    add_views_option(arguments)
-    add_data_options(arguments)
-    add_threshold_option(arguments)
-    arguments.add_argument(
+    arguments = cli.command("report", str(__doc__))
+    cli.add_model_options(arguments)
+    cli.add_views_option(arguments)
+    cli.add_data_options(arguments)
+    cli.add_threshold_option(arguments)
+    add = arguments.add_argument
+    add(
         "--compare",
         metavar="OTHER",
         help="another checkpoint with the same classes; the options apply to both checkpoints",
     )
-    arguments.add_argument("--out", metavar="FILE", required=True, help="the report, an HTML file")
-    arguments.add_argument(
-        "--json", metavar="FILE", help="write metrics and per-class values with their intervals"
-    )
+    add("--out", metavar="FILE", required=True, help="the report, an HTML file")
+    add("--json", metavar="FILE", help="write metrics and per-class values with their intervals")
     return arguments
 
 
 def report(args: argparse.Namespace) -> None:
     """Write the report of a checkpoint."""
-    require("a report", "report", "plotly")
+    cli.require("a report", "report", "plotly")
 
     # Import late, because --help and argument errors do not need torch.
     from mldec.files.atomic import check_targets, write_json, write_result
@@ -64,4 +55,4 @@ def report(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command."""
-    run_command(parser().parse_intermixed_args, report)
+    cli.run_command(parser().parse_intermixed_args, report)

@@ -46,17 +46,15 @@ def compare(
     other: ResampledMetrics,
 ) -> Comparison:
     """Compare two models whose resamples have the same weights."""
-    gaps = {
-        name: own.resampled[name] - other.resampled[name]
-        for name in own.resampled.keys() & other.resampled.keys()
-    }
+    gaps = {}
     metrics = {}
     other_intervals = other.with_intervals()
     for name, interval in own.with_intervals().items():
         if name not in other_intervals:
             continue
         gap = Interval(interval.value - other_intervals[name].value)
-        if name in gaps:
+        if name in own.resampled and name in other.resampled:
+            gaps[name] = own.resampled[name] - other.resampled[name]
             gap = Interval(gap.value, *interval_bounds(gaps[name]).tolist())
         metrics[name] = (interval, other_intervals[name], gap)
 

@@ -4,6 +4,7 @@ import argparse
 import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -177,12 +178,15 @@ def make_thumbnails(
     split: Split, scores: Scores, examples: list[Example], comparison: Comparison | None
 ) -> dict[int, Thumbnail]:
     """Return the thumbnails of examples and changed decisions by row."""
-    rows = {example.row for example in examples}
+    rows = set()
+    for example in examples:
+        rows.add(example.row)
     if comparison is not None:
-        rows |= {change.row for change in comparison.changed}
+        for change in comparison.changed:
+            rows.add(change.row)
     thumbnails = {}
     for row in sorted(rows):
-        labels = [split.classes.names[k] for k in np.flatnonzero(scores.labels[row] == 1)]
+        labels = list(compress(split.classes.names, scores.labels[row] == 1))
         thumbnails[row] = make_thumbnail(split.dataset, int(scores.indices[row]), labels)
     return thumbnails
 

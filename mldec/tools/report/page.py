@@ -143,8 +143,11 @@ def table_columns(content: ReportContent) -> list[dict[str, Any]]:
 def charts(content: ReportContent, names: list[str]) -> dict[str, go.Figure]:
     """Return the charts by the ids of their elements. The script adds the charts of one class."""
     figures = {"metrics-chart": interval_chart(content.metrics, "percent")}
-    losses = {name: curve for name, curve in content.curves.items() if "loss" in name}
-    metrics = {name: curve for name, curve in content.curves.items() if "loss" not in name}
+    losses: dict[str, Curve] = {}
+    metrics: dict[str, Curve] = {}
+    for name, curve in content.curves.items():
+        kind = losses if "loss" in name else metrics
+        kind[name] = curve
     if losses:
         figures["loss-chart"] = curve_chart(losses, "loss")
     if metrics:

@@ -337,8 +337,9 @@ class ClassTable:
 
     def weakest(self, count: int = 5) -> list[int]:
         """Return the classes with the lowest average precision, lowest first."""
-        order = np.argsort(self.columns["AP"], kind="stable")  # NaN comes last
-        return [int(k) for k in order[:count] if np.isfinite(self.columns["AP"][k])]
+        ap = np.array(self.columns["AP"])
+        weakest = np.argsort(ap, kind="stable")[:count]  # NaN comes last
+        return list(weakest[np.isfinite(ap[weakest])].tolist())
 
 
 def class_table(
@@ -349,22 +350,21 @@ def class_table(
     resampled: ResampledMetrics,
 ) -> ClassTable:
     """Return the table of classes, from thresholds [K] and other values of the K classes."""
-    columns = {"positives": counts.positives.numpy(), "AP": 100 * resampled.class_ap}
+    columns = {"positives": counts.positives.tolist(), "AP": (100 * resampled.class_ap).tolist()}
     for name, column in counts.per_class().items():
-        columns[name] = 100 * column.numpy()
+        columns[name] = (100 * column).tolist()
     if thresholds is not None:
-        columns["threshold"] = thresholds
+        columns["threshold"] = thresholds.tolist()
 
     # Mean of |share of positives - mean score| over the bins, weighted by their images.
     images, positives, score_sums = histograms.calibration_bins()
     gaps = np.abs(positives - score_sums).sum(1)
     totals = images.sum(1)
     errors = 100 * gaps / np.maximum(totals, 1)
-    columns["calibration error"] = np.where(totals > 0, errors, np.nan)
+    columns["calibration error"] = np.where(totals > 0, errors, np.nan).tolist()
 
     low, high = (100 * interval_bounds(resampled.resampled_ap)).tolist()
-    values = {name: column.tolist() for name, column in columns.items()}
-    return ClassTable(names, values, (low, high))
+    return ClassTable(names, columns, (low, high))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Cost and learning curves of the run of a checkpoint."""
 
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ def read_training(folder: Path | None) -> tuple[dict[str, str], dict[str, Curve]
 
 def learning_curves(lines: list[dict[str, Any]]) -> dict[str, Curve]:
     """Return the losses and the main metric over the steps, from the lines of metrics.jsonl."""
-    main = next((key for line in lines for key in line if key.startswith("val/")), "val/loss")
+    main = "val/loss"
+    for key in chain.from_iterable(lines):
+        if key.startswith("val/"):
+            main = key
+            break
     names = {"train/loss", "val/loss", main, main.replace("val/", "val_raw/")}
 
     curves: dict[str, Curve] = defaultdict(list)
