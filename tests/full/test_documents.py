@@ -28,7 +28,7 @@ from mldec.errors import ConfigError
 
 TOP = Path(__file__).parents[2]
 DOCUMENTS: dict[str, str] = {}  # their texts by path
-for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "tests/**/*.md"):
+for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*.md", "tests/**/*.md"):
     for path in sorted(TOP.glob(pattern)):
         DOCUMENTS[path.relative_to(TOP).as_posix()] = path.read_text(encoding="utf-8")
 PAGES = [name for name in DOCUMENTS if name.startswith("docs/") or "/" not in name]
@@ -41,7 +41,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE_SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(
-    r"(?<![\w/.*:-])((?:mldec|scripts|tests|configs|benchmarks|docs)/[\w./-]*[\w/]|\.ci/run)"
+    r"(?<![\w/.*:-])((?:mldec|scripts|tests|configs|benchmarks|docs|examples)/[\w./-]*[\w/]|\.ci/run)"
 )
 SECTIONS = "|".join(PARTS + ("train", "optim", "schedule", "mix", "log"))
 PART_SETTING = re.compile(rf"(?<![\w./])((?:{SECTIONS})\.[a-z_]+)\b(?!\.\w)")
@@ -49,7 +49,7 @@ PART_OPTION = re.compile(rf"(?:^|\s)(\+?(?:{'|'.join(PARTS)}|experiment)=\w+)")
 FILE_NAMES = {"data.csv", "data.json", "data.yaml"}  # they look like settings of the data
 OPTIONAL = re.compile(r"\[((?:--|\w[\w.]*=)[^\]]*)\]")
 COMMAND = re.compile(r"(?:[A-Z]+=\S+ )*(?:python |torchrun |sbatch |scripts/\S+ |mldec(?: |$))")
-SCRIPT = re.compile(r"scripts/[\w/]+\.(py|sh)")
+SCRIPT = re.compile(r"(?:scripts|examples)/[\w/]+\.(py|sh)")
 
 each_document = pytest.mark.parametrize("name", DOCUMENTS)
 
@@ -312,7 +312,7 @@ def check_command(command: Command) -> None:
     words = [word for word in command.words if word != "..."]
     if words == ["--version"] or not words:
         return
-    if command.name.startswith("scripts/"):
+    if SCRIPT.fullmatch(command.name):
         check_script(command.name, words)
     elif command.name == "train":
         check_train(words)
@@ -341,7 +341,7 @@ def test_commands_are_valid(name: str) -> None:
 
 ALL_COMMANDS = [command for name in DOCUMENTS for command in commands_in(name)]
 NAMES = {command.name for command in ALL_COMMANDS} - {"", "NAME"}
-SCRIPTS = {name for name in NAMES if name.startswith("scripts/")}
+SCRIPTS = {name for name in NAMES if SCRIPT.fullmatch(name)}
 
 
 def test_all_commands_are_documented() -> None:

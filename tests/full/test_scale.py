@@ -1,4 +1,4 @@
-"""The programs and commands of docs/scale.md."""
+"""The commands of docs/scale.md, and the examples for engines."""
 
 import os
 import re
@@ -17,7 +17,9 @@ from mldec.tools.predict.inputs import NUMBERS
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-TEXT = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+TOP = Path(__file__).parents[2]
+TEXT = (TOP / "docs" / "scale.md").read_text(encoding="utf-8")
+EXAMPLES = TOP / "examples"
 OPTIONS = ["--plugin", "patches", "--device", "cpu", "--threshold", "0"]
 
 
@@ -51,20 +53,28 @@ def run(*words, status=0, **variables):
     return done.stdout
 
 
-@pytest.mark.parametrize("heading", ["Ray Data", "Hugging Face datasets"])
-def test_engine_returns_the_rows_of_the_command(work, heading):
-    pytest.importorskip("ray" if heading == "Ray Data" else "datasets")
-    # The network of the tests is a plugin, and has no thresholds.
-    extra = 'plugin=["patches"], device="cpu", threshold=0.0'
-    program = block(heading).replace("top=3", f"top=3, {extra}")
-    arguments = '{"top": 3, "plugin": ["patches"], "device": "cpu", "threshold": 0.0}'
-    program = program.replace('{"top": 3}', arguments).replace('"best.pt"', f'"{work}/best.pt"')
-    Path("program.py").write_text(program)
-    offline = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")}
-    run(sys.executable, "program.py", "few.parquet", "answers.parquet", **offline)
+@pytest.fixture
+def plain(work, cli):
+    """A checkpoint without a plugin and without thresholds."""
+    words = ["data.train_images=16", "data.val_images=8", "train.batch_size=8", "train.epochs=1"]
+    words += ["train.workers=0", "head.embed_dim=16", "head.mlp_dim=16", "device=cpu"]
+    cli.out("train", "+experiment=digits", "name=plain", *words)
+    return str(work / "outputs" / "plain")
 
-    words = ["best.pt", "--list", "few.parquet", "--top", "3", *OPTIONS, "--parquet", "c.parquet"]
-    run(sys.executable, "-m", "mldec", "predict", *words, status=1)
+
+@pytest.mark.parametrize("name", ["ray_predict", "hf_dataset"])
+def test_engine_returns_the_rows_of_the_command(work, plain, name):
+    pytest.importorskip("ray" if name == "ray_predict" else "datasets")
+    program = [EXAMPLES / f"{name}.py"]
+    if name == "hf_dataset":
+        program.append("predict")
+    # All of them use the CPU.
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "hf")}
+    variables["CUDA_VISIBLE_DEVICES"] = ""
+    run(sys.executable, *program, plain, "few.parquet", "answers.parquet", **variables)
+
+    words = [plain, "--list", "few.parquet", "--top", "3", "--parquet", "c.parquet"]
+    run(sys.executable, "-m", "mldec", "predict", *words, status=1, **variables)
     table = parquet.read_table("answers.parquet")
     assert table.column_names == ["path", "error", "classes", "scores"]
     # Engines do not keep the order.

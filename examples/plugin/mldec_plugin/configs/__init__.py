@@ -1,0 +1,1 @@
+"""The options of the plugin, a package for hydra.searchpath."""
