@@ -86,6 +86,12 @@ def test_fit_gives_the_bits_of_the_command(cli, here):
     assert numbers(run.folder) == numbers(command)
 
 
+def test_overrides_may_depend_on_the_number_of_epochs(here):
+    # The experiment has two epochs.
+    run = mldec.fit("digits", epochs=5, overrides=[*DIGITS, "train.stop_epoch=3"])
+    assert run.history["epoch"].max() == 3
+
+
 def test_all_forms_of_data_give_the_same_run(photos, here):
     folder, rows = photos
     frame = pandas.DataFrame(rows, columns=["path", "labels", "split"])
