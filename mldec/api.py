@@ -74,6 +74,8 @@ def fit(
         UserError: If a setting, a file or the data cannot be used.
         Stopped: If a signal stopped the training, except by Ctrl-C in a notebook.
     """
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
     words = list(overrides)
     # With the overrides, because other settings are compared with the number of epochs.
     if epochs is not None:
