@@ -74,18 +74,19 @@ def fit(
         UserError: If a setting, a file or the data cannot be used.
         Stopped: If a signal stopped the training, except by Ctrl-C in a notebook.
     """
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
     words = list(overrides)
+    # With the overrides, because other settings are compared with the number of epochs.
+    if epochs is not None:
+        words.append(f"train.epochs={epochs}")
     if data is not None and not any(word.startswith("data=") for word in words):
         words += _data_option(experiment, data, words)
     config = _compose(experiment, words)
 
     # Values of arguments need no quotes, unlike settings of the command line.
-    schedule = config.train
-    if epochs is not None:
-        schedule = replace(schedule, epochs=epochs)
     config = replace(
         config,
-        train=schedule,
         seed=config.seed if seed is None else seed,
         name=config.name if name is None else name,
         resume=config.resume if resume is None else resume,

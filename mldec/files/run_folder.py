@@ -59,6 +59,9 @@ def folder_of_run(checkpoint: Path) -> Path | None:
 
 def command_line() -> str:
     """Return the command line of this process, quoted for a shell."""
+    # The command line of a kernel contains only temporary files.
+    if "ipykernel" in sys.modules:
+        return "mldec.fit in a notebook"
     return shlex.join(sys.orig_argv)
 
 

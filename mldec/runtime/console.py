@@ -62,6 +62,8 @@ def progress_bar(
         disable = True
     elif "ipykernel" in sys.modules:
         disable = False
+        # Between messages on standard output, a bar on standard error is a box of its own.
+        options["file"] = sys.stdout
     return tqdm(items, leave=False, disable=disable, **options)
 
 

@@ -86,6 +86,12 @@ def test_fit_gives_the_bits_of_the_command(cli, here):
     assert numbers(run.folder) == numbers(command)
 
 
+def test_overrides_may_depend_on_the_number_of_epochs(here):
+    # The experiment has two epochs.
+    run = mldec.fit("digits", epochs=5, overrides=[*DIGITS, "train.stop_epoch=3"])
+    assert run.history["epoch"].max() == 3
+
+
 def test_all_forms_of_data_give_the_same_run(photos, here):
     folder, rows = photos
     frame = pandas.DataFrame(rows, columns=["path", "labels", "split"])
@@ -152,6 +158,7 @@ def test_model_predicts_and_has_features(run, photos):
     rows = model(paths)
     assert [len(row) for row in rows] == [3, 3]
     scores = rows[0].scores
+    assert all(name in repr(rows[0]) for name, _ in rows[0])
     [row] = model.predict(paths[:1], threshold=0.5, top=10)
     expected = [name for name, score in zip(model.classes, scores, strict=True) if score >= 0.5]
     assert {name for name, _ in row} == set(expected)
@@ -196,6 +203,8 @@ def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
         (lambda run: mldec.fit("digitz"), "digits"),
         (lambda run: mldec.fit("digits", overrides=["train.epoch=1"]), "train.epoch"),
         (lambda run: mldec.fit("digits", epochs=0), "epochs"),
+        (lambda run: mldec.fit("digits", overrides="head=gap"), "overrides"),
+        (lambda run: mldec.fit("digits", overrides={"head": "gap"}), "overrides"),
         (lambda run: mldec.fit(data="nowhere"), "nowhere"),
         (lambda run: mldec.fit(data=[("a.png",)]), "row 0"),
         (lambda run: mldec.fit(data=[]), "data"),

@@ -52,6 +52,10 @@ class Row:
     picture: str | None = None  # path of the picture with heat maps, if requested
     path: str | None = None  # of the image file; None if the image is part of another file
 
+    def __repr__(self) -> str:
+        text = ", ".join(f"{name} {score:.3f}" for name, score in self)
+        return f"Row({self.image}: {self.error or text or 'nothing'})"
+
     def __len__(self) -> int:
         return len(self.predictions)
 
