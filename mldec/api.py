@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -146,9 +146,11 @@ def _write_table(data: Any, folder: Path) -> dict[str, Any]:
     if hasattr(data, "columns"):
         columns = [str(column) for column in data.columns]
         rows = data.itertuples(index=False, name=None)
-    else:
+    elif isinstance(data, Iterable):
         columns = ["path", "labels"]
         rows = iter(data)
+    else:
+        raise DataError(f"data: {data!r} is no folder, CSV file, DataFrame or list of pairs")
     if "path" not in columns:
         raise DataError(f"data: no column path in {', '.join(columns)}; rename one")
 

@@ -208,6 +208,7 @@ def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
         (lambda run: mldec.fit(data="nowhere"), "nowhere"),
         (lambda run: mldec.fit(data=[("a.png",)]), "row 0"),
         (lambda run: mldec.fit(data=[]), "data"),
+        (lambda run: mldec.fit(data=3), "data: 3"),
         (lambda run: mldec.fit(data=pandas.DataFrame({"image": ["a.png"]})), "path"),
         (lambda run: run.calibrate(objectives="f1"), "objectives"),
         (lambda run: run.evaluate(threshold=3), "threshold"),
