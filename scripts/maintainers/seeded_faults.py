@@ -288,7 +288,7 @@ summary: the difference of two groups pairs results of different seeds
 + others = [base[seed].metrics[main_metric] for seed in reversed(seeds)]
 summary: each metric comes from its own best evaluation
 - metrics = {key: value for key, value in logged.metrics.items() if value is not None}
-+ metrics = {key: max(one.metrics.get(key) or 0.0 for one in progress.evaluations) for key in logged.metrics}
++ metrics = {key: max(x.metrics[key] or 0 for x in progress.evaluations) for key in logged.metrics}
 """
 
 
