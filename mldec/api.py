@@ -77,7 +77,7 @@ def fit(
     if isinstance(overrides, str | Mapping):
         raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
     words = list(overrides)
-    # With the overrides, because other settings are compared with the number of epochs.
+    # The composition compares other settings with the number of epochs.
     if epochs is not None:
         words.append(f"train.epochs={epochs}")
     if data is not None and not any(word.startswith("data=") for word in words):
@@ -118,16 +118,22 @@ def _compose(experiment: str | Config, words: Sequence[str]) -> Config:
 def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> list[str]:
     """Return the override that selects the reader of the data, if the experiment has another."""
     reads_csv = _compose(experiment, words).data["_target_"] == CSV_READER
-    is_folder = isinstance(data, str | os.PathLike) and Path(data).is_dir()
-    if not is_folder:
+    if _is_table(data):
         return [] if reads_csv else ["data=csv"]
 
     # The CSV reader is the default for own photos, so look for the other layouts.
-    if not reads_csv or Path(data, "data.csv").exists():
+    if not reads_csv or not Path(data).is_dir() or Path(data, "data.csv").exists():
         return []
     if Path(data, "data.yaml").exists():
         return ["data=yolo"]
     return ["data=folders"]
+
+
+def _is_table(data: Any) -> bool:
+    """Return True for a table in memory or a CSV file, and False for a folder."""
+    if not isinstance(data, str | os.PathLike):
+        return True
+    return Path(data).suffix.lower() in (".csv", ".tsv", ".txt")
 
 
 def _data_settings(data: Any, folder: Path) -> dict[str, Any]:
@@ -136,7 +142,7 @@ def _data_settings(data: Any, folder: Path) -> dict[str, Any]:
         return _write_table(data, folder)
 
     path = Path(data).expanduser().absolute()
-    if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+    if _is_table(data):
         return {"root": str(path.parent), "file": path.name}
     return {"root": str(path)}
 

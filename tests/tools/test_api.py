@@ -206,6 +206,7 @@ def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
         (lambda run: mldec.fit("digits", overrides="head=gap"), "overrides"),
         (lambda run: mldec.fit("digits", overrides={"head": "gap"}), "overrides"),
         (lambda run: mldec.fit(data="nowhere"), "nowhere"),
+        (lambda run: mldec.fit("coco_smoke", "nowhere"), "MS-COCO"),
         (lambda run: mldec.fit(data=[("a.png",)]), "row 0"),
         (lambda run: mldec.fit(data=[]), "data"),
         (lambda run: mldec.fit(data=3), "data: 3"),
