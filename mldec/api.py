@@ -63,8 +63,10 @@ def fit(
             - a CSV file with the columns path, labels and, optionally, split.
             - a pandas DataFrame with the columns of the CSV file. Labels are text or lists.
             - a list of pairs (path, labels), where labels is a class name or a list of them.
-        epochs: Number of epochs; None for that of the experiment. `train.min_steps` of the recipes
-            for own photos raises it if there are few photos.
+
+            Paths in memory are absolute or relative to the working folder.
+        epochs: Exact number of epochs (train.epochs=N train.min_steps=null). None for that of the
+            experiment; the recipes for own photos raise it if there are few photos.
         seed: Seed of the run; None for that of the experiment.
         name: Name of the run, whose folder is outputs/NAME. None for that of the experiment.
         resume: "auto" continues the run in this folder, if there is one.
@@ -76,10 +78,13 @@ def fit(
     """
     if isinstance(overrides, str | Mapping):
         raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
-    words = list(overrides)
+    if not (resume is None or isinstance(resume, str)):
+        raise ConfigError(f"resume: {resume!r} is no text; pass 'auto' or the path of a checkpoint")
+    words: list[str] = []
     # The composition compares other settings with the number of epochs.
     if epochs is not None:
-        words.append(f"train.epochs={epochs}")
+        words += [f"train.epochs={epochs}", "train.min_steps=null"]
+    words += overrides
     if data is not None and not any(word.startswith("data=") for word in words):
         words += _data_option(experiment, data, words)
     config = _compose(experiment, words)
@@ -122,10 +127,13 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
         return [] if reads_csv else ["data=csv"]
 
     # The CSV reader is the default for own photos, so look for the other layouts.
-    if not reads_csv or not Path(data).is_dir() or Path(data, "data.csv").exists():
+    folder = Path(data).expanduser()
+    if not reads_csv or not folder.is_dir() or (folder / "data.csv").exists():
         return []
-    if Path(data, "data.yaml").exists():
+    if (folder / "data.yaml").exists():
         return ["data=yolo"]
+    if not any(path.is_dir() for path in folder.iterdir()):
+        raise DataError(f"data: {data} has no data.csv, data.yaml or class folders; add one")
     return ["data=folders"]
 
 
@@ -173,6 +181,12 @@ def _write_table(data: Any, folder: Path) -> dict[str, Any]:
     if not table:
         raise DataError("data: there are no rows; pass pairs of a path and labels")
 
+    root = os.path.commonpath(folders)
+    if not Path(root).is_dir():
+        raise DataError(
+            f"data: {table[0][index]} does not exist; paths are relative to the working folder"
+        )
+
     # The hash in the name of the file keeps the table of an earlier run in the folder.
     text = "".join(csv_lines([columns, *table]))
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -180,7 +194,7 @@ def _write_table(data: Any, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode())
-    return {"root": os.path.commonpath(folders), "file": str(path)}
+    return {"root": root, "file": str(path)}
 
 
 def _cell(value: Any) -> str:
@@ -235,7 +249,7 @@ class Run:
     def evaluate(
         self, split: str | None = None, *, overrides: Sequence[str] = (), **options: Any
     ) -> dict[str, Any]:
-        """Evaluate the best checkpoint, and return the content of `mldec evaluate --json`.
+        """Evaluate the model that `load` returns, and return the content of `evaluate --json`.
 
         Args:
             split: Name of another split, such as "test"; None for the validation split.
@@ -248,7 +262,7 @@ class Run:
         return self._call(evaluate_parser(), evaluate, settings, options)
 
     def calibrate(self, *, overrides: Sequence[str] = (), **options: Any) -> dict[str, Any]:
-        """Fit thresholds and store them in calibrated.pt, which `load` and the tools then use.
+        """Fit scores and thresholds, and store calibrated.pt, which all other methods then use.
 
         Args:
             overrides: Settings, such as ["data.root=/data/other"].
@@ -269,7 +283,7 @@ class Run:
         return Path(out)
 
     def load(self, **options: Any) -> "Model":
-        """Load the best checkpoint; see `mldec.load`."""
+        """Load calibrated.pt, or else the best checkpoint; see `mldec.load`."""
         return load(self.folder, **options)
 
     def _call(

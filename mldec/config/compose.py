@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -60,8 +61,11 @@ def to_hydra(words: list[str]) -> list[str]:
 
     flags = []
     settings = []
-    for word in words:
+    for previous, word in pairwise(["", *words]):
         key, equals, value = word.partition("=")
+        is_flag_value = previous.startswith("-") and "=" not in previous
+        if not equals and not word.startswith(("-", "~")) and not is_flag_value:
+            raise ConfigError(f"{word}: expected key=value, such as +experiment={word}")
         if word.startswith("--") and not re.fullmatch(FLAG, key):
             raise ConfigError(f"{word}: unknown option; settings have no dashes (train.epochs=3)")
         if not equals or word.startswith("-"):

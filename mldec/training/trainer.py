@@ -65,6 +65,11 @@ class Trainer:
             world_size=distributed.world_size(),
         )
         train = config.train.with_resolved_epochs(self.batches.steps)
+        if train.epochs > config.train.epochs:
+            log.info(
+                f"train.epochs={config.train.epochs} is raised to {train.epochs}, because "
+                f"train.min_steps is {train.min_steps}"
+            )
         self.config = dataclasses.replace(config, train=train)
         self.loader = train_loader(
             data,

@@ -28,7 +28,7 @@ DIGITS = [
     "head.mlp_dim=32",
     "device=cpu",
 ]
-PHOTOS = ["backbone=tiny", "data.image_size=32", "train.min_steps=null", "train.workers=0"]
+PHOTOS = ["backbone=tiny", "data.image_size=32", "train.workers=0"]
 PHOTOS += ["train.cache_features=false", "device=cpu"]
 
 
@@ -209,6 +209,9 @@ def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
         (lambda run: mldec.fit("coco_smoke", "nowhere"), "MS-COCO"),
         (lambda run: mldec.fit(data=[("a.png",)]), "row 0"),
         (lambda run: mldec.fit(data=[]), "data"),
+        (lambda run: mldec.fit(data=[("none/a.png", "dog")]), "none/a.png"),
+        (lambda run: mldec.fit(data=run.folder / "checkpoints"), "checkpoints"),
+        (lambda run: mldec.fit("digits", resume=True), "resume"),
         (lambda run: mldec.fit(data=3), "data: 3"),
         (lambda run: mldec.fit(data=pandas.DataFrame({"image": ["a.png"]})), "path"),
         (lambda run: run.calibrate(objectives="f1"), "objectives"),

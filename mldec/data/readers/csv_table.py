@@ -172,8 +172,8 @@ class Form:
 
     def __str__(self) -> str:
         """Return a description for the log."""
-        kind = "a column per class" if self.classes else "a list of labels per image"
-        text = f"{kind}, columns between {_DELIMITERS[self.delimiter]}"
+        kind = "a column per class" if self.classes else "a column of labels"
+        text = f"columns separated by {_DELIMITERS[self.delimiter]}, with {kind}"
         if self.partial:
             text += ", and labels that are not annotated"
         return text
