@@ -57,9 +57,11 @@ def start(words, folder):
 def done(folder):
     """Return the number of rows in journals."""
     count = 0
-    for path in folder.rglob("rows.jsonl"):
-        with suppress(FileNotFoundError):
-            count += path.read_bytes().count(b"\n")
+    # `os.walk` ignores a folder that the command removes meanwhile; `rglob` raises an error.
+    for parent, _, files in os.walk(folder):
+        if "rows.jsonl" in files:
+            with suppress(FileNotFoundError):
+                count += Path(parent, "rows.jsonl").read_bytes().count(b"\n")
     return count
 
 
