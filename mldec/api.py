@@ -51,8 +51,8 @@ def fit(
 ) -> "Run":
     """Train a model, like `mldec train`, and return the run.
 
-    The weights and metrics are those of the same command, bit by bit. Ctrl-C saves a checkpoint
-    first. A notebook then gets the run; `resume="auto"` continues it.
+    The same settings on the command line give bitwise equal weights and metrics. Ctrl-C saves a
+    checkpoint. In a notebook, the function then returns the run, and `resume="auto"` continues it.
 
     Args:
         experiment: Name of an experiment, such as "finetune_frozen", or a `Config`.
@@ -104,7 +104,8 @@ def fit(
         train(config, folder)
     except Stopped as stop:
         is_interactive = hasattr(sys, "ps1")  # also in a notebook
-        if not (is_interactive and stop.status == CTRL_C and folder.is_dir()):
+        has_checkpoint = (folder / "checkpoints" / "last.pt").exists()
+        if not (is_interactive and stop.status == CTRL_C and has_checkpoint):
             raise
         log.warning(str(stop))
     finally:
@@ -157,53 +158,65 @@ def _data_settings(data: Any, folder: Path) -> dict[str, Any]:
 
 def _write_table(data: Any, folder: Path) -> dict[str, Any]:
     """Write a DataFrame or pairs of path and labels to a CSV file in the folder of a run."""
-    if hasattr(data, "columns"):
-        columns = [str(column) for column in data.columns]
-        rows = data.itertuples(index=False, name=None)
+    if hasattr(data, "to_csv"):
+        paths, text = _frame_to_csv(data)
     elif isinstance(data, Iterable):
-        columns = ["path", "labels"]
-        rows = iter(data)
+        paths, text = _pairs_to_csv(data)
     else:
         raise DataError(f"data: {data!r} is no folder, CSV file, DataFrame or list of pairs")
-    if "path" not in columns:
-        raise DataError(f"data: no column path in {', '.join(columns)}; rename one")
-
-    table = []
-    folders = []
-    index = columns.index("path")
-    for number, row in enumerate(rows):
-        cells = list(row)
-        if len(cells) != len(columns):
-            raise DataError(f"data: row {number} has {len(cells)} values; pass (path, labels)")
-        cells[index] = Path(cells[index]).expanduser().absolute()
-        folders.append(cells[index].parent)
-        table.append([_cell(value) for value in cells])
-    if not table:
+    if not paths:
         raise DataError("data: there are no rows; pass pairs of a path and labels")
 
-    root = os.path.commonpath(folders)
+    root = os.path.commonpath([path.parent for path in paths])
     if not Path(root).is_dir():
-        raise DataError(
-            f"data: {table[0][index]} does not exist; paths are relative to the working folder"
-        )
+        raise DataError(f"data: {paths[0]} does not exist; paths start at the working folder")
 
     # The hash in the name of the file keeps the table of an earlier run in the folder.
-    text = "".join(csv_lines([columns, *table]))
     digest = hashlib.sha256(text.encode()).hexdigest()
     path = folder / f"data-{digest[:12]}.csv"
-    folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode())
     return {"root": root, "file": str(path)}
 
 
-def _cell(value: Any) -> str:
-    """Return a value as the text of a CSV cell. A missing value is empty."""
+def _frame_to_csv(frame: Any) -> tuple[list[Path], str]:
+    """Return the image paths of a DataFrame, and its CSV text."""
+    if "path" not in frame:
+        raise DataError(f"data: no column path in {', '.join(map(str, frame))}; rename one")
+
+    paths = [_absolute(path) for path in frame["path"]]
+    frame = frame.assign(path=paths)
+    for name in frame:
+        if frame[name].dtype == bool:
+            frame[name] = frame[name].astype(int)
+        elif frame[name].dtype == object:
+            frame[name] = frame[name].map(_cell)
+    return paths, frame.to_csv(index=False)
+
+
+def _pairs_to_csv(pairs: Iterable[Any]) -> tuple[list[Path], str]:
+    """Return the image paths of pairs of path and labels, and their CSV text."""
+    paths = []
+    rows: list[list[Any]] = [["path", "labels"]]
+    for number, pair in enumerate(pairs):
+        if len(pair) != 2:
+            raise DataError(f"data: row {number} has {len(pair)} values; pass (path, labels)")
+        path, labels = pair
+        paths.append(_absolute(path))
+        # A list of one name, because a separator in a name must not divide it.
+        rows.append([paths[-1], _cell([labels] if isinstance(labels, str) else labels)])
+    return paths, "".join(csv_lines(rows))
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _cell(value: Any) -> Any:
+    """Return a list of labels as JSON, and any other value unchanged."""
     if isinstance(value, list | tuple | set):
         return json.dumps(sorted(map(str, value)), ensure_ascii=False)
-    if value is None or value != value:
-        return ""
-    return str(value)
+    return value
 
 
 class Run:
@@ -224,7 +237,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Metrics of `best`, in percent."""
+        """Metrics of `best` in percent, and its mean loss as "loss"."""
         return {} if self.best is None else self.best.metrics
 
     @property
@@ -362,9 +375,12 @@ class Model:
         Raises:
             DataError: If a single photo cannot be read, or has an unsupported type.
         """
-        given = {"threshold": threshold, "top": top}
-        changed = {name: value for name, value in given.items() if value is not None}
-        rows = self._rows(photos, {**self._options, **changed})
+        options = dict(self._options)
+        if threshold is not None:
+            options["threshold"] = threshold
+        if top is not None:
+            options["top"] = top
+        rows = self._rows(photos, options)
         return _one_error(rows[0]) if is_photo(photos) else rows
 
     def features(self, photos: Any) -> Tensor:
@@ -374,8 +390,10 @@ class Model:
             DataError: If a photo cannot be read.
         """
         self._checkpoint("features")
-        rows = [_one_error(row) for row in self._rows(photos, self._options, features=True)]
-        return stack([row.features for row in rows if row.features is not None])
+        features: list[Any] = []
+        for row in self._rows(photos, self._options, features=True):
+            features.append(_one_error(row).features)
+        return stack(features)
 
     def _rows(
         self, photos: Any, options: Mapping[str, Any], *, features: bool = False

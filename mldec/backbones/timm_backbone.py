@@ -247,7 +247,7 @@ class TimmBackbone(Backbone):
         layers = group_with_matcher(iter(parameters), matcher, reverse=True)
 
         # Parameters outside the network, such as a new norm, have depth 0.
-        depths = dict.fromkeys(dict(self.named_parameters()), 0)
+        depths = {name: 0 for name, _ in self.named_parameters()}
         for name, _ in self.network.named_parameters():
             depths[f"network.{name}"] = layers["classifier"] - layers[name]
         return depths

@@ -302,7 +302,7 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
         synonyms = read_class_list(Path(start.synonyms))
     known = checkpoint.classes.names
     sources = same_names(names, known, synonyms)
-    if set(sources) <= {None}:
+    if all(source is None for source in sources):
         raise CheckpointError(
             f"init.classes=by_name: {path} shares no class name with the data. Its classes: "
             f"{format_list(known)}; map names with init.synonyms=FILE, or drop init.classes"

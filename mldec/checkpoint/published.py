@@ -76,8 +76,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     write_safetensors(path, tensors)
 
     saved = checkpoint.to_state()
-    classes = dict(saved["classes"])
-    del classes["queries"]
+    names = saved["classes"]
+    classes = {name: names[name] for name in ("names", "exclusive", "origin")}
     for name in _TRAINING:
         del saved[name]
     content = {
@@ -148,5 +148,5 @@ def read_config(path: Path) -> dict[str, Any]:
     if library != LIBRARY:
         raise CheckpointError(f"{path}: mldec publish did not write it; use another checkpoint")
     if layout != LAYOUT:
-        raise CheckpointError(f"{path} has layout {layout}, not {LAYOUT}; use a newer mldec")
+        raise CheckpointError(f"{path}: layout {layout} is not {LAYOUT}; use a newer mldec")
     return dict(content)

@@ -232,7 +232,10 @@ def convert(
 
 
 def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | None:
-    """Return the function that renames tensors; None for tensors or networks that are unknown."""
+    """Return the function that renames tensors, or None for an unknown network.
+
+    The function returns None for tensors that are not needed.
+    """
     if any(key.startswith("transformer.") for key in official):
         is_cvt = "backbone.0.stage0.patch_embed.proj.weight" in official
         rename_transformer = _cvt if is_cvt else _swin
@@ -448,7 +451,10 @@ def _known(table: Mapping[Any, Any], sizes: object, description: str) -> Any:
 
 def _blocks(weights: Mapping[str, Tensor], pattern: str) -> tuple[int, ...]:
     """Count the blocks of each stage. The groups of the pattern are stage and block."""
-    blocks = set(re.findall(f"^{re.escape(BACKBONE)}{pattern}", "\n".join(weights), re.MULTILINE))
+    blocks = set()
+    for key in weights:
+        if match := re.match(re.escape(BACKBONE) + pattern, key):
+            blocks.add(match.groups())
     per_stage = Counter(stage for stage, _ in blocks)
     return tuple(per_stage[stage] for stage in sorted(per_stage))
 
@@ -481,8 +487,11 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
 
 def _count(weights: Mapping[str, Tensor], pattern: str) -> int:
     """Count numbered layers: one more than the highest number in the pattern's group, or 0."""
-    numbers = re.findall(f"^{pattern}", "\n".join(weights), re.MULTILINE)
-    return max(map(int, numbers), default=-1) + 1
+    count = 0
+    for key in weights:
+        if match := re.match(pattern, key):
+            count = max(count, int(match[1]) + 1)
+    return count
 
 
 def _swin(key: str) -> str | None:

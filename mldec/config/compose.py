@@ -65,7 +65,8 @@ def to_hydra(words: list[str]) -> list[str]:
         key, equals, value = word.partition("=")
         is_flag_value = previous.startswith("-") and "=" not in previous
         if not equals and not word.startswith(("-", "~")) and not is_flag_value:
-            raise ConfigError(f"{word}: expected key=value, such as +experiment={word}")
+            example = f"+experiment={word}" if word in options("experiment") else "train.epochs=3"
+            raise ConfigError(f"{word}: expected key=value, such as {example}")
         if word.startswith("--") and not re.fullmatch(FLAG, key):
             raise ConfigError(f"{word}: unknown option; settings have no dashes (train.epochs=3)")
         if not equals or word.startswith("-"):

@@ -3,7 +3,6 @@
 import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import fields
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
@@ -97,8 +96,7 @@ def default(key: str) -> Any:
     """Return the default of a setting in the schema, such as 40 for "train.epochs"."""
     section, _, name = key.rpartition(".")
     kind = get_type_hints(Config)[section] if section else Config
-    [found] = [field.default for field in fields(kind) if field.name == name]
-    return found
+    return getattr(kind, name)
 
 
 def show(value: Any) -> str:
@@ -123,9 +121,9 @@ def _experiment_help(name: str, folders: list[str]) -> str:
         path = Path(folder, "experiment", f"{name}.yaml")
         if path.is_file():
             header = path.read_text(encoding="utf-8").partition("\ndefaults:")[0]
-            lines = [line.removeprefix("#").removeprefix(" ") for line in header.splitlines()]
+            for line in header.removeprefix("# @package _global_\n").splitlines():
+                lines.append(line.removeprefix("#").removeprefix(" "))
             break
-    lines = [line for line in lines if not line.startswith("@package")]
 
     # Compare with the schema and the option files. Interpolations in these are no changes. Other
     # defaults are in the signatures of the parts, whose import is slow.

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import DataError
@@ -187,17 +186,19 @@ def warn_duplicate_names(seen: Collection[str], unseen: Collection[str]) -> None
     81 unseen classes of NUS-WIDE.
     """
     # Pairs of an unseen and a seen class.
-    pairs: set[tuple[str, str]] = set()
+    pairs = set()
     for name in unseen:
-        pairs.update(product([name], _plurals(name).intersection(seen)))
+        for plural in _plurals(name).intersection(seen):
+            pairs.add((name, plural))
     for name in seen:
-        pairs.update(product(_plurals(name).intersection(unseen), [name]))
+        for plural in _plurals(name).intersection(unseen):
+            pairs.add((plural, name))
     if not pairs:
         return
 
     names = format_list([f"{name}/{other}" for name, other in sorted(pairs)])
-    affected = len(dict(pairs))  # a class may be in two pairs
-    counts = f"{affected} of {len(unseen):,} unseen classes"
+    affected = {name for name, _ in pairs}  # a class may be in two pairs
+    counts = f"{len(affected)} of {len(unseen):,} unseen classes"
     log.warning(f"{counts} have a seen singular or plural: {names}")
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from mldec.errors import CheckpointError, RunInUseError, naming_errors, writing
+from mldec.runtime.console import in_notebook
 
 log = logging.getLogger("mldec")
 
@@ -60,7 +61,7 @@ def folder_of_run(checkpoint: Path) -> Path | None:
 def command_line() -> str:
     """Return the command line of this process, quoted for a shell."""
     # The command line of a kernel contains only temporary files.
-    if "ipykernel" in sys.modules:
+    if in_notebook():
         return "mldec.fit in a notebook"
     return shlex.join(sys.orig_argv)
 

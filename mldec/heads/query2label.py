@@ -142,7 +142,7 @@ def _sine_positions(num_tokens: int, dim: int, device: torch.device) -> Tensor:
     """Return the normalized sine positions of DETR for a square map, float32 [N, dim]."""
     side = math.isqrt(num_tokens)
     if side * side != num_tokens:
-        raise ConfigError(f"Query2Label: {num_tokens} tokens are not a square; use square images")
+        raise ConfigError(f"head: Query2Label needs a square map, not {num_tokens} tokens; resize")
 
     # One axis: coordinates in (0, 2 pi], dim / 4 frequencies, alternating sines and cosines. The
     # ratio of the longest to the shortest wavelength is 10,000.

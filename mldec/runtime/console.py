@@ -60,11 +60,16 @@ def progress_bar(
     disable = None
     if hidden:
         disable = True
-    elif "ipykernel" in sys.modules:
+    elif in_notebook():
         disable = False
-        # Between messages on standard output, a bar on standard error is a box of its own.
+        # Notebooks separate standard error from the messages on standard output.
         options["file"] = sys.stdout
     return tqdm(items, leave=False, disable=disable, **options)
+
+
+def in_notebook() -> bool:
+    """Return True in the kernel of a notebook."""
+    return "ipykernel" in sys.modules
 
 
 def on_terminal() -> bool:

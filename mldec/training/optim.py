@@ -39,11 +39,17 @@ def check_trainable(config: Config) -> None:
 
     # Cached tokens require the same images in every epoch.
     data = config.data
-    changing = [name for name, value in NO_AUGMENTATION.items() if data.get(name, value) != value]
-    if changing:
-        given = " ".join(f"data.{name}={data[name]}" for name in changing)
-        wanted = " ".join(f"data.{name}={NO_AUGMENTATION[name]}" for name in changing)
-        raise ConfigError(f"{given}: train.cache_features excludes augmentation; pass {wanted}")
+    given = []
+    wanted = []
+    for name, value in NO_AUGMENTATION.items():
+        if data.get(name, value) != value:
+            given.append(f"data.{name}={data[name]}")
+            wanted.append(f"data.{name}={value}")
+    if given:
+        raise ConfigError(
+            f"{' '.join(given)}: train.cache_features excludes augmentation; "
+            f"pass {' '.join(wanted)}"
+        )
 
 
 def freeze(model: nn.Module, train: Train) -> list[nn.Module]:

@@ -317,9 +317,8 @@ class Trainer:
         """Evaluate the moving average and the raw weights, log both, and update the best result.
 
         Returns:
-            "val/..." are the metrics of the average, or of the raw weights without an average.
-            "val_raw/..." are those of the raw weights with an average. The log also has the
-            mean loss of both.
+            Metrics of the average as "val/...", and of the raw weights as "val_raw/...". Without an
+            average, "val/..." are the metrics of the raw weights. The log also has the mean loss.
         """
         models: dict[str, nn.Module] = {}
         if self.learner.average is not None:

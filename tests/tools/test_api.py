@@ -112,6 +112,22 @@ def test_all_forms_of_data_give_the_same_run(photos, here):
     assert run.evaluate()["images"] == 4
 
 
+def test_table_in_memory_keeps_names_and_class_columns(photos, here):
+    folder, rows = photos
+    pairs = []
+    for number, (name, *_) in enumerate(rows):
+        pairs.append((folder / name, "cat; dog" if number % 2 else []))
+    run = mldec.fit(data=pairs, epochs=1, name="pairs", overrides=PHOTOS)
+    assert run.load().classes == ("cat; dog",)
+
+    columns = {"path": [folder / name for name, *_ in rows], "split": [row[2] for row in rows]}
+    columns["odd"] = [number % 2 == 1 for number in range(12)]
+    columns["third"] = pandas.array([1, 0, None] * 4, dtype="Int64")
+    run = mldec.fit(data=pandas.DataFrame(columns), epochs=1, name="columns", overrides=PHOTOS)
+    assert run.load().classes == ("odd", "third")
+    assert run.best.metric == "mAP_partial"  # a missing value is not annotated
+
+
 def test_class_folders_are_recognized(photos, here):
     folder, rows = photos
     for name, labels, split in rows:

@@ -109,8 +109,14 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
 def _read_statements(
     path: Path, mids: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the image id of each run of rows, and run, class and value of each statement."""
-    # Bytes [R], int32 [M], int32 [M] (-1: unknown class) and int8 [M] (1 or 0).
+    """Read the verified labels of a split, one statement per row.
+
+    Consecutive rows of the same image are a run.
+
+    Returns:
+        The image id of each run, bytes [R], and the run of each statement, int32 [M], its class,
+        int32 [M] (-1: unknown), and its value, int8 [M] (1 or 0).
+    """
     columns = indices_of(mids)
     num_runs = 0
 
@@ -252,8 +258,12 @@ def _parse_miil(
 
 
 def _read_csv(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
-    """Return path and split of each image, and image, MID code and value of each statement."""
-    # Bytes [N], text [N], and int32, int32 and int8 [M]. `codes` gets the MIDs in their order.
+    """Read the CSV file of both splits and number the MIDs in `codes` in order of appearance.
+
+    Returns:
+        The path, bytes [N], and the split, text [N], of each image. The image, int32 [M], the code
+        of the MID, int32 [M], and the value, int8 [M], of each statement.
+    """
     # Chunks of the result. The empty first chunk sets the type if the file has no rows.
     files = [np.zeros(0, "S1")]
     splits = [np.zeros(0, "U1")]

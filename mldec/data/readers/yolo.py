@@ -7,7 +7,6 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
         raise DataError(f"{source}, {split}: no supported image; {unsupported}")
 
     label_files = [_label_file(image) for image in images]
-    absent = set(filterfalse(Path.is_file, label_files))
+    absent = {file for file in label_files if not file.is_file()}
     if images and len(absent) == len(images):
         fault = f"none of {len(images):,} images has a label file"
         raise DataError(f"{source}, {split}: {fault}; add files such as {label_files[0]}")

@@ -93,7 +93,7 @@ def _csv_rows(rule: Rule, lines: Lines) -> Iterator[list[str]]:
         columns = ["classes", "scores"]
     elif rule.content == "decisions":
         columns = ["classes"]
-    has_separator = SEPARATOR in "".join(rule.classes.names)
+    has_separator = any(SEPARATOR in name for name in rule.classes.names)
 
     yield ["image", "error"] + columns
     for line in lines:
@@ -148,7 +148,8 @@ def features(lines: Callable[[], Lines], file: BinaryIO) -> None:
     width = 0
     for line in lines():
         count += 1
-        width = max(width, len(base64.b64decode(line.partition(FEATURES)[2])) // 4)
+        if not width:
+            width = len(base64.b64decode(line.partition(FEATURES)[2])) // 4
     kind = np.lib.format.dtype_to_descr(np.dtype(np.float32))
     header = {"descr": kind, "fortran_order": False, "shape": (count, width)}
     np.lib.format.write_array_header_1_0(file, header)

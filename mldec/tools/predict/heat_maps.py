@@ -156,8 +156,9 @@ def _per_class(
             if rank < len(wanted):
                 mask[image, wanted[rank]] = 1
         values = relevance(torch.autograd.grad(logits, inputs, mask, retain_graph=True))
-        for result, value in zip(results, values, strict=True):
-            result[rank : rank + 1] = value  # empty for images with fewer classes
+        for image, wanted in enumerate(classes):
+            if rank < len(wanted):
+                results[image][rank] = values[image]
     return results
 
 

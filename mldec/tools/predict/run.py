@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ def check_options(
         paths = list(targets.values())
         if not is_streamed:
             paths.append(results.companion(paths[0], results.RECORD))
-        check_targets(*filterfalse(storage.is_address, paths))
+        check_targets(*[path for path in paths if not storage.is_address(path)])
 
 
 def settings(
@@ -244,9 +243,10 @@ def console_line(row: Row, rule: Rule) -> str:
 
     names = []
     for prediction in predictions:
-        names.append(prediction.name)
+        name = prediction.name
         if rule.content != "decisions":
-            names[-1] += f" {prediction.score:.3f}"
+            name += f" {prediction.score:.3f}"
+        names.append(name)
     return f"{row.image}: {', '.join(names) or 'nothing'}"
 
 
