@@ -1,4 +1,4 @@
-"""Reference pages of the site, generated from the package: nothing in them is written by hand.
+"""Generate the reference pages of the site from the package.
 
 A description is the comment of a field in a dataclass, the entry of an argument in a docstring, the
 header of a YAML file, or the help of an option.

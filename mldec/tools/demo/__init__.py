@@ -38,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
         "machine can reach",
     )
     add("--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>")
-    cli.add_precision_option(arguments, "that of the training if it is fp16 or bf16, else auto")
+    cli.add_precision_option(
+        arguments, "on CUDA that of the training if it is fp16 or bf16, else auto"
+    )
     return arguments
 
 

@@ -79,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
     processing = arguments.add_argument_group("processing")
     add = processing.add_argument
     add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
-    cli.add_precision_option(processing, "that of the training if it is fp16 or bf16, else auto")
+    cli.add_precision_option(
+        processing, "on CUDA that of the training if it is fp16 or bf16, else auto"
+    )
     add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
     return arguments
