@@ -162,9 +162,9 @@ def table(metrics: dict[str, float]) -> list[str]:
         if is_count(name):
             heading = "number of classes:"
             line = f"  {name:<{width}}  {value:7.0f}"
-        elif "@" in name:
+        if "@" in name:
             heading = f"of the {name.partition('@')[2]} highest scores of an image:"
-        else:
+        elif not heading:
             line = f"{line}  {meaning(name)}".rstrip()
         groups.setdefault(heading, [heading]).append(line)
     return [line for line in chain.from_iterable(groups.values()) if line]
