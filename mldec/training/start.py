@@ -35,10 +35,10 @@ from mldec.training.trainer import Trainer, warn
 log = logging.getLogger("mldec")
 
 
-def start_at_frequency(head: nn.Module, labels: Labels) -> None:
+def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None:
     """Set the biases of a head to the log-odds of the classes in the training labels.
 
-    One positive and one negative are added to each class, so that all log-odds are finite.
+    The logit adjustment of the loss is subtracted, because the loss adds it again.
     """
     set_bias_from_prior: Callable[[torch.Tensor], None] | None = getattr(
         head, "set_bias_from_prior", None
@@ -47,9 +47,11 @@ def start_at_frequency(head: nn.Module, labels: Labels) -> None:
         raise ConfigError(
             f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
         )
-    positives = labels.all_counts(1) + 1
-    negatives = labels.all_counts(0) + 1
-    set_bias_from_prior(torch.from_numpy(positives / negatives).log().float())
+    log_odds = build.label_counts(labels).log_odds()
+    adjustment: torch.Tensor | None = getattr(loss, "logit_adjustment", None)
+    if adjustment is not None:
+        log_odds = log_odds - adjustment
+    set_bias_from_prior(log_odds)
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
@@ -127,7 +129,7 @@ def prepare_trainer(
     check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.train.start_at_frequency and not saved:
-        start_at_frequency(model.head, labels_of(data.train, config.seed))
+        start_at_frequency(model.head, labels_of(data.train, config.seed), loss)
     if config.init and not saved:
         log.info(loading.initialise(model, config.start, data.train.classes.names))
 

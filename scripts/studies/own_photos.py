@@ -180,9 +180,9 @@ def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
     parts = build.check(config)
     torch.manual_seed(config.seed)
     head = parts["head"].call(in_features=tokens.shape[2], num_classes=labels.shape[1])
+    loss = build.loss(parts, lambda: from_dense(labels.numpy()))
     if config.train.start_at_frequency:
-        start.start_at_frequency(head, from_dense(labels.numpy()))
-    loss = build.loss(parts)
+        start.start_at_frequency(head, from_dense(labels.numpy()), loss)
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
     config.train = config.train.with_resolved_epochs(batches.steps)
     config.train.freeze = []
