@@ -65,7 +65,9 @@ class Features(torch.nn.Module):
     def __init__(self, weights: str | None) -> None:
         super().__init__()
         overlay = {"file": weights} if weights else None
-        self.network = timm.create_model(NETWORK, pretrained=True, pretrained_cfg_overlay=overlay)
+        self.network: Any = timm.create_model(
+            NETWORK, pretrained=True, pretrained_cfg_overlay=overlay
+        )
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Map images [B, 3, H, W] to features [B, 1280] and [B, 560]."""
@@ -82,10 +84,10 @@ class Features(torch.nn.Module):
 @torch.inference_mode()
 def features(split: Split, network: Features, title: str) -> tuple[np.ndarray, np.ndarray]:
     """Return both features of all photos of a split, averaged over a photo and its mirror image."""
-    photos = stored(split).storage
+    dataset = stored(split)
     rows = []
-    for index in progress_bar(range(len(photos)), desc=title):
-        photo = pixels(photos.content(index))
+    for index in progress_bar(range(len(dataset)), desc=title):
+        photo = pixels(dataset.storage.content(index))
         both = torch.stack([photo, photo.flip(2)]).contiguous(memory_format=torch.channels_last)
         rows.append([part.mean(0).numpy() for part in network(both)])
     last, stages = zip(*rows, strict=True)
