@@ -15,9 +15,9 @@ from mldec.backbones import TimmBackbone
 from mldec.config.compose import compose
 from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped
+from mldec.evaluation.frozen_features import with_tokens
 from mldec.runtime import distributed
 from mldec.runtime.signals import StopRequest
-from mldec.training.frozen_features import with_tokens
 from mldec.training.optim import check_trainable
 
 CPU = torch.device("cpu")
