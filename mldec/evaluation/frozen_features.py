@@ -43,7 +43,7 @@ class StoredTokens(StoredImages):
         if not file.exists():
             # The image was unreadable: raise its error again.
             super().load(index, rng)
-        with naming_errors(file, DataError, remedy="delete it, and pass resume=auto"):
+        with naming_errors(file, DataError, remedy="delete it, and run the command again"):
             tokens = torch.from_numpy(np.load(file))
         return tokens, self.labels.row(index)
 
