@@ -97,7 +97,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
         with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
             results = evaluation.evaluate(
                 setup.network.to(device).to(memory_format=order),
-                setup.data,
+                setup.scored_data(),
                 config,
                 device=device,
                 progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),

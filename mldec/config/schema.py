@@ -195,7 +195,7 @@ class Train:
     # Initialize the bias of each class from its frequency among the training labels.
     start_at_frequency: bool = False
     # Compute the tokens of a frozen backbone once, and train the head on them, unaugmented.
-    # The files in data.cache_dir are reused by later runs with any head.
+    # The files in data.cache_dir are reused by later runs with any head, and by evaluations.
     cache_features: bool = False
     clip_grad: float | None = None  # maximum total gradient norm; null: no clipping
     ema_decay: float | None = 0.9997  # decay of the moving average of the weights; null: none

@@ -23,13 +23,13 @@ from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, ConfigError
+from mldec.evaluation.frozen_features import with_tokens
 from mldec.files.run_folder import RunFacts, command_line
-from mldec.model import Classifier, TokenClassifier, count_parameters, work_per_image
+from mldec.model import count_parameters, work_per_image
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 from mldec.runtime.environment import installed
 from mldec.runtime.signals import StopRequest
-from mldec.training.frozen_features import with_tokens
 from mldec.training.trainer import Trainer, warn
 
 log = logging.getLogger("mldec")
@@ -139,7 +139,6 @@ def prepare_trainer(
         if path and saved:
             loading.load_strict(model, saved.model, path)
         data = with_tokens(data, model.backbone, config, device=device, stop=stop)
-        model = TokenClassifier(model.backbone, model.head)
 
     folder = directory / "checkpoints"
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
@@ -293,8 +292,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
     config = trainer.config
     model = trainer.learner.model
     size = trainer.data.transform.image_size
-    classifier = Classifier(model.backbone, model.head)
-    macs = work_per_image(classifier, size, trainer.data.val.classes.word_vectors)
+    macs = work_per_image(model, size, trainer.data.val.classes.word_vectors)
     return RunFacts(
         name=config.name,
         command=command_line(),

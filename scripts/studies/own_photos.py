@@ -39,12 +39,12 @@ from mldec import build
 from mldec.config.compose import compose
 from mldec.data.labels import from_dense
 from mldec.data.loader import Batch, TrainBatches
+from mldec.evaluation.frozen_features import with_tokens
 from mldec.evaluators.average_precision import average_precision
-from mldec.model import TokenClassifier
+from mldec.model import Classifier
 from mldec.runtime.signals import StopRequest
 from mldec.tools.benchmark import environment
 from mldec.training import start
-from mldec.training.frozen_features import with_tokens
 from mldec.training.step import Learner
 
 TOP = Path(__file__).resolve().parents[2]
@@ -188,7 +188,9 @@ def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
     config.train.freeze = []
     epochs = config.train.epochs
 
-    model = TokenClassifier(nn.Identity(), head)
+    no_backbone = nn.Identity()
+    no_backbone.num_features = tokens.shape[2]  # type: ignore[assignment]
+    model = Classifier(no_backbone, head)
     learner = Learner(config, model, loss, device=CPU, steps=epochs * batches.steps)
     learner.train()
     for batches.epoch in range(epochs):
