@@ -183,6 +183,8 @@ def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
     loss = build.loss(parts, lambda: from_dense(labels.numpy()))
     if config.train.start_at_frequency:
         start.start_at_frequency(head, from_dense(labels.numpy()), loss)
+    if config.train.focus_few_images:
+        start.focus_few_images(loss, len(tokens), labels.shape[1])
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
     config.train = config.train.with_resolved_epochs(batches.steps)
     config.train.freeze = []
