@@ -73,6 +73,7 @@ def _sheared(image: Image.Image, slope: float) -> Image.Image:
     starts = margin + shifts - 1
 
     result = np.empty((3, height, width), np.uint8)
+    buffer = np.empty((3, ROWS, width))
     for top in range(0, height, ROWS):
         rows = np.arange(top, min(top + ROWS, height))
         pixels = windows[:, rows, starts[rows]].astype(np.int16)
@@ -85,7 +86,8 @@ def _sheared(image: Image.Image, slope: float) -> Image.Image:
         centers = columns + offsets[rows, None]
         position = centers - (columns + shifts[rows, None])
 
-        values = cubic * position
+        values = buffer[:, : len(rows)]
+        np.multiply(cubic, position, out=values)
         values -= cubic + first
         values *= position
         values += first + second
