@@ -56,7 +56,7 @@ def channels(image: Image.Image) -> np.ndarray:
 def _sheared(image: Image.Image, slope: float) -> Image.Image:
     """Map pixel (x, y) to the color at (x + slope * y, y), or gray if outside.
 
-    The result equals Pillow's affine transform with bicubic interpolation, in a third of the time.
+    The result equals Pillow's affine transform with bicubic interpolation, in 0.4 of the time.
     Pillow interpolates between 4 x 4 pixels, and a shear needs only four pixels of the same row.
 
     Source: Pillow, src/libImaging/Geometry.c, whose operations are done in the same order.
@@ -66,7 +66,7 @@ def _sheared(image: Image.Image, slope: float) -> Image.Image:
     offsets = slope * (np.arange(height) + 0.5)
     shifts = np.floor(offsets).astype(int)
 
-    # Pixel x of a window is the left one of the four pixels for output pixel x.
+    # Pixel x of the result is interpolated from pixels x to x + 3 of a window.
     margin = int(np.abs(shifts).max()) + 2
     padded = np.pad(channels(image), ((0, 0), (0, 0), (margin, margin)), mode="edge")
     windows = sliding_window_view(padded, width + 3, axis=2)
@@ -86,6 +86,7 @@ def _sheared(image: Image.Image, slope: float) -> Image.Image:
         centers = columns + offsets[rows, None]
         position = centers - (columns + shifts[rows, None])
 
+        # Horner's method in double precision.
         values = buffer[:, : len(rows)]
         np.multiply(cubic, position, out=values)
         values -= cubic + first
