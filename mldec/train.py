@@ -99,7 +99,13 @@ def _train(
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
     from mldec.training.log import RunLog, clock
-    from mldec.training.start import describe_run, is_inside, next_commands, prepare_trainer
+    from mldec.training.start import (
+        describe_best,
+        describe_run,
+        is_inside,
+        next_commands,
+        prepare_trainer,
+    )
 
     # Buffer the messages until train.log is open.
     early = MemoryHandler(capacity=10_000, flushOnClose=False)
@@ -136,10 +142,7 @@ def _train(
         best = trainer.best
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
         distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))
-        log.info(
-            f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): "
-            f"{directory}/checkpoints/best.pt"
-        )
+        log.info(f"{describe_best(best, trainer.epoch)}: {directory}/checkpoints/best.pt")
         # `PartialAsymmetricLoss` has estimated the class priors.
         if config.loss.get("class_prior") == "estimate" and distributed.is_main():
             from mldec.losses.partial import save_estimate

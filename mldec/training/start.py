@@ -15,7 +15,7 @@ from torch import nn
 from mldec import build
 from mldec.checkpoint import loading
 from mldec.checkpoint.classes import check_classes
-from mldec.checkpoint.state import Checkpoint
+from mldec.checkpoint.state import Best, Checkpoint
 from mldec.config.compose import diff
 from mldec.config.schema import Config, MixLabels
 from mldec.data.fingerprint import check_same
@@ -288,6 +288,14 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
         f"{config.name}: {parameters}, {len(val.classes)} classes, {splits}, {device}, "
         f"batches of {config.train.batch_size:,} images, {position}, start weights: {weights}"
     )
+
+
+def describe_best(best: Best, epochs: int) -> str:
+    """Return the line of the log with the best result after a number of epochs."""
+    line = f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch})"
+    if 2 * best.epoch <= epochs:
+        line += f", no better in the {epochs - best.epoch} epochs after it: try fewer train.epochs"
+    return line
 
 
 def next_commands(directory: Path, trainer: Trainer) -> str:

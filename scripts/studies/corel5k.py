@@ -1,19 +1,21 @@
 """Kernel ridge regression for Corel5k: `python scripts/studies/corel5k.py FOLDER`.
 
-FOLDER has the layout of `data=csv` with the splits train and test (docs/corel5k.md). The network is
-EfficientNet-Lite2 with ImageNet weights (from a file with --weights FILE).
+FOLDER has the layout of `data=csv` with the splits train and test (benchmarks/corel5k.md). Networks
+are EfficientNet-Lite with ImageNet weights (timm's, or files in the folder --weights).
 
 - Features: photos at 384 x 256 or 256 x 384 pixels, and their mirror images. The last feature map
   is averaged over positions, and the square root is taken. The outputs of the last two stages are
-  averaged over positions and standardized. Both vectors are divided by their norm.
-- Kernel: exp(-gamma d / m), where d is the sum of the squared distances of both vectors, and m its
-  median over the training photos. Kernel ridge regression predicts the labels minus the frequencies
-  of the words.
-- Decision: the five words with the highest (prediction + frequency) / frequency^tau.
+  averaged over positions and standardized. Each vector is divided by its norm.
+- Kernel: exp(-gamma d / m), where d is the sum of the squared distances of all vectors, and m its
+  median over the training photos. Kernel ridge regression predicts the labels. It starts from the
+  frequencies of the words.
+- Decision: the five words with the highest s / (g^power f^tau). s is the prediction for a word, f
+  its frequency, and g its mean prediction for the training photos that show it. The prediction for
+  a training photo is that of the regression without this photo.
 
-`--choose` evaluates all combinations of gamma, alpha and tau on nine folds of the training photos.
-`--test` trains with the best combination on all training photos, and evaluates the test photos.
-Both write benchmarks/corel5k_kernel.json.
+`--choose` evaluates all combinations of settings on five hold-outs of the training photos. They are
+stratified: as in the test photos, nearly all words occur. `--test` trains with the best combination
+on all training photos, and evaluates the test photos. Both write benchmarks/corel5k_kernel.json.
 """
 
 import argparse
@@ -30,23 +32,32 @@ import numpy as np
 import timm
 import torch
 from PIL import Image
-from sklearn.kernel_ridge import KernelRidge
 
 from mldec import build
 from mldec.config.compose import compose
-from mldec.data.types import Split, StoredImages
+from mldec.data.labels import from_dense
+from mldec.data.splits import stratified
+from mldec.data.types import DataModule, Split, StoredImages
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.runtime.console import progress_bar
 from mldec.tools.benchmark import environment
 
 OUT = Path(__file__).resolve().parents[2] / "benchmarks" / "corel5k_kernel.json"
-NETWORK = "tf_efficientnet_lite2"
 LONG_SIDE, SHORT_SIDE = 384, 256  # twice the size of the photos
-FOLDS = 9  # of 500 photos, as many as the test photos
-SEED = 0
-GAMMAS = (1.0, 2.0, 4.0)
-ALPHAS = (0.05, 0.2)  # regularization of the kernel ridge regression
-TAUS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
+HOLD_OUTS = 5
+HELD_OUT = 1 / 9  # of the training photos: about 500, as many as the test photos
+# Settings that --choose compares.
+NETWORKS = ("lite2", "lite1 lite2")
+GAMMAS = (1.0, 2.0)
+ALPHAS = (0.1, 0.3)  # regularization of the kernel ridge regression
+SMALLEST = 1e-5  # of predicted labels
+RULES = (
+    {"power": 0.0, "tau": 0.0},
+    {"power": 0.0, "tau": 0.2},
+    {"power": 1.0, "tau": 0.0},
+    {"power": 1.0, "tau": 0.1},
+    {"power": 1.25, "tau": 0.0},
+)
 
 
 def pixels(photo: bytes) -> torch.Tensor:
@@ -62,12 +73,10 @@ def pixels(photo: bytes) -> torch.Tensor:
 class Features(torch.nn.Module):
     """Mean of the last feature map, and means of the outputs of the last two stages."""
 
-    def __init__(self, weights: str | None) -> None:
+    def __init__(self, name: str, weights: str | None) -> None:
         super().__init__()
-        overlay = {"file": weights} if weights else None
-        self.network: Any = timm.create_model(
-            NETWORK, pretrained=True, pretrained_cfg_overlay=overlay
-        )
+        overlay = {"file": f"{weights}/{name}.safetensors"} if weights else None
+        self.network: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay)
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Map images [B, 3, H, W] to features [B, 1280] and [B, 560]."""
@@ -94,22 +103,27 @@ def features(split: Split, network: Features, title: str) -> tuple[np.ndarray, n
     return np.stack(last), np.stack(stages)
 
 
-def vectors(
-    last: np.ndarray, stages: np.ndarray, mean: np.ndarray, deviation: np.ndarray
-) -> np.ndarray:
-    """Return the normalized features of n photos side by side, float32 [n, D]."""
-    roots = np.sqrt(np.maximum(last, 0))
-    standardized = (stages - mean) / deviation
-    parts = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (roots, standardized)]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+def unit_vectors(values: np.ndarray) -> np.ndarray:
+    """Divide each row of values [n, D] by its norm."""
+    return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
+def vectors(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the vectors of the training and of the test photos from a file of features."""
+    train_last, train_stages, test_last, test_stages = np.load(path).values()
+    mean = train_stages.mean(0)
+    deviation = train_stages.std(0)
+    sides = []
+    for last, stages in ((train_last, train_stages), (test_last, test_stages)):
+        roots = np.sqrt(np.maximum(last, 0))
+        standardized = (stages - mean) / deviation
+        sides.append(np.concatenate([unit_vectors(roots), unit_vectors(standardized)], axis=1))
+    return sides[0], sides[1]
 
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the squared distances of the rows of a [n, D] and b [m, D], float32 [n, m].
-
-    The squared norm of each row is 2, because each row contains two unit vectors.
-    """
-    return 4 - 2 * a @ b.T
+    """Return the squared distances of the rows of a [n, D] and b [m, D], [n, m]."""
+    return (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
 
 
 def evaluate(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -128,25 +142,43 @@ def evaluate(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     }
 
 
-def predictions(
-    train: np.ndarray, labels: np.ndarray, others: np.ndarray, gamma: float, alpha: float
-) -> np.ndarray:
-    """Return the predicted labels of other photos, float64 [m, K], without the frequencies."""
-    d = distances(train, train)
-    scale = gamma / np.median(d)
-    model = KernelRidge(alpha=alpha, kernel="precomputed")
-    model.fit(np.exp(-scale * d), labels - frequencies(labels))
-    return model.predict(np.exp(-scale * distances(others, train)))
+class Regression:
+    """Kernel ridge regression of labels, with predictions that leave one photo out.
 
+    Args:
+        photos: Vectors of the n training photos, [n, D].
+        labels: Their labels, bool [n, K].
+        gamma: Factor of the distances in the kernel.
+        alpha: Regularization.
+    """
 
-def frequencies(labels: np.ndarray) -> np.ndarray:
-    """Return the frequencies of the words [K], with one photo more that shows each word."""
-    return (labels.sum(0) + 1) / (len(labels) + 2)
+    def __init__(
+        self, photos: np.ndarray, labels: np.ndarray, *, gamma: float, alpha: float
+    ) -> None:
+        self.photos = photos
+        # One photo more shows each word, so that no frequency is 0.
+        counts = labels.sum(0)
+        self.frequencies = (counts + 1) / (len(labels) + 2)
+        d = distances(photos, photos)
+        self.scale = gamma / np.median(d)
+        inverse = np.linalg.inv(np.exp(-self.scale * d) + alpha * np.eye(len(photos)))
+        self.coefficients = inverse @ (labels - self.frequencies)
 
+        # The residual without a photo is its coefficient divided by the diagonal of the inverse.
+        left_out = labels - self.coefficients / np.diag(inverse)[:, None]
+        left_out = np.maximum(left_out, SMALLEST)
+        shown = np.where(labels, left_out, 0).sum(0) / np.maximum(counts, 1)
+        # Shrink the means of rare words towards the median, which counts as one photo.
+        self.when_shown = (counts * shown + np.median(shown)) / (counts + 1)
 
-def adjusted(predicted: np.ndarray, frequency: np.ndarray, tau: float) -> np.ndarray:
-    """Return the scores of the decision: tau > 0 favors rare words."""
-    return (predicted + frequency) / frequency**tau
+    def predict(self, photos: np.ndarray) -> np.ndarray:
+        """Return the predicted labels of photos [m, D], [m, K], above 0."""
+        kernel = np.exp(-self.scale * distances(photos, self.photos))
+        return np.maximum(kernel @ self.coefficients + self.frequencies, SMALLEST)
+
+    def scores(self, predicted: np.ndarray, *, power: float, tau: float) -> np.ndarray:
+        """Return the scores of the decision for predicted labels [m, K]."""
+        return predicted / (self.when_shown**power * self.frequencies**tau)
 
 
 def with_f1(metrics: dict[str, float]) -> dict[str, float]:
@@ -155,69 +187,88 @@ def with_f1(metrics: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in (metrics | {"F1": f1}).items()}
 
 
-def fold_parts(count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the training and the held-out rows of each fold."""
-    numbers = np.random.default_rng(SEED).permutation(count) % FOLDS
-    for fold in range(FOLDS):
-        yield np.flatnonzero(numbers != fold), np.flatnonzero(numbers == fold)
+def hold_outs(labels: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield masks of the training and of the held-out photos."""
+    for seed in range(HOLD_OUTS):
+        order = np.random.default_rng(seed).permutation(len(labels))
+        held_out = stratified(from_dense(labels.astype(np.int8)), order, HELD_OUT)
+        yield ~held_out, held_out
 
 
-def choose(photos: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
-    """Return each combination of settings with its means over the folds, the best F1 first."""
+def choose(photos: dict[str, np.ndarray], labels: np.ndarray) -> list[dict[str, Any]]:
+    """Return each combination of settings with its mean metrics, the best F1 first."""
     rows = []
-    for gamma, alpha in itertools.product(GAMMAS, ALPHAS):
-        found: dict[float, list[dict[str, float]]] = {tau: [] for tau in TAUS}
-        for train, held_out in fold_parts(len(photos)):
-            frequency = frequencies(labels[train])
-            predicted = predictions(photos[train], labels[train], photos[held_out], gamma, alpha)
-            for tau in TAUS:
-                scores = adjusted(predicted, frequency, tau)
-                found[tau].append(evaluate(scores, labels[held_out]))
-        for tau, metrics in found.items():
+    for networks, gamma, alpha in itertools.product(NETWORKS, GAMMAS, ALPHAS):
+        vectors = joined(photos, networks)
+        found: list[list[dict[str, float]]] = [[] for _ in RULES]
+        for train, held_out in hold_outs(labels):
+            model = Regression(vectors[train], labels[train], gamma=gamma, alpha=alpha)
+            predicted = model.predict(vectors[held_out])
+            for rule, metrics in zip(RULES, found, strict=True):
+                metrics.append(evaluate(model.scores(predicted, **rule), labels[held_out]))
+        for rule, metrics in zip(RULES, found, strict=True):
             means = {name: statistics.fmean(row[name] for row in metrics) for name in metrics[0]}
-            row = {"gamma": gamma, "alpha": alpha, "tau": tau} | with_f1(means)
+            row = {"networks": networks, "gamma": gamma, "alpha": alpha} | rule | with_f1(means)
             print(row, flush=True)
             rows.append(row)
     return sorted(rows, key=lambda row: -row["F1"])
+
+
+def joined(photos: dict[str, np.ndarray], networks: str) -> np.ndarray:
+    """Return the vectors of several networks side by side."""
+    return np.concatenate([photos[name] for name in networks.split()], axis=1)
+
+
+def load_data(folder: str) -> DataModule:
+    """Return the photos, with the test photos as validation."""
+    words = [f"data.root={folder}", "data.fold=null", "data.val=test"]
+    return build.data(build.check(compose(["+experiment=corel5k", *words])))
+
+
+def write_features(data: DataModule, name: str, weights: str | None, path: Path) -> None:
+    """Compute the features of a network for all photos."""
+    network = Features(name, weights).eval().to(memory_format=torch.channels_last)
+    parts = [*features(data.train, network, f"{name}, training photos")]
+    parts += features(data.val, network, f"{name}, test photos")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, *parts)
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder")
-    parser.add_argument("--weights", help="file with the weights of EfficientNet-Lite2 (timm)")
-    parser.add_argument("--cache", help="file of the features; it is written if it is absent")
-    parser.add_argument("--choose", action="store_true", help="compare settings on the folds")
+    parser.add_argument("--weights", help="folder with tf_efficientnet_lite1.safetensors, ...")
+    parser.add_argument("--features", type=Path, default="outputs/corel5k_features")
+    parser.add_argument("--choose", action="store_true", help="compare settings on the hold-outs")
     parser.add_argument("--test", action="store_true", help="evaluate the test photos")
     arguments = parser.parse_args()
 
-    words = [f"data.root={arguments.folder}", "data.fold=null", "data.val=test"]
-    data = build.data(build.check(compose(["+experiment=corel5k", *words])))
-    cache = Path(arguments.cache or "corel5k_features.npz")
+    data = load_data(arguments.folder)
     content: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
-    if not cache.exists():
-        began = time.perf_counter()
-        network = Features(arguments.weights).eval().to(memory_format=torch.channels_last)
-        parts = [*features(data.train, network, "training photos")]
-        parts += features(data.val, network, "test photos")
-        np.savez(cache, *parts)
-        content["seconds for the features"] = round(time.perf_counter() - began)
-    train_last, train_stages, test_last, test_stages = np.load(cache).values()
-    mean = train_stages.mean(0)
-    deviation = train_stages.std(0)
-    photos = vectors(train_last, train_stages, mean, deviation)
-    labels = dense(data.train)
+    train: dict[str, np.ndarray] = {}
+    test: dict[str, np.ndarray] = {}
+    for short in sorted({name for names in NETWORKS for name in names.split()}):
+        name = f"tf_efficientnet_{short}"
+        path = arguments.features / f"{name}.npz"
+        if not path.exists():
+            began = time.process_time()
+            write_features(data, name, arguments.weights, path)
+            content[f"CPU-seconds, {name}"] = round(time.process_time() - began)
+        train[short], test[short] = vectors(path)
 
+    labels = dense(data.train)
     if arguments.choose:
-        content["folds"] = choose(photos, labels)
+        content["hold-outs"] = choose(train, labels)
     if arguments.test:
-        best = content["folds"][0]
-        began = time.perf_counter()
-        test = vectors(test_last, test_stages, mean, deviation)
-        predicted = predictions(photos, labels, test, best["gamma"], best["alpha"])
-        scores = adjusted(predicted, frequencies(labels), best["tau"])
+        best = content["hold-outs"][0]
+        began = time.process_time()
+        photos = joined(train, best["networks"])
+        model = Regression(photos, labels, gamma=best["gamma"], alpha=best["alpha"])
+        predicted = model.predict(joined(test, best["networks"]))
+        scores = model.scores(predicted, power=best["power"], tau=best["tau"])
         content["test"] = with_f1(evaluate(scores, dense(data.val)))
-        content["seconds for the regression"] = round(time.perf_counter() - began, 1)
+        content["CPU-seconds, regression"] = round(time.process_time() - began, 1)
         print(content["test"])
     content["environment"] = environment()
     OUT.write_text(json.dumps(content, indent=1) + "\n")

@@ -8,6 +8,7 @@ import torch
 from support import CONFIGS
 
 from mldec import build
+from mldec.checkpoint.state import Best
 from mldec.config.compose import compose, options, override
 from mldec.config.schema import PARTS
 from mldec.data.labels import from_dense
@@ -124,6 +125,13 @@ def test_logit_adjustment_is_subtracted_at_the_start():
     # The loss is that of the frequencies.
     targets = torch.tensor([[1, 0, -1]])
     torch.testing.assert_close(loss(adjusted, targets), BinaryCrossEntropy()(logits, targets))
+
+
+@pytest.mark.parametrize(("epochs", "overfits"), [(4, True), (3, False)])
+def test_early_best_epoch_is_logged(epochs, overfits):
+    line = start.describe_best(Best("mAP", 48.9, epoch=2), epochs)
+    assert "epoch 2" in line
+    assert ("train.epochs" in line) is overfits
 
 
 def test_few_images_are_focused(caplog):
