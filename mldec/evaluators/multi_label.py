@@ -175,8 +175,10 @@ def checked_top_k(k: int | None, num_classes: int) -> int:
     """Return the k of metrics at top-k, 3 by default. Raises ConfigError unless 1 <= k <= K."""
     if k is None:
         return 3
-    if not 1 <= k <= num_classes:
-        raise ConfigError(f"data.top_k is {k}: it must be from 1 to {num_classes}, the classes")
+    if k < 1:
+        raise ConfigError(f"data.top_k is {k}: it must be at least 1")
+    if k > num_classes:
+        raise ConfigError(f"data.top_k is {k}: the data has only {num_classes} classes")
     return k
 
 
