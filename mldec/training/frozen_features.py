@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mldec.backbones.folding import fold_batchnorms
 from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
 from mldec.data.sampling import SampleRandom
@@ -25,7 +26,7 @@ from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
 
-FORMAT = 1  # of token files; increase it if their content changes
+FORMAT = 2  # of token files; increase it if their content changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +119,10 @@ def _compute(
     )
     was_training = backbone.training
     backbone.eval()
+    network = backbone
+    if device.type == "cpu":
+        network = fold_batchnorms(backbone, data.transform.image_size)
+    network.to(memory_format=torch.channels_last)
 
     done = 0
     for batch in progress_bar(loader, desc=f"{title} tokens"):
@@ -131,7 +136,8 @@ def _compute(
         done += len(batch.images) + len(batch.bad)
         if len(batch.images):
             with torch.no_grad(), autocast(device, train.precision):
-                tokens = backbone(to_device(batch.images, device)).float().cpu()
+                images = to_device(batch.images, device, memory_format=torch.channels_last)
+                tokens = network(images).float().cpu()
             for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
                 with replacing(files[index]) as file:
                     np.save(file, array)
