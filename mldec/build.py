@@ -229,16 +229,16 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
         runtime["all_reduce"] = distributed.total
 
     if labels is not None and "label_counts" in parameters:
-
-        def count_labels() -> LabelCounts:
-            training = labels()
-            positives = torch.from_numpy(training.all_counts(1))
-            negatives = torch.from_numpy(training.all_counts(0))
-            return LabelCounts(positives, negatives)
-
-        runtime["label_counts"] = count_labels
+        runtime["label_counts"] = lambda: label_counts(labels())
     module: nn.Module = part.call(**runtime)
     return module
+
+
+def label_counts(labels: Labels) -> LabelCounts:
+    """Count the positives and negatives of each class."""
+    positives = torch.from_numpy(labels.all_counts(1))
+    negatives = torch.from_numpy(labels.all_counts(0))
+    return LabelCounts(positives, negatives)
 
 
 def mixing(mix: Mix, classes: Classes) -> Mixing | None:

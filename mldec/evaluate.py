@@ -97,7 +97,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
         with explain_out_of_memory(lambda: evaluation.memory_advice(config, device)):
             results = evaluation.evaluate(
                 setup.network.to(device).to(memory_format=order),
-                setup.data,
+                setup.scored_data(),
                 config,
                 device=device,
                 progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),
@@ -162,9 +162,9 @@ def table(metrics: dict[str, float]) -> list[str]:
         if is_count(name):
             heading = "number of classes:"
             line = f"  {name:<{width}}  {value:7.0f}"
-        elif "@" in name:
+        if "@" in name:
             heading = f"of the {name.partition('@')[2]} highest scores of an image:"
-        else:
+        elif not heading:
             line = f"{line}  {meaning(name)}".rstrip()
         groups.setdefault(heading, [heading]).append(line)
     return [line for line in chain.from_iterable(groups.values()) if line]

@@ -39,7 +39,8 @@ class Classifier(nn.Module):
         """Map images to logits.
 
         Args:
-            images: RGB images [B, 3, H, W], uint8, or floating point in [0, 1].
+            images: RGB images [B, 3, H, W], uint8, or floating point in [0, 1]. Or cached tokens
+                [B, N, C], which skip the backbone.
             word_vectors: Word vectors [K, D_w] for a zero-shot head, else None.
             attention: Also return the attention weights of the queries over the tokens. Only
                 decoder heads have them.
@@ -51,6 +52,8 @@ class Classifier(nn.Module):
             ValueError: If the images have another shape.
             ConfigError: If `attention` is set and the head has no attention weights.
         """
+        if images.ndim == 3 and images.shape[2] == self.backbone.num_features:
+            return self.classify(images, word_vectors, attention=attention)
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images have the shape {list(images.shape)}: it must be [B, 3, H, W]")
         return self.classify(self.backbone(images), word_vectors, attention=attention)
@@ -105,16 +108,6 @@ class Viewed(Classifier):
             other = F.interpolate(pixels, size, mode="bilinear", antialias=True)
         logits = [super().forward(images, word_vectors), super().forward(other, word_vectors)]
         return torch.stack(logits).mean(0)
-
-
-class TokenClassifier(Classifier):
-    """A classifier with precomputed tokens of its backbone as input."""
-
-    def forward(
-        self, images: Tensor, word_vectors: Tensor | None = None, *, attention: bool = False
-    ) -> Tensor:
-        """Map tokens [B, N, C] to logits [B, K]; see `Classifier.classify`."""
-        return self.classify(images, word_vectors, attention=attention)
 
 
 def multiply_accumulates(

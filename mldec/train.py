@@ -6,6 +6,7 @@ Slow modules are imported when the run starts, so that --help and errors in sett
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -49,6 +50,7 @@ def run(config: Config, directory: Path) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     to_console()
     log.info(f"{config.name}: starting, mldec {mldec.__version__}")
+    started = time.monotonic()
     import torch
 
     from mldec import build
@@ -81,17 +83,22 @@ def run(config: Config, directory: Path) -> None:
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         config = config.for_world_size(distributed.world_size())
         distributed.on_main(lock.take)
-        _train(config, parts, directory, device, stop)
+        _train(config, parts, directory, device, stop, started)
 
 
 def _train(
-    config: Config, parts: "Parts", directory: Path, device: "torch.device", stop: "StopRequest"
+    config: Config,
+    parts: "Parts",
+    directory: Path,
+    device: "torch.device",
+    stop: "StopRequest",
+    started: float,
 ) -> None:
     """Start or resume a run in its locked folder."""
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
-    from mldec.training.log import RunLog
+    from mldec.training.log import RunLog, clock
     from mldec.training.start import describe_run, is_inside, next_commands, prepare_trainer
 
     # Buffer the messages until train.log is open.
@@ -111,6 +118,7 @@ def _train(
         directory,
         step=trainer.learner.step,
         lines=lines,
+        started=started,
         tracked=trainer.config,
         earlier=early.buffer,
     )
@@ -123,7 +131,8 @@ def _train(
             log.warning(slow)
         trainer.fit(run_log)
 
-        log.info(f"ended after epoch {trainer.epoch}: {trainer.ended}")
+        seconds = clock(run_log.seconds)
+        log.info(f"ended after epoch {trainer.epoch} and {seconds}: {trainer.ended}")
         best = trainer.best
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
         distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))

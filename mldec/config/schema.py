@@ -195,8 +195,10 @@ class Train:
     freeze_batchnorm: FreezeBatchNorm | None = None
     # Initialize the bias of each class from its frequency among the training labels.
     start_at_frequency: bool = False
+    # With fewer training images than classes, use loss.gamma_neg=2. It needs loss=bce.
+    focus_few_images: bool = False
     # Compute the tokens of a frozen backbone once, and train the head on them, unaugmented.
-    # The files in data.cache_dir are reused by later runs with any head.
+    # The files in data.cache_dir are reused by later runs with any head, and by evaluations.
     cache_features: bool = False
     clip_grad: float | None = None  # maximum total gradient norm; null: no clipping
     ema_decay: float | None = 0.9997  # decay of the moving average of the weights; null: none

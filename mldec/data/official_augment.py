@@ -5,12 +5,15 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageEnhance, ImageOps
 
 PROBABILITY = 0.5  # of each of the two operations
 NUM_LEVELS = 10  # rows of the magnitude table; row 0 is not used
 GREY = (128, 128, 128)  # fill color of areas uncovered by geometric operations
 PATCH = (125, 122, 113)  # fill color of the small cutout; about the ImageNet mean
+ROWS = 32  # rows of a shear per block; a block fits in the cache
 
 Operation = Callable[[Image.Image, float, Random], Image.Image]
 
@@ -43,11 +46,90 @@ def _sign(rng: Random) -> int:
     return rng.choice((-1, 1))
 
 
-def _sheared(image: Image.Image, across: float, down: float) -> Image.Image:
-    """Map pixel (x, y) to the color at (x + across * y, y + down * x), or gray if outside."""
-    affine = Image.Transform.AFFINE
-    matrix = (1, across, 0, down, 1, 0)
-    return image.transform(image.size, affine, matrix, Image.Resampling.BICUBIC, fillcolor=GREY)
+def channels(image: Image.Image) -> np.ndarray:
+    """Return the channels of an RGB image, uint8 [3, H, W]."""
+    # Copying channel by channel takes half the time of transposing [H, W, 3].
+    values = bytearray().join([image.tobytes("raw", name) for name in "RGB"])
+    return np.frombuffer(values, np.uint8).reshape(3, image.height, image.width)
+
+
+def _sheared(image: Image.Image, slope: float) -> Image.Image:
+    """Map pixel (x, y) to the color at (x + slope * y, y), or gray if outside.
+
+    The result equals Pillow's affine transform with bicubic interpolation, in 0.4 of the time.
+    Pillow interpolates between 4 x 4 pixels, and a shear needs only four pixels of the same row.
+
+    Source: Pillow, src/libImaging/Geometry.c, whose operations are done in the same order.
+    """
+    width, height = image.size
+    columns = np.arange(width) + 0.5
+    offsets = slope * (np.arange(height) + 0.5)
+    shifts = np.floor(offsets).astype(int)
+
+    # Pixel x of the result is interpolated from pixels x to x + 3 of a window.
+    margin = int(np.abs(shifts).max()) + 2
+    padded = np.pad(channels(image), ((0, 0), (0, 0), (margin, margin)), mode="edge")
+    windows = sliding_window_view(padded, width + 3, axis=2)
+    starts = margin + shifts - 1
+
+    result = np.empty((3, height, width), np.uint8)
+    buffer = np.empty((3, ROWS, width))
+    for top in range(0, height, ROWS):
+        rows = np.arange(top, min(top + ROWS, height))
+        pixels = windows[:, rows, starts[rows]].astype(np.int16)
+        steps = np.diff(pixels)
+        first = steps[..., :-2]
+        second = steps[..., 1:-1]
+        cubic = first + steps[..., 2:]
+
+        # Position of each center between the second and the third pixel, 0 to 1.
+        centers = columns + offsets[rows, None]
+        position = centers - (columns + shifts[rows, None])
+
+        # Horner's method in double precision.
+        values = buffer[:, : len(rows)]
+        np.multiply(cubic, position, out=values)
+        values -= cubic + first
+        values *= position
+        values += first + second
+        values *= position
+        values += pixels[..., 1:-2]
+
+        # Pillow rounds toward zero.
+        rounded = values.astype(np.int16).clip(0, 255)
+        np.copyto(rounded, GREY[0], where=(centers < 0) | (centers >= width))
+        result[:, rows] = rounded
+    return Image.merge("RGB", [Image.fromarray(channel) for channel in result])
+
+
+def _sheared_down(image: Image.Image, slope: float) -> Image.Image:
+    """Map pixel (x, y) to the color at (x, y + slope * x), or gray if outside."""
+    transpose = Image.Transpose.TRANSPOSE
+    return _sheared(image.transpose(transpose), slope).transpose(transpose)
+
+
+def _smoothed(image: Image.Image) -> Image.Image:
+    """Apply Pillow's filter SMOOTH, in a quarter of the time.
+
+    It is the mean of 3 x 3 pixels, in which the center has a weight of 5. The border is unchanged.
+    Pillow computes in floating point. Integers suffice, because no multiple of 1/13 ends in .5.
+    """
+    bands = []
+    for channel in channels(image):
+        pixels = channel.astype(np.uint16)
+        sums = pixels[:-2] + pixels[1:-1]
+        sums += pixels[2:]
+        total = sums[:, :-2] + sums[:, 1:-1]
+        total += sums[:, 2:]
+        total += 4 * pixels[1:-1, 1:-1]
+        channel[1:-1, 1:-1] = (total + 6) // 13
+        bands.append(Image.fromarray(channel))
+    return Image.merge("RGB", bands)
+
+
+def _sharpened(image: Image.Image, strength: float, rng: Random) -> Image.Image:
+    """Apply Pillow's ImageEnhance.Sharpness."""
+    return Image.blend(_smoothed(image), image, 1 + strength * _sign(rng))
 
 
 def _translated(image: Image.Image, across: float, down: float) -> Image.Image:
@@ -86,8 +168,8 @@ _NO_MAGNITUDE = (0.0,) * NUM_LEVELS
 
 # Maps a name to an operation on image i with magnitude m, and the magnitudes of rows 0 to 9.
 OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
-    "shear_x": (lambda i, m, rng: _sheared(i, m * _sign(rng), 0), _levels(0, 0.3)),
-    "shear_y": (lambda i, m, rng: _sheared(i, 0, m * _sign(rng)), _levels(0, 0.3)),
+    "shear_x": (lambda i, m, rng: _sheared(i, m * _sign(rng)), _levels(0, 0.3)),
+    "shear_y": (lambda i, m, rng: _sheared_down(i, m * _sign(rng)), _levels(0, 0.3)),
     # Fraction of the image side.
     "translate_x": (
         lambda i, m, rng: _translated(i, m * i.width * _sign(rng), 0),
@@ -104,7 +186,7 @@ OPERATIONS: dict[str, tuple[Operation, tuple[float, ...]]] = {
     "color": (partial(_enhanced, ImageEnhance.Color), _levels(0, 0.9)),
     "contrast": (partial(_enhanced, ImageEnhance.Contrast), _levels(0, 0.9)),
     "brightness": (partial(_enhanced, ImageEnhance.Brightness), _levels(0, 0.9)),
-    "sharpness": (partial(_enhanced, ImageEnhance.Sharpness), _levels(0, 0.9)),
+    "sharpness": (_sharpened, _levels(0, 0.9)),
     # Number of kept bits (posterize), threshold (solarize), side in pixels (cutout).
     "posterize": (lambda i, m, rng: ImageOps.posterize(i, int(m)), _levels(8, 4, whole=True)),
     "solarize": (lambda i, m, rng: ImageOps.solarize(i, m), _levels(256, 0)),  # type: ignore[arg-type]

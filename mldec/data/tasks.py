@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from mldec.data.types import Classes, StoredImages
 from mldec.errors import DataError
@@ -20,31 +20,31 @@ MakeEvaluator = Callable[[Classes], Evaluator]  # maps the validation classes to
 Roles = tuple[list[int], list[int]]  # sorted indices of the seen and of the unseen classes
 
 
-def multi_label(threshold: float = 0.5, *, skip_empty: bool = False) -> MakeEvaluator:
+def multi_label(
+    threshold: float = 0.5, *, top_k: int | None = None, skip_empty: bool = False
+) -> MakeEvaluator:
     """Return the function that creates evaluators of multi-label data with complete labels.
 
     Args:
         threshold: Probability above which a class is predicted, in (0, 1).
+        top_k: See `MultiLabelEvaluator`.
         skip_empty: Use mAP_skip_empty, the mean over classes with positives, as the first metric.
     """
+    evaluator = partial(
+        MultiLabelEvaluator, threshold=threshold, top_k=top_k, skip_empty=skip_empty
+    )
+    # Validate the settings now, not after an epoch.
+    evaluator(top_k or 1)
+    return lambda classes: evaluator(len(classes))
 
-    def create(classes: Classes) -> Evaluator:
-        return MultiLabelEvaluator(len(classes), threshold=threshold, skip_empty=skip_empty)
 
-    # Validate the threshold now, not after an epoch.
-    create(Classes(("any",)))
-    return create
-
-
-def partial_labels(threshold: float = 0.5) -> MakeEvaluator:
+def partial_labels(threshold: float = 0.5, *, top_k: int | None = None) -> MakeEvaluator:
     """Return the function that creates evaluators of multi-label data with labels of -1."""
     from mldec.evaluators.partial import PartialLabelEvaluator
 
-    def create(classes: Classes) -> Evaluator:
-        return PartialLabelEvaluator(len(classes), threshold=threshold)
-
-    create(Classes(("any",)))
-    return create
+    evaluator = partial(PartialLabelEvaluator, threshold=threshold, top_k=top_k)
+    evaluator(top_k or 1)
+    return lambda classes: evaluator(len(classes))
 
 
 def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator:
@@ -59,11 +59,9 @@ def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator
     """
     from mldec.evaluators.single_label import SingleLabelEvaluator
 
-    def create(classes: Classes) -> Evaluator:
-        return SingleLabelEvaluator(len(classes), top_k=top_k, suffix=suffix)
-
-    SingleLabelEvaluator(top_k or 1, top_k=top_k, suffix=suffix)
-    return create
+    evaluator = partial(SingleLabelEvaluator, top_k=top_k, suffix=suffix)
+    evaluator(top_k or 1)
+    return lambda classes: evaluator(len(classes))
 
 
 @dataclass

@@ -17,6 +17,7 @@ from mldec.config.schema import Config
 from mldec.data.fingerprint import fingerprint
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError
+from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.run import Scores, all_scores, evaluator_of
 from mldec.evaluators import Evaluator
@@ -37,7 +38,8 @@ class EvaluationSetup:
     loaded: Loaded  # with the classes of the data if the checkpoint has no classes
     config: Config  # settings of the checkpoint, with the overrides of the command line
     data: DataModule  # its validation images are scored
-    network: nn.Module  # images [B, 3, H, W], word vectors -> logits [B, K] of the data's classes
+    # Images [B, 3, H, W] or cached tokens, and word vectors -> logits [B, K] of the data's classes.
+    network: nn.Module
     device: torch.device
     thresholds: list[float] | None  # one or K in [0, 1]; None: the threshold of the data's settings
     ranks_only: bool  # whether scores are only comparable between classes, not with a threshold
@@ -56,9 +58,14 @@ class EvaluationSetup:
         """Create an evaluator of the data with the selected thresholds."""
         return evaluator_of(self.data, self.logit_threshold())
 
+    def scored_data(self) -> DataModule:
+        """Return the data for `network`, with cached tokens if possible; see `reuse_tokens`."""
+        return reuse_tokens(self.data, self.loaded, self.config, device=self.device)
+
     def scores(self) -> Scores:
         """Score all validation images; see `all_scores`."""
-        return all_scores(self.network, self.data, self.config, device=self.device, path=self.path)
+        data = self.scored_data()
+        return all_scores(self.network, data, self.config, device=self.device, path=self.path)
 
     def constant_classes(self, scores: Scores) -> tuple[str, ...]:
         """Return the names of the classes with the same score for nearly all images."""

@@ -25,6 +25,7 @@ MEANINGS = {
     "OP": "Precision of all decisions together",
     "OR": "Recall of all decisions together",
     "OF1": "Harmonic mean of OP and OR",
+    "N+": "Number of classes that are right for at least one image",
     "P": "Precision of all decisions together",
     "R": "Recall of all decisions together",
     "F1": "Harmonic mean of P and R",
@@ -46,19 +47,16 @@ AMONG = {
 
 def is_count(name: str) -> bool:
     """Return True if a metric is a number of classes or images, not a percentage."""
-    return name.startswith(("classes", "images"))
+    return name.startswith(("classes", "images", "N+"))
 
 
 def meaning(name: str) -> str:
     """Return the description of a metric as a sentence, or "" for an unknown metric."""
-    if is_count(name):
-        return "A number, not a percentage."
-
     base, _, k = name.partition("@")
     prefix = next((prefix for prefix in AMONG if base.startswith(prefix)), "")
     text = MEANINGS.get(base.removeprefix(prefix))
     if text is None:
-        return ""
+        return "A number, not a percentage." if is_count(name) else ""
 
     if prefix:
         text += f", {AMONG[prefix]}"

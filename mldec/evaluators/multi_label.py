@@ -76,6 +76,14 @@ class Counts:
         }
         return {name + suffix: 100 * value.item() for name, value in values.items()}
 
+    def at_top_k(self, k: int) -> dict[str, float]:
+        """Return `summary` and the number of classes with a recall above 0, named for a k.
+
+        CP@k, CR@k, CF1@k and N+@k are P, R, F1 and N+ in papers on image annotation.
+        """
+        recalled = (self.hits > 0).sum().item()
+        return {**self.summary(f"@{k}"), f"N+@{k}": float(recalled)}
+
 
 def logit_of(threshold: float) -> float:
     """Return the logit of a threshold in (0, 1). Comparing logits avoids the sigmoid."""
@@ -90,8 +98,8 @@ class MultiLabelEvaluator:
     Args:
         num_classes: Number of classes K.
         threshold: Probability (sigmoid of the logit) above which a class is predicted, in (0, 1).
-        top_k: Number of highest logits that the second decision rule predicts per image. Ties go
-            to the lower class index.
+        top_k: Number k of highest logits that the second decision rule predicts per image, from 1
+            to K. Ties go to the lower class index. None selects 3, or K if K is smaller.
         skip_empty: Return mAP_skip_empty as the first metric, unless no class has a positive.
     """
 
@@ -100,11 +108,11 @@ class MultiLabelEvaluator:
         num_classes: int,
         *,
         threshold: float = 0.5,
-        top_k: int = 3,
+        top_k: int | None = None,
         skip_empty: bool = False,
     ) -> None:
         self.logit_threshold: float | Tensor = logit_of(threshold)
-        self.top_k = top_k
+        self.top_k = checked_top_k(top_k, num_classes)
         self.skip_empty = skip_empty
 
         self.predictions = Predictions(num_classes)
@@ -143,7 +151,7 @@ class MultiLabelEvaluator:
             "mAP_interpolated": 100 * per_class_ap["envelope"].nan_to_num(0).mean().item(),
             "mAP_11point": 100 * per_class_ap["11point"].nan_to_num(0).mean().item(),
             **at_threshold.summary(),
-            **at_top_k.summary(f"@{self.top_k}"),
+            **at_top_k.at_top_k(self.top_k),
         }
 
     def per_class(self) -> dict[str, list[float]]:
@@ -161,6 +169,15 @@ def on_device(threshold: float | Tensor, device: torch.device) -> float | Tensor
     if device.type == "mps":
         threshold = threshold.float()
     return threshold.to(device)
+
+
+def checked_top_k(k: int | None, num_classes: int) -> int:
+    """Return the k of metrics at top-k, 3 by default. Raises ConfigError unless 1 <= k <= K."""
+    if k is None:
+        return 3
+    if not 1 <= k <= num_classes:
+        raise ConfigError(f"data.top_k is {k}: it must be from 1 to {num_classes}, the classes")
+    return k
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from mldec.errors import DataError
 from mldec.evaluators.average_precision import Predictions, average_precision_of_all
-from mldec.evaluators.multi_label import Counts, logit_of, on_device
+from mldec.evaluators.multi_label import Counts, checked_top_k, logit_of, on_device
+from mldec.evaluators.multi_label import top_k as mark_top_k
 from mldec.runtime import distributed
 
 
@@ -20,18 +21,25 @@ class PartialLabelEvaluator:
     Args:
         num_classes: Number of classes K.
         threshold: See `MultiLabelEvaluator`.
+        top_k: See `MultiLabelEvaluator`. Classes that are not annotated are ignored afterward.
     """
 
-    def __init__(self, num_classes: int, *, threshold: float = 0.5) -> None:
+    def __init__(
+        self, num_classes: int, *, threshold: float = 0.5, top_k: int | None = None
+    ) -> None:
         self.logit_threshold: float | Tensor = logit_of(threshold)
+        self.top_k = checked_top_k(top_k, num_classes)
+
         self.predictions = Predictions(num_classes)
         self.at_threshold = Counts(num_classes)
+        self.at_top_k = Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
         logits, targets = self.predictions.add(logits, targets)
         self.logit_threshold = on_device(self.logit_threshold, logits.device)
         self.at_threshold.update(logits > self.logit_threshold, targets)
+        self.at_top_k.update(mark_top_k(logits, self.top_k), targets)
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics in percent, then numbers of classes.
@@ -42,7 +50,7 @@ class PartialLabelEvaluator:
         - mAP_partial is the mean AP over the valid classes.
         - mAP_weighted weights each valid class by its number of positives.
         - mAP_naive treats labels of -1 as negative. Classes without positives count as 0.
-        - P, R and F1 at the threshold use the annotated labels of the valid classes.
+        - P, R and F1 at the threshold and at top-k use the annotated labels of the valid classes.
 
         Raises:
             DataError: If no class is valid, or a logit is not finite.
@@ -75,6 +83,7 @@ class PartialLabelEvaluator:
             "mAP_weighted": 100 * weighted.item(),
             "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
             **self.at_threshold.over_ranks().of_classes(valid).summary(),
+            **self.at_top_k.over_ranks().of_classes(valid).at_top_k(self.top_k),
             "classes_valid": float(valid.sum()),
             "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
             "classes_without_positives": float(((positives == 0) & (negatives > 0)).sum()),

@@ -83,6 +83,13 @@ class LabelCounts(NamedTuple):
     positives: Tensor  # [K]
     negatives: Tensor  # [K]
 
+    def log_odds(self) -> Tensor:
+        """Return the log-odds of the classes, float32 [K].
+
+        One positive and one negative are added to each class, so that all log-odds are finite.
+        """
+        return ((self.positives.double() + 1) / (self.negatives.double() + 1)).log().float()
+
 
 # Counts the labels when it is called. Only losses that need the counts call it.
 CountLabels = Callable[[], LabelCounts]

@@ -16,6 +16,7 @@ from mldec.losses.common import (
     check_range,
     check_targets,
     check_valid,
+    count,
     positive_weight,
 )
 
@@ -31,8 +32,15 @@ class BinaryCrossEntropy(nn.Module):
         pos_weight: Factor of the loss of positives: a number, "auto" (negatives / positives of each
             class in the training labels), or None for 1.
         pos_weight_cap: Upper bound of the factors of "auto", > 0.
+        gamma_neg: Focusing of negatives, >= 0, as in `AsymmetricLoss`: the loss of a negative is
+            multiplied by its score to the power gamma_neg.
+        logit_adjustment: Strength tau >= 0 of the logit adjustment, which favors rare classes. The
+            loss adds tau log(positives / negatives) of each class to its logit, so that the model
+            learns a logit without this part. Scores are then not probabilities; `mldec calibrate`
+            corrects them. Source: Menon et al. 2021, arXiv 2007.07314, equation 10, with log-odds.
         reduction: "mean" over batch and classes, including unannotated labels, or "sum".
-        label_counts: Function that counts the training labels. Required for "auto".
+        label_counts: Function that counts the training labels. Required for "auto" and for the
+            logit adjustment.
     """
 
     soft = True
@@ -45,16 +53,20 @@ class BinaryCrossEntropy(nn.Module):
         class_weights: Sequence[float] | None = None,
         pos_weight: float | Literal["auto"] | None = None,
         pos_weight_cap: float = 100.0,
+        gamma_neg: float = 0.0,
+        logit_adjustment: float = 0.0,
         reduction: Literal["sum", "mean"] = "mean",
         label_counts: CountLabels | None = None,
     ) -> None:
         super().__init__()
         check_range(0, 1, smoothing=smoothing)
+        check_range(0, gamma_neg=gamma_neg, logit_adjustment=logit_adjustment)
         if target_threshold is not None:
             check_range(0, 1, target_threshold=target_threshold)
 
         self.smoothing = smoothing
         self.target_threshold = target_threshold
+        self.gamma_neg = gamma_neg
         self.reduction = reduction
 
         # Buffers move to the device together with the loss.
@@ -67,11 +79,18 @@ class BinaryCrossEntropy(nn.Module):
         self.register_buffer(
             "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
         )
+        self.logit_adjustment: Tensor | None
+        adjustment = None
+        if logit_adjustment > 0:
+            adjustment = logit_adjustment * count(label_counts).log_odds()
+        self.register_buffer("logit_adjustment", adjustment)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] in [0, 1] or -1 (unannotated)."""
         logits, targets = check_targets(logits, targets, unknown=True, soft=True)
         check_class_count("class_weights", self.class_weights, logits)
+        if self.logit_adjustment is not None:
+            logits = logits + self.logit_adjustment
 
         # Compute the mask before thresholding and smoothing, which change targets of -1.
         annotated = targets >= 0
@@ -86,6 +105,8 @@ class BinaryCrossEntropy(nn.Module):
             pos_weight=self.pos_weight,
             reduction="none",
         )
+        if self.gamma_neg > 0:
+            losses = losses * logits.detach().sigmoid() ** (self.gamma_neg * (1 - targets))
 
         # Not a product, because an infinite loss times 0 is NaN.
         losses = losses.masked_fill(~annotated, 0)

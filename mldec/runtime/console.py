@@ -1,7 +1,9 @@
 """Log messages and progress bars on a terminal."""
 
+import io
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +13,8 @@ from tqdm.auto import tqdm
 from mldec.errors import printable, writing
 
 log = logging.getLogger("mldec")
+
+LOG_SECONDS = 30.0  # between two messages of a progress bar without a terminal
 
 
 def to_console() -> None:
@@ -49,22 +53,32 @@ class _Console(logging.Handler):
 _CONSOLE = _Console()
 
 
+class _LogFile(io.StringIO):
+    """Log the texts of a progress bar."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            log.info(text.strip())
+        return len(text)
+
+
 def progress_bar(
     items: Iterable[Any] | None = None, *, hidden: bool = False, **options: Any
 ) -> "tqdm[Any]":
-    """Return a progress bar, which is visible on a terminal and in a notebook unless `hidden`.
+    """Return a progress bar. Without a terminal, it logs position and remaining time instead.
 
-    `options` are arguments of tqdm.
+    `hidden` disables it. `options` are arguments of tqdm.
     """
-    # None hides the bar if the output is not a terminal. The output of a notebook never is.
-    disable = None
-    if hidden:
-        disable = True
-    elif in_notebook():
-        disable = False
+    if in_notebook():
         # Notebooks separate standard error from the messages on standard output.
         options["file"] = sys.stdout
-    return tqdm(items, leave=False, disable=disable, **options)
+    elif on_terminal():
+        # tqdm hides the bar on a terminal without a size, as in some containers.
+        options["ncols"], options["nrows"] = shutil.get_terminal_size()
+    else:
+        options |= {"file": _LogFile(), "ncols": 0, "miniters": 1}
+        options |= dict.fromkeys(("delay", "mininterval"), LOG_SECONDS)
+    return tqdm(items, leave=False, disable=hidden, **options)
 
 
 def in_notebook() -> bool:

@@ -82,7 +82,7 @@ def read_run(folder: Path, name: str) -> Run:
         "fold": settings.get("data.fold"),  # of a cross-validation, such as 1/5
         "epochs": f"{epoch}/{facts.epochs}",  # evaluated and planned
         "state": "finished" if facts.ended or epoch >= facts.epochs else "unfinished",
-        "time": clock(progress.seconds),  # of training, over all interruptions
+        "time": clock(progress.seconds),  # with tokens and evaluations, without interruptions
         "commit": commit[:10] + plus + dirty[:5],
     }
     return Run(row, metrics, settings)

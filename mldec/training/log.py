@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config
-from mldec.errors import brief, naming_errors, writing
+from mldec.errors import CheckpointError, brief, naming_errors, writing
 from mldec.files import torch_files
 from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, RESTORE, read_log
 from mldec.runtime import distributed
-from mldec.runtime.console import progress_bar
+from mldec.runtime.console import in_notebook, on_terminal, progress_bar
 
 T = TypeVar("T")
 log = logging.getLogger("mldec")
@@ -40,6 +40,7 @@ class RunLog:
         directory: The folder of the run.
         step: Number of finished steps. Above 0, the existing files are continued.
         lines: Number of lines of metrics.jsonl that belong to these steps.
+        started: Time of the start of the command, as by time.monotonic(); None for now.
         tracked: The config of the run, for `log.wandb`.
         earlier: Messages that were logged before. They are written to train.log first.
     """
@@ -50,11 +51,12 @@ class RunLog:
         *,
         step: int = 0,
         lines: int = 0,
+        started: float | None = None,
         tracked: Config | None = None,
         earlier: Iterable[logging.LogRecord] = (),
     ) -> None:
         self.main = distributed.is_main()
-        self.started = time.monotonic()
+        self.started = time.monotonic() if started is None else started
         self._bar: tqdm[Any] | None = None
         self._jsonl = directory / LOG_FILE
         self._folder = directory / "tensorboard"
@@ -96,7 +98,16 @@ class RunLog:
 
             # TensorBoard ignores the events of earlier files from `purge_step` on.
             self._tensorboard = SummaryWriter(str(self._folder), purge_step=step + 1)
-        return cut_back(self._jsonl, lines)
+        lines = cut_back(self._jsonl, lines)
+        # Continue the clock of a resumed run. A damaged log does not prevent a resume.
+        with suppress(CheckpointError):
+            self.started -= read_progress(self._jsonl).seconds
+        return lines
+
+    @property
+    def seconds(self) -> float:
+        """Time of the run so far, without interruptions."""
+        return time.monotonic() - self.started
 
     def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write the numbers of a step to metrics.jsonl and TensorBoard."""
@@ -106,7 +117,7 @@ class RunLog:
         line: dict[str, float | None] = {
             "step": step,
             "epoch": epoch,
-            "time": round(time.monotonic() - self.started, 3),
+            "time": round(self.seconds, 3),
         }
         # JSON has no NaN and no infinity.
         for key, value in values.items():
@@ -124,7 +135,9 @@ class RunLog:
     ) -> Iterator[T]:
         """Iterate over the remaining steps of an epoch; a terminal shows a progress bar."""
         options: dict[str, Any] = {"total": total, "initial": done, "desc": description}
-        with progress_bar(items, hidden=not self.main, **options) as bar:
+        # `status` logs the steps without a bar.
+        hidden = not self.main or not (in_notebook() or on_terminal())
+        with progress_bar(items, hidden=hidden, **options) as bar:
             self._bar = bar  # for `status`
             yield from bar
         self._bar = None
@@ -282,7 +295,7 @@ class Evaluation:
     """One evaluation of a run, with the better of raw and averaged weights."""
 
     epoch: int  # number of finished epochs
-    seconds: float  # training time so far, without interruptions
+    seconds: float  # time of the run so far, without interruptions
     metric: str  # name of the first metric, which selects the best checkpoint
     value: float  # its value; NaN if undefined
     weights: str  # the better weights: "raw" or "ema"
@@ -291,9 +304,9 @@ class Evaluation:
 
 @dataclass
 class Progress:
-    """Training time and evaluations of a run, from its metrics.jsonl."""
+    """Time and evaluations of a run, from its metrics.jsonl."""
 
-    seconds: float = 0.0  # training time without interruptions
+    seconds: float = 0.0  # time without interruptions, including tokens and evaluations
     evaluations: list[Evaluation] = field(default_factory=list)
 
     @property
@@ -312,16 +325,9 @@ def read_progress(path: Path) -> Progress:
     """Read metrics.jsonl. Without the file, the progress is empty."""
     lines = read_log(path)
     progress = Progress()
-    previous_time = 0.0
     with naming_errors(path, remedy=RESTORE):
         for line in lines:
-            # The clock restarts at 0 after each resume.
-            time = line["time"]
-            if time < previous_time:
-                previous_time = 0.0
-            progress.seconds += time - previous_time
-            previous_time = time
-
+            progress.seconds = line["time"]
             if any(key.startswith("val/") for key in line):
                 progress.evaluations.append(_evaluation(line, progress.seconds))
     return progress

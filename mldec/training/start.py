@@ -23,22 +23,25 @@ from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
 from mldec.data.types import DataModule
 from mldec.errors import CheckpointError, ConfigError
+from mldec.evaluation.frozen_features import with_tokens
 from mldec.files.run_folder import RunFacts, command_line
-from mldec.model import Classifier, TokenClassifier, count_parameters, work_per_image
+from mldec.losses import BinaryCrossEntropy
+from mldec.model import count_parameters, work_per_image
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, has_fast_bf16
 from mldec.runtime.environment import installed
 from mldec.runtime.signals import StopRequest
-from mldec.training.frozen_features import with_tokens
 from mldec.training.trainer import Trainer, warn
 
 log = logging.getLogger("mldec")
 
+FEW_IMAGES_GAMMA = 2.0  # loss.gamma_neg of `focus_few_images`, from benchmarks/own_photos.md
 
-def start_at_frequency(head: nn.Module, labels: Labels) -> None:
+
+def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None:
     """Set the biases of a head to the log-odds of the classes in the training labels.
 
-    One positive and one negative are added to each class, so that all log-odds are finite.
+    The logit adjustment of the loss is subtracted, because the loss adds it again.
     """
     set_bias_from_prior: Callable[[torch.Tensor], None] | None = getattr(
         head, "set_bias_from_prior", None
@@ -47,9 +50,25 @@ def start_at_frequency(head: nn.Module, labels: Labels) -> None:
         raise ConfigError(
             f"train.start_at_frequency: {type(head).__name__} has no bias per class; leave it out"
         )
-    positives = labels.all_counts(1) + 1
-    negatives = labels.all_counts(0) + 1
-    set_bias_from_prior(torch.from_numpy(positives / negatives).log().float())
+    log_odds = build.label_counts(labels).log_odds()
+    adjustment: torch.Tensor | None = getattr(loss, "logit_adjustment", None)
+    if adjustment is not None:
+        log_odds = log_odds - adjustment
+    set_bias_from_prior(log_odds)
+
+
+def focus_few_images(loss: nn.Module, images: int, classes: int) -> None:
+    """Focus the binary cross-entropy on positives if there are fewer images than classes."""
+    if not isinstance(loss, BinaryCrossEntropy) or loss.gamma_neg > 0:
+        return
+    comparison = "at least as many as"
+    if images < classes:
+        comparison = "fewer than"
+        loss.gamma_neg = FEW_IMAGES_GAMMA
+    log.info(
+        f"train.focus_few_images: {images:,} training images are {comparison} {classes:,} classes, "
+        f"so loss.gamma_neg is {loss.gamma_neg:g}"
+    )
 
 
 def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
@@ -124,10 +143,12 @@ def prepare_trainer(
     torch.manual_seed(config.seed)
     data = build.data(parts)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed))
+    if config.train.focus_few_images:
+        focus_few_images(loss, len(data.train.dataset), len(data.train.classes))
     check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.train.start_at_frequency and not saved:
-        start_at_frequency(model.head, labels_of(data.train, config.seed))
+        start_at_frequency(model.head, labels_of(data.train, config.seed), loss)
     if config.init and not saved:
         log.info(loading.initialise(model, config.start, data.train.classes.names))
 
@@ -137,7 +158,6 @@ def prepare_trainer(
         if path and saved:
             loading.load_strict(model, saved.model, path)
         data = with_tokens(data, model.backbone, config, device=device, stop=stop)
-        model = TokenClassifier(model.backbone, model.head)
 
     folder = directory / "checkpoints"
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
@@ -297,8 +317,7 @@ def run_facts(trainer: Trainer) -> RunFacts:
     config = trainer.config
     model = trainer.learner.model
     size = trainer.data.transform.image_size
-    classifier = Classifier(model.backbone, model.head)
-    macs = work_per_image(classifier, size, trainer.data.val.classes.word_vectors)
+    macs = work_per_image(model, size, trainer.data.val.classes.word_vectors)
     return RunFacts(
         name=config.name,
         command=command_line(),

@@ -39,12 +39,12 @@ from mldec import build
 from mldec.config.compose import compose
 from mldec.data.labels import from_dense
 from mldec.data.loader import Batch, TrainBatches
+from mldec.evaluation.frozen_features import with_tokens
 from mldec.evaluators.average_precision import average_precision
-from mldec.model import TokenClassifier
+from mldec.model import Classifier
 from mldec.runtime.signals import StopRequest
 from mldec.tools.benchmark import environment
 from mldec.training import start
-from mldec.training.frozen_features import with_tokens
 from mldec.training.step import Learner
 
 TOP = Path(__file__).resolve().parents[2]
@@ -180,15 +180,19 @@ def train(config: Any, tokens: Tensor, labels: Tensor) -> nn.Module:
     parts = build.check(config)
     torch.manual_seed(config.seed)
     head = parts["head"].call(in_features=tokens.shape[2], num_classes=labels.shape[1])
+    loss = build.loss(parts, lambda: from_dense(labels.numpy()))
     if config.train.start_at_frequency:
-        start.start_at_frequency(head, from_dense(labels.numpy()))
-    loss = build.loss(parts)
+        start.start_at_frequency(head, from_dense(labels.numpy()), loss)
+    if config.train.focus_few_images:
+        start.focus_few_images(loss, len(tokens), labels.shape[1])
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
     config.train = config.train.with_resolved_epochs(batches.steps)
     config.train.freeze = []
     epochs = config.train.epochs
 
-    model = TokenClassifier(nn.Identity(), head)
+    no_backbone = nn.Identity()
+    no_backbone.num_features = tokens.shape[2]  # type: ignore[assignment]
+    model = Classifier(no_backbone, head)
     learner = Learner(config, model, loss, device=CPU, steps=epochs * batches.steps)
     learner.train()
     for batches.epoch in range(epochs):

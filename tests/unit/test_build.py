@@ -14,6 +14,7 @@ from mldec.data.labels import from_dense
 from mldec.data.types import Classes
 from mldec.errors import ConfigError
 from mldec.heads import GAP, Cosine
+from mldec.losses import BinaryCrossEntropy
 from mldec.training import start
 from mldec.training.optim import check_trainable
 
@@ -106,9 +107,37 @@ def test_loss_gets_label_counts_only_if_it_uses_them():
 
 def test_start_at_frequency_sets_scores_to_frequencies():
     head = GAP(4, 3)
-    start.start_at_frequency(head, LABELS)
-    scores = head(torch.zeros(1, 2, 4)).sigmoid()[0].tolist()
-    assert scores == pytest.approx([4 / 5, 2 / 5, 2 / 6])
+    start.start_at_frequency(head, LABELS, BinaryCrossEntropy())
+    logits = head(torch.zeros(1, 2, 4))
+    assert logits.sigmoid()[0].tolist() == pytest.approx([4 / 5, 2 / 5, 2 / 6])
+
+
+def test_logit_adjustment_is_subtracted_at_the_start():
+    head = GAP(4, 3)
+    start.start_at_frequency(head, LABELS, BinaryCrossEntropy())
+    logits = head(torch.zeros(1, 2, 4))
+    loss = counting_loss("loss=bce", "loss.logit_adjustment=0.3", labels=lambda: LABELS)
+    start.start_at_frequency(head, LABELS, loss)
+    adjusted = head(torch.zeros(1, 2, 4))
+    odds = torch.tensor([[4 / 1, 2 / 3, 2 / 4]])
+    torch.testing.assert_close(adjusted, 0.7 * odds.log())
+    # The loss is that of the frequencies.
+    targets = torch.tensor([[1, 0, -1]])
+    torch.testing.assert_close(loss(adjusted, targets), BinaryCrossEntropy()(logits, targets))
+
+
+def test_few_images_are_focused(caplog):
+    for images, gamma in ((20, 0), (19, 2)):
+        loss = BinaryCrossEntropy()
+        with caplog.at_level("INFO"):
+            start.focus_few_images(loss, images, 20)
+        assert loss.gamma_neg == gamma
+        assert f"loss.gamma_neg is {gamma}" in caplog.text
+    # Other losses, and a value of the user, are kept.
+    chosen = BinaryCrossEntropy(gamma_neg=1.0)
+    for loss in (chosen, torch.nn.MSELoss()):
+        start.focus_few_images(loss, 19, 20)
+    assert chosen.gamma_neg == 1
 
 
 @pytest.mark.parametrize(
@@ -117,7 +146,10 @@ def test_start_at_frequency_sets_scores_to_frequencies():
         (lambda: build.locate("backbone", "patches.Patches"), "plugins="),
         (lambda: build.locate("backbone", "patches.torch", ["patches"]), r"patches\.torch"),
         (lambda: build.resolve("data", {**DIGIT, "scenes": {}}), r"data\.scenes"),
-        (lambda: start.start_at_frequency(Cosine(4, 3), LABELS), r"train\.start_at_frequency"),
+        (
+            lambda: start.start_at_frequency(Cosine(4, 3), LABELS, None),
+            r"train\.start_at_frequency",
+        ),
         (lambda: counting_loss("loss.pos_weight=0", labels=None), r"loss\.pos_weight"),
         (lambda: counting_loss("loss.label_counts=3", labels=None), r"loss\.label_counts"),
         (lambda: together("mix.cutmix=1", loss=torch.nn.MSELoss()), "MSELoss"),

@@ -99,17 +99,13 @@ def csv_table(
             same share of positives of each class, see `hold_out_stratified`. "hash" uses a hash of
             the path. An image then keeps its split if other images are added.
         seed: Seed of the split.
+        top_k: k of the accuracy (`exclusive`) or of precision, recall and F1 at top-k.
 
     Raises:
         ValueError: If an argument is out of range or does not fit the file.
     """
     check_fraction(val_fraction)
-    if top_k is not None and not exclusive:
-        raise ValueError(f"top_k is {top_k}; it needs data.exclusive=true")
-
-    # Create both evaluators, because this validates their settings.
-    single_label_evaluator = single_label(top_k)
-    evaluator = multi_label(threshold, skip_empty=skip_empty)
+    evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "the CSV file")
     source = folder / Path(file).expanduser()
     image_folder = folder / path_inside(images or ".", "data.images")
@@ -121,9 +117,9 @@ def csv_table(
         if not has_split and value != name:
             raise ValueError(f"{name} is {value}; {source} has no column split: add one")
     if exclusive:
-        evaluator = single_label_evaluator
+        evaluator = single_label(top_k)
     elif form.partial:
-        evaluator = partial_labels(threshold)
+        evaluator = partial_labels(threshold, top_k=top_k)
     log.info(f"csv: {source} has {form}")
 
     def load(part: str, cache_dir: str | None) -> StoredImages:

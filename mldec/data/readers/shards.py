@@ -37,9 +37,7 @@ def shards(
     metric: top-1 for single-label data, `mAP_partial` if unlisted labels are not annotated,
     otherwise mAP.
     """
-    # Create both evaluators, because this validates their settings.
-    evaluator = multi_label(threshold, skip_empty=skip_empty)
-    single_label_evaluator = single_label(top_k)
+    evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "packed shards")
     index = read_index(folder / val / "index.npz")
     word_vectors = torch.from_numpy(index.queries).float()
@@ -47,9 +45,9 @@ def shards(
 
     # The labels are partial if unlisted labels are -1.
     if index.exclusive:
-        evaluator = single_label_evaluator
+        evaluator = single_label(top_k)
     elif index.rest == -1:
-        evaluator = partial_labels(threshold)
+        evaluator = partial_labels(threshold, top_k=top_k)
 
     def load(split: str, _: str | None) -> StoredImages:
         return load_shards(folder / split)

@@ -18,7 +18,7 @@ from mldec.config.schema import Config
 from mldec.data.labels import from_dense
 from mldec.data.loader import Batch, stack
 from mldec.data.types import Classes
-from mldec.model import Classifier, TokenClassifier
+from mldec.model import Classifier
 from mldec.names import numbered_names
 from mldec.runtime import distributed
 from mldec.runtime.devices import autocast
@@ -58,9 +58,8 @@ def throughput(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"beside": args.beside, "times_beside": ratio, "beyond_percent": 100 * (1 - ratio)}
         return
 
-    # The same weights and precision. Heads that train on cached tokens need their backbone here.
-    net = trial.model if config.train.cache_features else learner.net
-    net.eval()
+    # The same weights and precision. Images need the backbone, also if the head trains on tokens.
+    net = learner.net.eval()
     images = trial.random_images(batch_size)
 
     @torch.no_grad()
@@ -109,15 +108,16 @@ class Trial:
 
     def learner(self) -> Learner:
         """Return a learner for steps on random images."""
-        model = self.model
-        if self.config.train.cache_features:
-            model = TokenClassifier(model.backbone, model.head)
-
         # Some losses count the training labels.
         loss = build.loss(self.parts, lambda: from_dense(self._targets(1000).numpy()))
         word_vectors = self.classes.word_vectors
         return Learner(
-            self.config, model, loss, device=self.device, steps=STEPS, word_vectors=word_vectors
+            self.config,
+            self.model,
+            loss,
+            device=self.device,
+            steps=STEPS,
+            word_vectors=word_vectors,
         )
 
     def random_images(self, count: int) -> Tensor:

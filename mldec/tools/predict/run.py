@@ -10,8 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from mldec.cli import require
 from mldec.errors import ConfigError, DataError, RunInUseError, print_error, say
 from mldec.files.atomic import (
@@ -26,7 +24,7 @@ from mldec.files.atomic import (
 from mldec.files.cache import cache_folder
 from mldec.files.run_folder import locked
 from mldec.files.torch_files import sha256_of
-from mldec.runtime.console import keep_output_clean, on_terminal
+from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
 from mldec.tools.predict import formats, results, storage
 from mldec.tools.predict.answers import Pictures, Predictor, Row, Rule, chosen_rule, counted
@@ -43,8 +41,6 @@ log = logging.getLogger("mldec")
 TEXTS = list(formats.TEXTS)
 FORMATS = TEXTS + ["parquet", "features"]
 PARTS = ("jsonl", "parquet")
-
-LOG_SECONDS = 60.0  # between two progress messages if the output is not a terminal
 
 
 @dataclass(frozen=True)
@@ -301,9 +297,6 @@ def to_files(job: Job) -> int:
 
 def write_journal(job: Job, journal: Journal) -> None:
     """Predict the remaining images of this process, or the images to retry."""
-    intervals = {}
-    if not on_terminal():
-        intervals = dict.fromkeys(("delay", "mininterval", "maxinterval"), LOG_SECONDS)
     with listening() as stop:
         items = job.inputs.of(*job.shard)
         items = journal.begin(items, job.predictor.batch_size, job.args.overwrite)
@@ -312,7 +305,7 @@ def write_journal(job: Job, journal: Journal) -> None:
         elif journal.images:
             log.info(f"{job.name}: resuming after {counted(journal.images)}")
         rows = job.rows(items, stop, hint="; run the same command to resume")
-        progress = tqdm(rows, job.name, unit=" images", leave=False, **intervals)
+        progress = progress_bar(rows, desc=job.name, unit=" images")
         lines = (formats.line_of(job.rule, row) for row in progress)
         if journal.failed:
             journal.retry(lines)

@@ -14,7 +14,7 @@ import mldec
 from mldec.checkpoint import load_model
 from mldec.checkpoint.classes import can_make
 from mldec.cli import chosen_model, precision_setting
-from mldec.config.compose import to_yaml
+from mldec.config.compose import override, to_yaml
 from mldec.data.types import Split
 from mldec.errors import DataError
 from mldec.evaluation import open as opening
@@ -75,17 +75,29 @@ def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSe
     """Open the checkpoint of --compare with the images of the first checkpoint."""
     path = args.compare
     args = argparse.Namespace(**{**vars(args), "checkpoint": path})
+    options = EvalOptions.of(vars(args))
     loaded = load_model(**chosen_model(args))
+    # Cached tokens depend on the backbone and the precision of this checkpoint.
+    settings = [word for word in args.settings if word.startswith(("train.", "data.cache_dir="))]
+    config = override(loaded.config, settings)
+    opening.fit_to_device(config, options, setup.device)
+
     split = setup.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):
         # The text encoder of this model computes the word vectors.
         split = replace(split, classes=replace(split.classes, word_vectors=None, origin=None))
-    data = replace(setup.data, load_val=lambda: split)
+    data = replace(setup.data, load_val=lambda: split, transform=loaded.transform)
     loaded, data = opening.with_same_classes(loaded, data, path)
     network = opening.scorer(loaded, data, path)
-    thresholds = opening.chosen_thresholds(data, loaded, EvalOptions.of(vars(args)))
+    thresholds = opening.chosen_thresholds(data, loaded, options)
     return replace(
-        setup, path=path, loaded=loaded, data=data, network=network, thresholds=thresholds
+        setup,
+        path=path,
+        loaded=loaded,
+        config=config,
+        data=data,
+        network=network,
+        thresholds=thresholds,
     )
 
 

@@ -1,12 +1,18 @@
 """Runs on cached tokens."""
 
+import json
 import shutil
+import time
 from pathlib import Path
 
+import patches
 import pytest
 import torch
 from photos import write_photos
+from pictures import picture
 from support import QUICK, assert_equal
+
+from mldec.tools.summary import find_runs
 
 CACHED = ["train.freeze=[backbone]", "train.cache_features=true"]
 WORDS = [word for word in QUICK if not word.startswith("data.")]
@@ -42,6 +48,61 @@ def test_run_on_tokens_equals_run_of_frozen_backbone(train, cli):
     shutil.rmtree("cache")
     out = cli.out("evaluate", "outputs/cached/checkpoints/last.pt", "--plugin", "patches")
     assert f"{with_cache['metrics']['val/mAP']:.3f}" in out
+
+
+def test_commands_use_cached_tokens(train, cli, monkeypatch):
+    with Path("own", "data.csv").open("a") as table:
+        for number in range(24, 30):
+            picture(seed=number).save(f"own/{number}.png")
+            table.write(f"{number}.png,cat,test\n")
+    train("cached", *CACHED)
+    run = ["outputs/cached", "--plugin=patches"]
+    best = ["outputs/cached/checkpoints/best.pt", "--plugin=patches"]
+
+    def metrics(*words):
+        cli.out("evaluate", *best, "--json=metrics.json", *words)
+        return json.loads(Path("metrics.json").read_text())["metrics"]
+
+    expected = metrics("train.cache_features=false")
+    other = metrics("train.cache_features=false", "data.val=test")
+    files = {path: path.stat().st_mtime_ns for path in Path("cache").rglob("*.npy")}
+    assert len(files) == 24
+
+    def not_called(self, images):
+        raise AssertionError("the network runs again")
+
+    forward = patches.Patches.forward
+    monkeypatch.setattr(patches.Patches, "forward", not_called)
+    assert metrics() == expected
+    cli.out("calibrate", *run)
+    # Heat maps run the network on single images.
+    monkeypatch.setattr(patches.Patches, "forward", lambda self, images: forward(self, images[:1]))
+    cli.out("report", *run, f"--compare={best[0]}", "--out=report.html")
+    assert all(path.stat().st_mtime_ns == files[path] for path in Path("cache").rglob("*.npy"))
+
+    # Tokens of another split are added. Another precision runs the network and stores nothing.
+    monkeypatch.setattr(patches.Patches, "forward", forward)
+    assert metrics("data.val=test") == other
+    assert len(list(Path("cache").rglob("*.npy"))) == 30
+    cli.out("evaluate", *best, "train.precision=bf16")
+    assert len(list(Path("cache").rglob("*.npy"))) == 30
+
+    shutil.rmtree("cache")
+    assert metrics() == expected
+
+
+def test_run_time_includes_tokens(train, monkeypatch):
+    forward = patches.Patches.forward
+
+    def slow(self, images):
+        time.sleep(2)
+        return forward(self, images)
+
+    # One batch of training images, and one of validation images.
+    monkeypatch.setattr(patches.Patches, "forward", slow)
+    train("slow", *CACHED)
+    [run] = find_runs(Path("outputs"))
+    assert run.row["time"] >= "0:00:04"
 
 
 def test_resumed_run_equals_uninterrupted_run(train):

@@ -26,6 +26,8 @@ def evaluate(evaluator, logits, targets=TARGETS):
 
 ERRORS = [
     (lambda: MultiLabelEvaluator(5, threshold=0.0), ConfigError, r"data\.threshold"),
+    (lambda: MultiLabelEvaluator(5, top_k=6), ConfigError, r"data\.top_k"),
+    (lambda: PartialLabelEvaluator(5, top_k=0), ConfigError, r"data\.top_k"),
     (lambda: ZeroShotEvaluator(5, unseen=[]), ConfigError, "unseen"),
     (lambda: SingleLabelEvaluator(3, top_k=5), ConfigError, r"data\.top_k"),
     (lambda: average_precision(logits(), TARGETS), DataError, "average precision"),

@@ -30,8 +30,8 @@ def annotated(targets, values):
     return [(targets[rows[:, c], c], values[rows[:, c], c]) for c in VALID]
 
 
-def evaluated(logits, targets, threshold=0.5):
-    evaluator = PartialLabelEvaluator(logits.shape[1], threshold=threshold)
+def evaluated(logits, targets, threshold=0.5, top_k=None):
+    evaluator = PartialLabelEvaluator(logits.shape[1], threshold=threshold, top_k=top_k)
     for block, labels in zip(logits.split(40), targets.split(40), strict=True):
         evaluator.update(block, labels)
     return evaluator, evaluator.compute()
@@ -60,6 +60,20 @@ def test_map_of_valid_classes_matches_sklearn():
     assert np.isnan([columns["AP"][c] for c in (1, 3, 5)]).all()
     assert columns["positives"] == (targets == 1).sum(0).tolist()
     assert columns["negatives"] == (targets == 0).sum(0).tolist()
+
+
+def test_metrics_at_top_k_match_sklearn():
+    logits, targets = predictions()
+    _, metrics = evaluated(logits, targets, top_k=2)
+    decided = torch.zeros(ROWS, CLASSES).scatter(1, logits.argsort(1, descending=True)[:, :2], 1)
+    columns = annotated(targets, decided)
+    precision = np.mean([precision_score(*pair, zero_division=0) for pair in columns])
+    recalls = [recall_score(*pair) for pair in columns]
+    f1 = 2 * precision * np.mean(recalls) / (precision + np.mean(recalls))
+    assert metrics["CP@2"] == pytest.approx(100 * precision)
+    assert metrics["CR@2"] == pytest.approx(100 * np.mean(recalls))
+    assert metrics["CF1@2"] == pytest.approx(100 * f1)
+    assert metrics["N+@2"] == np.count_nonzero(recalls)
 
 
 def test_metrics_at_threshold_match_sklearn():

@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional import resize
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError, UserError
 from mldec.heads import CSRA, GAP, RAM, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
-from mldec.model import Classifier, TokenClassifier, Viewed
+from mldec.model import Classifier, Viewed
 
 WIDTH, CLASSES, WORD = 16, 7, 5
 SIZES = {"embed_dim": 16, "mlp_dim": 20, "num_heads": 4}
@@ -271,4 +271,4 @@ def test_attention_and_logits_of_tokens(backbone):
     model = Classifier(backbone, HEADS["groups"]()).eval()
     logits, attention = model(images, attention=True)
     assert attention.shape[:2] == (2, 3)
-    assert torch.equal(TokenClassifier(backbone, model.head)(backbone(images)), logits)
+    assert torch.equal(model(backbone(images)), logits)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from random_weights import with_gradient
 
+from mldec.losses import AsymmetricLoss
 from mldec.losses.common import LabelCounts
 from mldec.losses.cross_entropy import BinaryCrossEntropy, CrossEntropy
 
@@ -65,6 +66,15 @@ def test_value_and_gradient_match_formula(
     # Their loss is 0 for any logit.
     far = torch.where(targets == -1, math.inf, logits).detach()
     torch.testing.assert_close(BinaryCrossEntropy(**options)(far, targets), mean[0])
+
+
+def test_focused_bce_matches_asymmetric_loss():
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(8, 5, dtype=torch.float64)).requires_grad_()
+    targets = (torch.rand(8, 5) < 0.3).double()
+    focused = with_gradient(BinaryCrossEntropy(gamma_neg=2.0, reduction="sum"), logits, targets)
+    expected = with_gradient(AsymmetricLoss(gamma_neg=2.0, clip=0.0), logits, targets)
+    torch.testing.assert_close(focused, expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("pos_weight", [3.0, "auto"])

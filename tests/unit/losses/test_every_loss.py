@@ -95,6 +95,8 @@ COUNTS = LabelCounts(torch.tensor([50, 10, 1, 0]), torch.tensor([50, 90, 99, 100
 WRONG = [
     (lambda: AsymmetricLoss(gamma_neg=-1.0), ValueError, "gamma_neg is -1.0"),
     (lambda: AsymmetricLoss(pos_weight="auto"), ValueError, "label_counts"),
+    (lambda: BinaryCrossEntropy(gamma_neg=-1.0), ValueError, "gamma_neg is -1.0"),
+    (lambda: BinaryCrossEntropy(logit_adjustment=-0.1), ValueError, "logit_adjustment is -0.1"),
     (lambda: CrossEntropy(smoothing=1.0), ValueError, "smoothing is 1.0"),
     (lambda: DistributionBalancedLoss(), ValueError, "label_counts"),
     (lambda: GeneralizedRobustLoss(w=[2.0]), ValueError, "w is"),

@@ -27,7 +27,8 @@ from mldec.errors import (
     printable,
     visible,
 )
-from mldec.runtime.console import keep_output_clean, to_console
+from mldec.runtime import console
+from mldec.runtime.console import keep_output_clean, progress_bar, to_console
 
 log = logging.getLogger("mldec")
 
@@ -161,6 +162,31 @@ def test_messages_are_printed_once(capsys, monkeypatch):
     log.info("one")
     log.warning("two")
     assert capsys.readouterr() == ("two\n", ""), "other ranks print warnings only"
+
+
+def test_progress_is_logged_without_a_terminal(capsys, monkeypatch):
+    to_console()
+    for hidden in (False, True):
+        with progress_bar(range(4), desc="tokens", hidden=hidden) as bar:
+            assert list(bar) == [0, 1, 2, 3]
+    assert capsys.readouterr() == ("", ""), "short work"
+
+    monkeypatch.setattr(console, "LOG_SECONDS", 0)
+    list(progress_bar(range(4), desc="tokens"))
+    out, err = capsys.readouterr()
+    assert "tokens: 50% 2/4 [00:00<" in out
+    assert err == ""
+
+
+def test_progress_bar_is_visible_on_a_terminal_without_a_size(monkeypatch):
+    pytest.importorskip("termios", reason="Windows has no pseudo-terminals")
+    reader, writer = os.openpty()
+    assert os.get_terminal_size(writer).columns == 0
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        list(progress_bar(range(4), desc="tokens"))
+        assert b"tokens:   0%|" in os.read(reader, 1000)
+    os.close(reader)
 
 
 def test_model_options_are_arguments_of_load_model():

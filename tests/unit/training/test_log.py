@@ -12,7 +12,7 @@ from support import QUICK
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mldec.errors import DataError
-from mldec.training.log import RunLog
+from mldec.training.log import RunLog, read_progress
 
 # The thread of TensorBoard prints a traceback for a full disk.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -45,6 +45,16 @@ def test_resume_truncates_log_to_lines_of_checkpoint(content, kept, tmp_path):
     written = path.read_text().splitlines(keepends=True)
     assert (written[:-1], log.lines) == (kept, len(kept))
     assert json.loads(written[-1])["val/x"] is None, "JSON has no NaN"
+
+
+def test_clock_continues_after_resume(tmp_path):
+    for step, seconds in ((1, 20_000), (2, 1_000), (3, 4_000)):
+        started = time.monotonic() - seconds
+        with closing(RunLog(tmp_path, step=step - 1, lines=step - 1, started=started)) as log:
+            log.scalars(step, 0, {"val/x": 1.0})
+    progress = read_progress(tmp_path / "metrics.jsonl")
+    assert progress.seconds == pytest.approx(25_000, abs=600)
+    assert progress.best.seconds == pytest.approx(20_000, abs=600)
 
 
 def test_earlier_messages_come_first(tmp_path):

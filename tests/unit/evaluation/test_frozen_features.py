@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +13,12 @@ from torch import nn
 
 from mldec import build
 from mldec.backbones import TimmBackbone
-from mldec.config.compose import compose
+from mldec.config.compose import compose, override
 from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped
+from mldec.evaluation.frozen_features import StoredTokens, reuse_tokens, with_tokens
 from mldec.runtime import distributed
-from mldec.runtime.devices import autocast
 from mldec.runtime.signals import StopRequest
-from mldec.training.frozen_features import with_tokens
 from mldec.training.optim import check_trainable
 
 CPU = torch.device("cpu")
@@ -93,8 +93,7 @@ def test_folds_share_tokens():
 
 
 @pytest.mark.parametrize(
-    ("change", "computed"),
-    [("weights", 16), ("image", 1), ("size", 16), ("setting", 16), ("precision", 16)],
+    ("change", "computed"), [("weights", 16), ("image", 1), ("size", 16), ("setting", 16)]
 )
 def test_stale_tokens_are_not_read(change, computed, own_photos):
     backbone, settings = Counting(), []
@@ -109,18 +108,54 @@ def test_stale_tokens_are_not_read(change, computed, own_photos):
         os.utime(own_photos / "3.png", ns=(before.st_atime_ns, before.st_mtime_ns))
     elif change == "size":
         settings = ["data.image_size=48"]
-    elif change == "precision":
-        settings = ["train.precision=bf16"]
     else:
         settings = ["backbone.model_args.stem_width=8"]
 
     config, data = composed(*settings)
     again = with_tokens(data, backbone, config, device=CPU, stop=StopRequest())
     backbone.eval()
-    with torch.no_grad(), autocast(CPU, config.train.precision):
-        expected = backbone(fixed_sample(data.train.dataset, 3)[0][None])[0].float()
-    torch.testing.assert_close(fixed_sample(again.train.dataset, 3)[0], expected)
+    expected = backbone(fixed_sample(data.train.dataset, 3)[0][None])[0]
+    torch.testing.assert_close(fixed_sample(again.train.dataset, 3)[0], expected.detach())
     assert backbone.images == 16 + computed + 1
+
+
+def test_tokens_of_another_precision_are_not_read():
+    backbone = Counting()
+    samples = {}
+    for precision in ("fp32", "bf16", "fp32"):
+        data = cached(backbone, f"train.precision={precision}")
+        tokens, _ = fixed_sample(data.train.dataset, 3)
+        assert torch.equal(samples.setdefault(precision, tokens), tokens)
+    assert not torch.equal(samples["fp32"], samples["bf16"])
+    assert backbone.images == 32
+
+
+@pytest.mark.parametrize(
+    ("reason", "settings"),
+    [
+        (None, []),
+        ("off", ["train.cache_features=false"]),
+        ("precision", ["train.precision=bf16"]),
+        ("size", ["data.image_size=48"]),
+        ("whole network", []),
+        ("views", []),
+        ("processes", []),
+    ],
+)
+def test_evaluation_reuses_tokens_of_same_input(reason, settings, monkeypatch):
+    trained, data = composed()
+    model = SimpleNamespace(backbone=Counting(), views="flip" if reason == "views" else None)
+    loaded = SimpleNamespace(config=trained, model=model, transform=data.transform)
+    config, data = composed(*settings)
+    if reason == "whole network":
+        loaded.config = override(trained, ["train.cache_features=false"])
+    if reason == "processes":
+        monkeypatch.setattr(distributed, "world_size", lambda: 2)
+
+    reused = reuse_tokens(data, loaded, config, device=CPU)
+    assert isinstance(reused.val.dataset, StoredTokens) == (reason is None)
+    assert model.backbone.images == (8 if reason is None else 0)
+    assert len(reused.val.dataset) == 8
 
 
 def test_unreadable_files_are_named_or_skipped(own_photos):

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from mldec.backbones.folding import fold_batchnorms
+from mldec.checkpoint import Loaded
 from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
 from mldec.data.sampling import SampleRandom
 from mldec.data.types import DataModule, Split, StoredImages
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors
+from mldec.evaluation.run import memory_advice
 from mldec.files.atomic import replacing
 from mldec.files.cache import cache_folder
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import autocast, to_device
+from mldec.runtime.environment import explain_out_of_memory
 from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
@@ -41,9 +44,39 @@ class StoredTokens(StoredImages):
         if not file.exists():
             # The image was unreadable: raise its error again.
             super().load(index, rng)
-        with naming_errors(file, DataError, remedy="delete it, and pass resume=auto"):
+        with naming_errors(file, DataError, remedy="delete it, and run the command again"):
             tokens = torch.from_numpy(np.load(file))
         return tokens, self.labels.row(index)
+
+
+def reuse_tokens(
+    data: DataModule, loaded: Loaded, config: Config, *, device: torch.device
+) -> DataModule:
+    """Replace the validation images by tokens if the run of a checkpoint was trained on tokens.
+
+    The images are kept if their transform or the precision differs from the training, if the model
+    averages several views, or if there are several processes.
+
+    Args:
+        data: Data of an evaluation.
+        loaded: The checkpoint.
+        config: Settings of the evaluation. train.cache_features=false keeps the images.
+        device: Device of the evaluation.
+    """
+    trained = loaded.config.train
+    if not (trained.cache_features and config.train.cache_features):
+        return data
+    if loaded.model.views is not None or distributed.world_size() > 1:
+        return data
+    if config.train.precision.for_device(device) is not trained.precision.for_device(device):
+        return data
+
+    dataset = data.val.dataset
+    if not isinstance(dataset, StoredImages) or dataset.transform != loaded.transform:
+        return data
+    data = replace(data, transform=loaded.transform)
+    backbone = loaded.model.backbone.to(device)
+    return with_tokens(data, backbone, config, device=device, stop=StopRequest())
 
 
 def with_tokens(
@@ -118,29 +151,32 @@ def _compute(
         split=split,
     )
     was_training = backbone.training
-    backbone.eval()
-    network = backbone
+    network = backbone.eval()
     if device.type == "cpu":
         network = fold_batchnorms(backbone, data.transform.image_size)
     network.to(memory_format=torch.channels_last)
 
     done = 0
-    for batch in progress_bar(loader, desc=f"{title} tokens"):
-        if stop:
-            end_workers()
-            raise Stopped(
-                f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} {title} "
-                f"images; run the same command to continue",
-                stop.status,
-            )
-        done += len(batch.images) + len(batch.bad)
-        if len(batch.images):
-            with torch.no_grad(), autocast(device, train.precision):
+    bar = progress_bar(total=len(files), desc=f"{title} tokens", unit=" images")
+    with bar, explain_out_of_memory(lambda: memory_advice(config, device)):
+        for batch in loader:
+            if stop:
+                end_workers()
+                raise Stopped(
+                    f"stopped by {stop.name} after the tokens of {done:,} of {len(files):,} "
+                    f"{title} images; run the same command to continue",
+                    stop.status,
+                )
+            if len(batch.images):
                 images = to_device(batch.images, device, memory_format=torch.channels_last)
-                tokens = network(images).float().cpu()
-            for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
-                with replacing(files[index]) as file:
-                    np.save(file, array)
+                with torch.no_grad(), autocast(device, train.precision):
+                    tokens = network(images).float().cpu()
+                for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
+                    with replacing(files[index]) as file:
+                        np.save(file, array)
+            count = len(batch.images) + len(batch.bad)
+            done += count
+            bar.update(count)
     backbone.train(was_training)
 
 
