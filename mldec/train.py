@@ -196,7 +196,7 @@ def show(node: DictConfig) -> None:
         config = parse(node).for_world_size(processes=1)
         config = build.recorded(config, build.check(config))
         device = distributed.pick_device(config.device)
-        config.train.precision = used_precision(config.train.precision, None, device)
+        config.train.precision = used_precision(config.train, None, device)
         check_trainable(config)
         say(*to_yaml(config).splitlines())
 

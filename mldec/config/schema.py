@@ -184,7 +184,8 @@ class Train:
     eval_batch_size: int = 64  # images per batch on each process
     # Loader processes per rank; null: one per processor available to the rank, at most 16.
     workers: int | None = None
-    # Number format of the forward pass. config.yaml records the format in use.
+    # Number format of the forward pass. config.yaml records the format in use. auto is bf16 or fp16
+    # on CUDA, and fp32 on a CPU, or bf16 for cached tokens if the CPU has instructions for it.
     precision: Precision = Precision.auto
     # Use TF32 in float32 matrix products and convolutions on CUDA.
     tf32: bool = False

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mldec.backbones.folding import fold_batchnorms
 from mldec.checkpoint import Loaded
 from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
@@ -22,13 +23,13 @@ from mldec.files.atomic import replacing
 from mldec.files.cache import cache_folder
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
-from mldec.runtime.devices import autocast, memory_format, to_device
+from mldec.runtime.devices import autocast, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
 
-FORMAT = 1  # of token files; increase it if their content changes
+FORMAT = 2  # of token files; increase it if their content changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +151,10 @@ def _compute(
         split=split,
     )
     was_training = backbone.training
-    # The memory format of an evaluation, see `fit_to_device`.
-    order = memory_format(channels_last=device.type == "cuda")
-    backbone.to(memory_format=order).eval()
+    network = backbone.eval()
+    if device.type == "cpu":
+        network = fold_batchnorms(backbone, data.transform.image_size)
+    network.to(memory_format=torch.channels_last)
 
     done = 0
     bar = progress_bar(total=len(files), desc=f"{title} tokens", unit=" images")
@@ -166,9 +168,9 @@ def _compute(
                     stop.status,
                 )
             if len(batch.images):
-                images = to_device(batch.images, device, memory_format=order)
+                images = to_device(batch.images, device, memory_format=torch.channels_last)
                 with torch.no_grad(), autocast(device, train.precision):
-                    tokens = backbone(images).float().cpu()
+                    tokens = network(images).float().cpu()
                 for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
                     with replacing(files[index]) as file:
                         np.save(file, array)

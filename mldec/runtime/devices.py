@@ -83,6 +83,15 @@ class Precision(Enum):
         has_bf16 = get_device_capability(device) >= BF16_CAPABILITY
         return Precision.bf16 if has_bf16 else Precision.fp16
 
+    def after_training(self, device: "torch.device") -> "Precision":
+        """Return the default number format of a model that was trained in this one.
+
+        On a CPU, bf16 is used only if it is fast. Other half precisions become fp32.
+        """
+        if device.type == "cuda" or (self is Precision.bf16 and has_fast_bf16(device)):
+            return self
+        return Precision.fp32
+
     def may_fall_back_to(self, used: "Precision") -> bool:
         """Return True if this setting can select the number format `used` on some device."""
         is_fallback = self is Precision.fp16 and used is Precision.fp32
@@ -97,9 +106,22 @@ class Precision(Enum):
 
     def warning(self, device: "torch.device") -> str | None:
         """Return a warning if this number format is slow on a device, else None."""
-        if device.type != "cpu" or self is not Precision.bf16:
+        if device.type != "cpu" or self is not Precision.bf16 or has_fast_bf16(device):
             return None
-        return "train.precision=bf16: up to eight times slower than fp32 on a CPU without bf16"
+        return (
+            "train.precision=bf16: up to eight times slower than fp32, because this CPU has "
+            "neither AVX512-BF16 nor AMX; use fp32"
+        )
+
+
+def has_fast_bf16(device: "torch.device") -> bool:
+    """Return True for a CPU with instructions for bfloat16 products: AVX512-BF16 or AMX."""
+    from torch.cpu import get_capabilities
+
+    if device.type != "cpu":
+        return False
+    instructions = get_capabilities()
+    return bool(instructions.get("avx512_bf16") or instructions.get("amx_bf16"))
 
 
 def autocast(device: "torch.device", precision: Precision) -> "torch.autocast":

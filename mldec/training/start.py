@@ -17,7 +17,7 @@ from mldec.checkpoint import loading
 from mldec.checkpoint.classes import check_classes
 from mldec.checkpoint.state import Best, Checkpoint
 from mldec.config.compose import diff
-from mldec.config.schema import Config, MixLabels
+from mldec.config.schema import Config, MixLabels, Train
 from mldec.data.fingerprint import check_same
 from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
@@ -28,7 +28,7 @@ from mldec.files.run_folder import RunFacts, command_line
 from mldec.losses import BinaryCrossEntropy
 from mldec.model import count_parameters, work_per_image
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision
+from mldec.runtime.devices import Precision, has_fast_bf16
 from mldec.runtime.environment import installed
 from mldec.runtime.signals import StopRequest
 from mldec.training.trainer import Trainer, warn
@@ -136,7 +136,7 @@ def prepare_trainer(
     if path:
         # Fall back to an older version if the checkpoint is damaged.
         path, saved = distributed.on_main(partial(loading.load_newest, path))
-    precision = used_precision(config.train.precision, saved, device)
+    precision = used_precision(config.train, saved, device)
     config = replace(config, train=replace(config.train, precision=precision))
 
     # Pretrained weights are not downloaded if a checkpoint replaces them.
@@ -200,11 +200,17 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
             warn(warning)
 
 
-def used_precision(wanted: Precision, saved: Checkpoint | None, device: torch.device) -> Precision:
-    """Resolve the precision on a device. A resumed run keeps its precision, if still allowed."""
+def used_precision(train: Train, saved: Checkpoint | None, device: torch.device) -> Precision:
+    """Resolve the precision on a device. A resumed run keeps its precision, if still allowed.
+
+    `auto` on a CPU is bf16 for cached tokens if that is fast, else fp32.
+    """
+    wanted = train.precision
+    if wanted is Precision.auto and train.cache_features and has_fast_bf16(device):
+        wanted = Precision.bf16
     if saved is not None:
         before = Precision(saved.config["train"]["precision"])
-        if wanted.may_fall_back_to(before):
+        if train.precision.may_fall_back_to(before):
             wanted = before
     return wanted.for_device(device)
 

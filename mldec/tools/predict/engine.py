@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
+from mldec.backbones.folding import fold_batchnorms
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.sources import is_exported
@@ -24,8 +26,9 @@ from mldec.evaluation.class_list import check_class_options, read_classes, with_
 from mldec.evaluation.open import stored_thresholds
 from mldec.evaluation.options import FromValues
 from mldec.evaluation.run import probabilities
+from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast, memory_format, to_device
+from mldec.runtime.devices import Precision, autocast, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.predict.heat_maps import Explainer, Wanted
 from mldec.words.vectors import load_word_vectors
@@ -147,28 +150,34 @@ class TorchEngine:
         train = loaded.config.train
         self.device = next(loaded.model.parameters()).device
         distributed.prepare_device(self.device, tf32=train.tf32, deterministic=train.deterministic)
-        is_cuda = self.device.type == "cuda"
         if precision is None:
-            # Use the half precision of the training on CUDA, like evaluation and calibration.
-            is_half = is_cuda and train.precision.half
-            precision = train.precision if is_half else Precision.auto
+            # Use the half precision of the training, like evaluation and calibration.
+            precision = train.precision.after_training(self.device)
+            if precision is Precision.fp32:
+                precision = Precision.auto
         self._precision = precision.for_device(self.device)
         self.precision = self._precision.value
-
-        # Tensor cores need channels_last. A CPU is not always faster with it.
-        self._memory_format = memory_format(channels_last=is_cuda)
-        loaded.model.to(memory_format=self._memory_format)
         self._word_vectors = loaded.classes.word_vectors
         if self._word_vectors is not None:
             self._word_vectors = self._word_vectors.to(self.device)
+
+    @cached_property
+    def _network(self) -> Classifier:
+        """The model of the scores, in channels_last and on a CPU with folded batch norms."""
+        model = self.loaded.model
+        if self.device.type == "cpu":
+            backbone = fold_batchnorms(model.backbone, self.image_size)
+            # Copy the model, but not its parts.
+            model = deepcopy(model, {id(model.backbone): backbone, id(model.head): model.head})
+        return model.to(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
         """Score B transformed images. The results are asynchronous on a GPU."""
         with explain_out_of_memory(lambda: _memory_hint(self.device, len(images), self.image_size)):
-            model = self.loaded.model
+            model = self._network
             batch = _to_batch(images)
-            batch = to_device(batch, self.device, memory_format=self._memory_format)
+            batch = to_device(batch, self.device, memory_format=torch.channels_last)
             tokens = None
             with autocast(self.device, self._precision):
                 if features:
@@ -183,7 +192,9 @@ class TorchEngine:
     def for_classes(self, classes: Classes) -> "TorchEngine":
         """Return an engine of the same zero-shot model for other classes."""
         check_queries(self.loaded.classes, classes, "the checkpoint")
-        return TorchEngine(replace(self.loaded, classes=classes), self._precision)
+        engine = TorchEngine(replace(self.loaded, classes=classes), self._precision)
+        engine._network = self._network
+        return engine
 
     @cached_property
     def explainer(self) -> Explainer:

@@ -19,6 +19,8 @@ WORDS = [word for word in QUICK if not word.startswith("data.")]
 WORDS += ["data=csv", "data.root=own", "data.cache_dir=cache", "data.augment=none"]
 WORDS += ["data.cutout=0", "data.image_size=32", "train.batch_size=8", "train.epochs=3"]
 WORDS += ["train.ema_decay=null", "train.channels_last=false", "optim.name=adamw", "optim.lr=2e-3"]
+# auto depends on the processor.
+WORDS += ["train.precision=fp32"]
 
 
 @pytest.fixture

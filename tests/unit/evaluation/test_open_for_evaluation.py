@@ -129,16 +129,18 @@ def test_data_with_the_same_word_vectors_is_unchanged(tower):
 
 
 @pytest.mark.parametrize(
-    ("recorded", "words", "used"),
+    ("recorded", "words", "has_bf16", "used"),
     [
-        ("bf16", [], "fp32"),
-        ("bf16", ["train.precision=bf16"], "bf16"),
-        ("fp32", [], "fp32"),
-        ("fp16", ["train.precision=fp16"], "fp32"),
-        ("auto", [], "fp32"),
+        ("bf16", [], False, "fp32"),
+        ("bf16", [], True, "bf16"),
+        ("bf16", ["train.precision=bf16"], False, "bf16"),
+        ("fp32", [], True, "fp32"),
+        ("fp16", ["train.precision=fp16"], True, "fp32"),
+        ("auto", [], True, "fp32"),
     ],
 )
-def test_half_precision_is_not_used_on_a_cpu_unless_chosen(recorded, words, used, monkeypatch):
+def test_half_precision_on_a_cpu_is_fast_or_chosen(recorded, words, has_bf16, used, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
     monkeypatch.setattr(distributed, "prepare_device", lambda device, **options: None)
     config = compose(["+experiment=digits", f"train.precision={recorded}"])
     fit_to_device(config, options(*words), CPU)
@@ -147,7 +149,7 @@ def test_half_precision_is_not_used_on_a_cpu_unless_chosen(recorded, words, used
     on_cuda = override(config, [f"train.precision={recorded}"])
     fit_to_device(on_cuda, options(*words), torch.device("cuda:0"))
     assert on_cuda.train.precision.value == recorded
-    assert (config.train.channels_last, on_cuda.train.channels_last) == (False, True)
+    assert (config.train.channels_last, on_cuda.train.channels_last) == (used == "bf16", True)
 
 
 TRAINED, CURRENT = Classes(("a", "b", "c")), Classes(("c", "a", "b"))

@@ -13,7 +13,7 @@ from support import in_processes
 from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, check_device, processors
+from mldec.runtime.devices import Precision, check_device, has_fast_bf16, processors
 from mldec.runtime.distributed import pick_device
 from mldec.tools.predict.inputs import chosen_shard
 
@@ -71,8 +71,24 @@ def test_fp16_falls_back_to_fp32_on_cpu():
     named = (Precision.fp32, Precision.fp16, Precision.bf16)
     assert tuple(precision.for_device(GPU) for precision in named) == named
     assert [precision.for_device(CPU).value for precision in named] == ["fp32", "fp32", "bf16"]
-    assert [one for one in Precision if one.warning(CPU)] == [Precision.bf16]
+
+
+@pytest.mark.parametrize(
+    ("instructions", "is_fast"),
+    [({}, False), ({"avx512_f": True, "avx512_bf16": False}, False)]
+    + [({"avx512_bf16": True}, True), ({"amx_bf16": True}, True)],
+)
+def test_bf16_is_fast_on_cpus_with_instructions_for_it(instructions, is_fast, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: instructions)
+    assert has_fast_bf16(CPU) == is_fast
+    assert not has_fast_bf16(GPU)
+
+    slow = [] if is_fast else [Precision.bf16]
+    assert [precision for precision in Precision if precision.warning(CPU)] == slow
     assert Precision.bf16.warning(GPU) is None
+    used = [precision.after_training(CPU).value for precision in Precision]
+    assert used == ["fp32", "fp32", "fp32", "bf16" if is_fast else "fp32"]
+    assert [precision.after_training(GPU) for precision in Precision] == [*Precision]
 
 
 def test_ranks_of_host_share_processors(monkeypatch):

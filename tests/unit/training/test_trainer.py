@@ -17,6 +17,7 @@ from support import QUICK, assert_equal, numbers
 
 from mldec.checkpoint.loading import load
 from mldec.checkpoint.state import Best
+from mldec.config.schema import Train
 from mldec.data.fingerprint import Fingerprint
 from mldec.data.sampling import Sampling
 from mldec.data.types import Classes, fixed_sample
@@ -427,5 +428,25 @@ def test_resume_keeps_precision_if_setting_allows(wanted, saved, on_cpu, on_gpu,
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     checkpoint = saved and SimpleNamespace(config={"train": {"precision": saved}})
     for name, expected in (("cpu", on_cpu), ("cuda:0", on_gpu)):
-        used = used_precision(Precision(wanted), checkpoint, torch.device(name))
-        assert used.value == expected
+        train = Train(precision=Precision(wanted))
+        assert used_precision(train, checkpoint, torch.device(name)).value == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "saved", "with_instructions", "without"),
+    [
+        ("auto", None, "bf16", "fp32"),
+        ("auto", "fp32", "fp32", "fp32"),
+        ("auto", "bf16", "bf16", "bf16"),
+        ("fp32", None, "fp32", "fp32"),
+        ("bf16", None, "bf16", "bf16"),
+    ],
+)
+def test_tokens_are_bf16_on_cpus_with_instructions_for_it(
+    wanted, saved, with_instructions, without, monkeypatch
+):
+    checkpoint = saved and SimpleNamespace(config={"train": {"precision": saved}})
+    train = Train(precision=Precision(wanted), freeze=["backbone"], cache_features=True)
+    for instructions, expected in (({"amx_bf16": True}, with_instructions), ({}, without)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", dict(instructions).copy)
+        assert used_precision(train, checkpoint, torch.device("cpu")).value == expected
