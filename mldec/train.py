@@ -142,7 +142,7 @@ def _train(
         best = trainer.best
         facts = replace(facts, best=asdict(best), ended=trainer.ended)
         distributed.on_main(partial(write_text, directory / RUN_FILE, facts.to_json()))
-        log.info(f"{describe_best(best, trainer.epoch)}: {directory}/checkpoints/best.pt")
+        log.info(describe_best(best, trainer.epoch, directory / "checkpoints" / "best.pt"))
         # `PartialAsymmetricLoss` has estimated the class priors.
         if config.loss.get("class_prior") == "estimate" and distributed.is_main():
             from mldec.losses.partial import save_estimate

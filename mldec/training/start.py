@@ -296,11 +296,11 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     )
 
 
-def describe_best(best: Best, epochs: int) -> str:
+def describe_best(best: Best, epochs: int, path: Path) -> str:
     """Return the line of the log with the best result after a number of epochs."""
-    line = f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch})"
-    if 2 * best.epoch <= epochs:
-        line += f", no better in the {epochs - best.epoch} epochs after it: try fewer train.epochs"
+    line = f"best {best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch}): {path}"
+    if 3 * best.epoch <= epochs:
+        line += f"; no later epoch of {epochs} was better, try fewer train.epochs"
     return line
 
 

@@ -1,6 +1,7 @@
 """Parts from config nodes: allowed targets, arguments, and parts that do not fit together."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,9 +128,9 @@ def test_logit_adjustment_is_subtracted_at_the_start():
     torch.testing.assert_close(loss(adjusted, targets), BinaryCrossEntropy()(logits, targets))
 
 
-@pytest.mark.parametrize(("epochs", "overfits"), [(4, True), (3, False)])
+@pytest.mark.parametrize(("epochs", "overfits"), [(6, True), (5, False)])
 def test_early_best_epoch_is_logged(epochs, overfits):
-    line = start.describe_best(Best("mAP", 48.9, epoch=2), epochs)
+    line = start.describe_best(Best("mAP", 48.9, epoch=2), epochs, Path("best.pt"))
     assert "epoch 2" in line
     assert ("train.epochs" in line) is overfits
 
