@@ -349,7 +349,7 @@ class Model:
     def module(self) -> nn.Module:
         """The network: maps images [B, 3, S, S], uint8 or in [0, 1], to logits [B, K].
 
-        On a CPU, predictions use a copy of it. Later changes of the weights do not affect them.
+        Predictions on a CPU use a copy, so later changes of the weights do not affect them.
         """
         return self._checkpoint("module").loaded.model
 

@@ -157,14 +157,14 @@ def table(metrics: dict[str, float]) -> list[str]:
     width = max(map(len, metrics))
     groups: dict[str, list[str]] = {}
     for name, value in metrics.items():
-        line = f"  {name:<{width}}  {value:7.3f}"
+        decimals = 0 if is_count(name) else 3
+        line = f"  {name:<{width}}  {value:7.{decimals}f}"
         heading = ""
-        if is_count(name):
-            heading = "number of classes:"
-            line = f"  {name:<{width}}  {value:7.0f}"
         if "@" in name:
             heading = f"of the {name.partition('@')[2]} highest scores of an image:"
-        elif not heading:
+        elif is_count(name):
+            heading = "number of classes:"
+        else:
             line = f"{line}  {meaning(name)}".rstrip()
         groups.setdefault(heading, [heading]).append(line)
     return [line for line in chain.from_iterable(groups.values()) if line]

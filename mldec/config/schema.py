@@ -195,7 +195,7 @@ class Train:
     freeze_batchnorm: FreezeBatchNorm | None = None
     # Initialize the bias of each class from its frequency among the training labels.
     start_at_frequency: bool = False
-    # With fewer training images than classes, use loss.gamma_neg=2. It needs loss=bce.
+    # Use loss.gamma_neg=2 if there are fewer training images than classes. Only for loss=bce.
     focus_few_images: bool = False
     # Compute the tokens of a frozen backbone once, and train the head on them, unaugmented.
     # The files in data.cache_dir are reused by later runs with any head, and by evaluations.

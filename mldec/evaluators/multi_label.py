@@ -76,8 +76,8 @@ class Counts:
         }
         return {name + suffix: 100 * value.item() for name, value in values.items()}
 
-    def at_top_k(self, k: int) -> dict[str, float]:
-        """Return `summary` and the number of classes with a recall above 0, named for a k.
+    def summary_at(self, k: int) -> dict[str, float]:
+        """Return the metrics of top-k decisions: `summary`, and the classes with a recall above 0.
 
         CP@k, CR@k, CF1@k and N+@k are P, R, F1 and N+ in papers on image annotation.
         """
@@ -151,7 +151,7 @@ class MultiLabelEvaluator:
             "mAP_interpolated": 100 * per_class_ap["envelope"].nan_to_num(0).mean().item(),
             "mAP_11point": 100 * per_class_ap["11point"].nan_to_num(0).mean().item(),
             **at_threshold.summary(),
-            **at_top_k.at_top_k(self.top_k),
+            **at_top_k.summary_at(self.top_k),
         }
 
     def per_class(self) -> dict[str, list[float]]:

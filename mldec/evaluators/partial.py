@@ -83,7 +83,7 @@ class PartialLabelEvaluator:
             "mAP_weighted": 100 * weighted.item(),
             "mAP_naive": 100 * naive.nan_to_num(0).mean().item(),
             **self.at_threshold.over_ranks().of_classes(valid).summary(),
-            **self.at_top_k.over_ranks().of_classes(valid).at_top_k(self.top_k),
+            **self.at_top_k.over_ranks().of_classes(valid).summary_at(self.top_k),
             "classes_valid": float(valid.sum()),
             "classes_without_labels": float(((positives == 0) & (negatives == 0)).sum()),
             "classes_without_positives": float(((positives == 0) & (negatives > 0)).sum()),

@@ -86,7 +86,7 @@ class Precision(Enum):
     def after_training(self, device: "torch.device") -> "Precision":
         """Return the default number format of a model that was trained in this one.
 
-        On a CPU, bf16 is used only if it is fast. Other half precisions become fp32.
+        A CPU uses bf16 only if it is fast. Other half precisions become fp32 there.
         """
         if device.type == "cuda" or (self is Precision.bf16 and has_fast_bf16(device)):
             return self

@@ -10,8 +10,8 @@ are EfficientNet-Lite with ImageNet weights (timm's, or files in the folder --we
   median over the training photos. Kernel ridge regression predicts the labels. It starts from the
   frequencies of the words.
 - Decision: the five words with the highest s / (g^power f^tau). s is the prediction for a word, f
-  its frequency, and g its mean prediction for the training photos that show it. The prediction for
-  a training photo is that of the regression without this photo.
+  its frequency, and g its mean prediction for the training photos that show it. Each training photo
+  is predicted by the regression without this photo.
 
 `--choose` evaluates all combinations of settings on five hold-outs of the training photos. They are
 stratified: as in the test photos, nearly all words occur. `--test` trains with the best combination

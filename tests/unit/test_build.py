@@ -123,7 +123,7 @@ def test_logit_adjustment_is_subtracted_at_the_start():
     adjusted = head(torch.zeros(1, 2, 4))
     odds = torch.tensor([[4 / 1, 2 / 3, 2 / 4]])
     torch.testing.assert_close(adjusted, 0.7 * odds.log())
-    # The loss is that of the frequencies.
+    # The adjusted start has the same loss as the start at the frequencies.
     targets = torch.tensor([[1, 0, -1]])
     torch.testing.assert_close(loss(adjusted, targets), BinaryCrossEntropy()(logits, targets))
 

@@ -98,7 +98,7 @@ def test_run_time_includes_tokens(train, monkeypatch):
         time.sleep(2)
         return forward(self, images)
 
-    # One batch of training images, and one of validation images.
+    # Two batches: training images and validation images.
     monkeypatch.setattr(patches.Patches, "forward", slow)
     train("slow", *CACHED)
     [run] = find_runs(Path("outputs"))
