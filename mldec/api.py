@@ -349,7 +349,8 @@ class Model:
     def module(self) -> nn.Module:
         """The network: maps images [B, 3, S, S], uint8 or in [0, 1], to logits [B, K].
 
-        Predictions on a CPU use a copy, so later changes of the weights do not affect them.
+        The first prediction on a CPU may copy the backbone to fold its batch norms. Later changes
+        of the backbone are then ignored.
         """
         return self._checkpoint("module").loaded.model
 

@@ -1,10 +1,10 @@
-"""Write Corel5k in the form of data=csv: `python scripts/make_corel5k.py CLONE FOLDER`.
+"""Write Corel5k in the layout of data=csv: `python scripts/make_corel5k.py CLONE FOLDER`.
 
 CLONE is a clone of the GitHub repository TonyZZX/MultiGraph_MultiLabel_Learning. Its first commit
 contains the photos, the words, and the split of Guillaumin et al. (ICCV 2009): 4,500 training and
-499 test photos with 260 words. The photos are Corel's, for research only.
+499 test photos with 260 words. Corel owns the photos; they are for research only.
 
-FOLDER receives images/, data.csv (path, labels, split) and classes.txt.
+FOLDER will contain images/, data.csv (path, labels, split) and classes.txt.
 """
 
 import argparse

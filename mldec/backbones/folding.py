@@ -15,7 +15,8 @@ MAX_ERROR = 1e-3  # relative to the norm of the output; rounding errors are near
 def fold_batchnorms(backbone: nn.Module, image_size: int) -> nn.Module:
     """Return a copy of a backbone whose batch norms are folded into the preceding convolutions.
 
-    A random image finds the convolution of each batch norm and checks the result.
+    Convolutions are matched, and the result is validated, on a random image. Batch norms without a
+    convolution directly before them are kept.
 
     Args:
         backbone: Maps images uint8 [B, 3, S, S] to tokens, on the CPU, in evaluation mode.

@@ -185,7 +185,7 @@ class Train:
     # Loader processes per rank; null: one per processor available to the rank, at most 16.
     workers: int | None = None
     # Number format of the forward pass. config.yaml records the format in use. auto is bf16 or fp16
-    # on CUDA, and fp32 on a CPU, or bf16 for cached tokens if the CPU has instructions for it.
+    # on CUDA, and fp32 on a CPU, or bf16 with cached tokens if the CPU has instructions for it.
     precision: Precision = Precision.auto
     # Use TF32 in float32 matrix products and convolutions on CUDA.
     tf32: bool = False
@@ -195,7 +195,7 @@ class Train:
     freeze_batchnorm: FreezeBatchNorm | None = None
     # Initialize the bias of each class from its frequency among the training labels.
     start_at_frequency: bool = False
-    # Use loss.gamma_neg=2 if there are fewer training images than classes. Only for loss=bce.
+    # Use loss.gamma_neg=2 if there are fewer training images than classes. Other losses ignore it.
     focus_few_images: bool = False
     # Compute the tokens of a frozen backbone once, and train the head on them, unaugmented.
     # The files in data.cache_dir are reused by later runs with any head, and by evaluations.

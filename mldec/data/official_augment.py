@@ -111,7 +111,7 @@ def _sheared_down(image: Image.Image, slope: float) -> Image.Image:
 def _smoothed(image: Image.Image) -> Image.Image:
     """Apply Pillow's filter SMOOTH, in a quarter of the time.
 
-    It is the mean of 3 x 3 pixels, in which the center has a weight of 5. The border is unchanged.
+    A weighted mean of 3 x 3 pixels; the center has a weight of 5. The border is unchanged.
     Pillow computes in floating point. Integers suffice, because no multiple of 1/13 ends in .5.
     """
     bands = []

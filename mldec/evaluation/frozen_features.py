@@ -52,7 +52,7 @@ class StoredTokens(StoredImages):
 def reuse_tokens(
     data: DataModule, loaded: Loaded, config: Config, *, device: torch.device
 ) -> DataModule:
-    """Replace the validation images by tokens if the run of a checkpoint was trained on tokens.
+    """Replace validation images with cached tokens if a checkpoint was trained on tokens.
 
     The images are kept if their transform or the precision differs from the training, if the model
     averages several views, or if there are several processes.

@@ -25,7 +25,7 @@ MEANINGS = {
     "OP": "Precision of all decisions together",
     "OR": "Recall of all decisions together",
     "OF1": "Harmonic mean of OP and OR",
-    "N+": "Number of classes that are right for at least one image",
+    "N+": "Number of classes with at least one correct prediction",
     "P": "Precision of all decisions together",
     "R": "Recall of all decisions together",
     "F1": "Harmonic mean of P and R",

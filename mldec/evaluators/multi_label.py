@@ -77,7 +77,7 @@ class Counts:
         return {name + suffix: 100 * value.item() for name, value in values.items()}
 
     def summary_at(self, k: int) -> dict[str, float]:
-        """Return the metrics of top-k decisions: `summary`, and the classes with a recall above 0.
+        """Return `summary` at top-k, and N+, the number of classes with a recall above 0.
 
         CP@k, CR@k, CF1@k and N+@k are P, R, F1 and N+ in papers on image annotation.
         """
@@ -99,7 +99,7 @@ class MultiLabelEvaluator:
         num_classes: Number of classes K.
         threshold: Probability (sigmoid of the logit) above which a class is predicted, in (0, 1).
         top_k: Number k of highest logits that the second decision rule predicts per image, from 1
-            to K. Ties go to the lower class index. None selects 3, or K if K is smaller.
+            to K. Ties go to the lower class index. None selects 3; at most K classes are predicted.
         skip_empty: Return mAP_skip_empty as the first metric, unless no class has a positive.
     """
 

@@ -21,7 +21,7 @@ class PartialLabelEvaluator:
     Args:
         num_classes: Number of classes K.
         threshold: See `MultiLabelEvaluator`.
-        top_k: See `MultiLabelEvaluator`. Classes that are not annotated are ignored afterward.
+        top_k: See `MultiLabelEvaluator`. Unannotated labels are ignored after the selection.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class PartialLabelEvaluator:
         - mAP_partial is the mean AP over the valid classes.
         - mAP_weighted weights each valid class by its number of positives.
         - mAP_naive treats labels of -1 as negative. Classes without positives count as 0.
-        - P, R and F1 at the threshold and at top-k use the annotated labels of the valid classes.
+        - P, R and F1 at the threshold and at top-k, and N+, use the annotated labels of the valid
+          classes.
 
         Raises:
             DataError: If no class is valid, or a logit is not finite.

@@ -9,7 +9,7 @@ range. A loss has these attributes:
   allows both.
 - `soft` is True if targets between 0 and 1 are allowed (`mix.labels=weighted`, `mix.smoothing`).
   The default is False.
-- `logit_adjustment` [K] is added to the logits by the loss. The default is None, for nothing.
+- `logit_adjustment` [K] is added to the logits by the loss. None disables it.
   `train.start_at_frequency` subtracts it from the initial biases.
 - `progress` is the finished fraction of the run, in [0, 1). The learner sets it before each step.
   A loss must not use any other state of the run, because only the step is restored on resume.

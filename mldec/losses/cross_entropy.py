@@ -33,11 +33,11 @@ class BinaryCrossEntropy(nn.Module):
             class in the training labels), or None for 1.
         pos_weight_cap: Upper bound of the factors of "auto", > 0.
         gamma_neg: Focusing of negatives, >= 0, as in `AsymmetricLoss`: the loss of a negative is
-            multiplied by its score to the power gamma_neg.
+            multiplied by score^gamma_neg, without a gradient.
         logit_adjustment: Strength tau >= 0 of the logit adjustment, which favors rare classes. The
-            loss adds tau log(positives / negatives) of each class to its logit, so that the model
-            learns a logit without this part. Scores are then not probabilities; `mldec calibrate`
-            corrects them. Source: Menon et al. 2021, arXiv 2007.07314, equation 10, with log-odds.
+            loss adds tau log(positives / negatives) of each class to its logit, so that the logit
+            of the model excludes the class prior. Scores are then not probabilities; `mldec
+            calibrate` corrects them. Source: Menon et al. 2021, arXiv 2007.07314, with log-odds.
         reduction: "mean" over batch and classes, including unannotated labels, or "sum".
         label_counts: Function that counts the training labels. Required for "auto" and for the
             logit adjustment.

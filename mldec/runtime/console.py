@@ -54,7 +54,7 @@ _CONSOLE = _Console()
 
 
 class _LogFile(io.StringIO):
-    """Log the texts of a progress bar."""
+    """A file that logs what a progress bar writes."""
 
     def write(self, text: str) -> int:
         if text.strip():

@@ -40,7 +40,7 @@ class RunLog:
         directory: The folder of the run.
         step: Number of finished steps. Above 0, the existing files are continued.
         lines: Number of lines of metrics.jsonl that belong to these steps.
-        started: Time of the start of the command, as by time.monotonic(); None for now.
+        started: `time.monotonic()` at the start of the command. None for now.
         tracked: The config of the run, for `log.wandb`.
         earlier: Messages that were logged before. They are written to train.log first.
     """

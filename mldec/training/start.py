@@ -58,7 +58,7 @@ def start_at_frequency(head: nn.Module, labels: Labels, loss: nn.Module) -> None
 
 
 def focus_few_images(loss: nn.Module, images: int, classes: int) -> None:
-    """Focus the binary cross-entropy on positives if there are fewer images than classes."""
+    """Set `gamma_neg` of `BinaryCrossEntropy` if there are fewer images than classes."""
     if not isinstance(loss, BinaryCrossEntropy) or loss.gamma_neg > 0:
         return
     comparison = "at least as many as"
@@ -203,7 +203,7 @@ def check_same_run(trainer: Trainer, saved: Checkpoint, path: Path) -> None:
 def used_precision(train: Train, saved: Checkpoint | None, device: torch.device) -> Precision:
     """Resolve the precision on a device. A resumed run keeps its precision, if still allowed.
 
-    `auto` on a CPU is bf16 for cached tokens if that is fast, else fp32.
+    `auto` on a CPU is bf16 with cached tokens if that is fast, else fp32.
     """
     wanted = train.precision
     if wanted is Precision.auto and train.cache_features and has_fast_bf16(device):

@@ -307,7 +307,10 @@ def _official_cutout(image: Image.Image, rng: Random) -> Image.Image:
 
 
 def _official_operations(image: Image.Image, rng: Random) -> Image.Image:
-    """Apply two of fifteen operations. Shears and sharpness, which mldec implements, use Pillow."""
+    """Draw two operations, and apply each with probability 0.5.
+
+    Shears and sharpness, which mldec implements, use Pillow.
+    """
     for name, row in [draw_operation(rng), draw_operation(rng)]:
         if rng.random() < PROBABILITY:
             operation, levels = OPERATIONS[name]

@@ -7,11 +7,11 @@ are EfficientNet-Lite with ImageNet weights (timm's, or files in the folder --we
   is averaged over positions, and the square root is taken. The outputs of the last two stages are
   averaged over positions and standardized. Each vector is divided by its norm.
 - Kernel: exp(-gamma d / m), where d is the sum of the squared distances of all vectors, and m its
-  median over the training photos. Kernel ridge regression predicts the labels. It starts from the
+  median over the training photos. Kernel ridge regression predicts the labels, centered by the
   frequencies of the words.
 - Decision: the five words with the highest s / (g^power f^tau). s is the prediction for a word, f
-  its frequency, and g its mean prediction for the training photos that show it. Each training photo
-  is predicted by the regression without this photo.
+  its frequency, and g its mean prediction for the training photos that show it, shrunk toward the
+  median of the words. Each training photo is predicted by the regression without this photo.
 
 `--choose` evaluates all combinations of settings on five hold-outs of the training photos. They are
 stratified: as in the test photos, nearly all words occur. `--test` trains with the best combination
@@ -46,11 +46,11 @@ OUT = Path(__file__).resolve().parents[2] / "benchmarks" / "corel5k_kernel.json"
 LONG_SIDE, SHORT_SIDE = 384, 256  # twice the size of the photos
 HOLD_OUTS = 5
 HELD_OUT = 1 / 9  # of the training photos: about 500, as many as the test photos
+SMALLEST = 1e-5  # lower bound of predictions
 # Settings that --choose compares.
 NETWORKS = ("lite2", "lite1 lite2")
 GAMMAS = (1.0, 2.0)
 ALPHAS = (0.1, 0.3)  # regularization of the kernel ridge regression
-SMALLEST = 1e-5  # of predicted labels
 RULES = (
     {"power": 0.0, "tau": 0.0},
     {"power": 0.0, "tau": 0.2},
@@ -79,7 +79,7 @@ class Features(torch.nn.Module):
         self.network: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay)
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map images [B, 3, H, W] to features [B, 1280] and [B, 560]."""
+        """Map images [B, 3, H, W] to features [B, 1280] and [B, D]."""
         network = self.network
         maps = network.bn1(network.conv_stem(images))
         stages = []
@@ -132,7 +132,7 @@ def evaluate(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     evaluator = MultiLabelEvaluator(labels.shape[1], top_k=5)
     evaluator.update(torch.from_numpy(scores), torch.from_numpy(labels.astype(np.int8)))
     metrics = evaluator.compute()
-    # Words that no photo shows have recall 0 and cannot be right.
+    # Exclude words without photos from the means.
     share = labels.shape[1] / shown.sum()
     return {
         "mAP": metrics["mAP_skip_empty"],
@@ -156,7 +156,7 @@ class Regression:
         self, photos: np.ndarray, labels: np.ndarray, *, gamma: float, alpha: float
     ) -> None:
         self.photos = photos
-        # One photo more shows each word, so that no frequency is 0.
+        # Add-one smoothing keeps all frequencies above 0.
         counts = labels.sum(0)
         self.frequencies = (counts + 1) / (len(labels) + 2)
         d = distances(photos, photos)

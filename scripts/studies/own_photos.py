@@ -75,7 +75,7 @@ def residual(weight: float) -> list[str]:
     return ["head=csra", "head.num_heads=1", f"head.lam={weight}"]
 
 
-# The first and the present default of finetune_frozen, and the default without its rule for few
+# The former and the present default of finetune_frozen, and the default without its rule for few
 # photos, which the changed settings and image sizes start from.
 FORMER = "ml_decoder asl, 6 epochs"
 DEFAULT = "csra 0.3 bce, start, focus"

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--device", default="auto", help="of a checkpoint: auto, cpu, cuda or cuda:<number>")
     cli.add_precision_option(
-        arguments, "that of the training if it is fp16 or bf16, and fast on a CPU, else auto"
+        arguments, "that of the training if fp16 or bf16 (CPU: only fast bf16), else auto"
     )
     return arguments
 

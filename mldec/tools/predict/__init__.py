@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     add = processing.add_argument
     add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
     cli.add_precision_option(
-        processing, "that of the training if it is fp16 or bf16, and fast on a CPU, else auto"
+        processing, "that of the training if fp16 or bf16 (CPU: only fast bf16), else auto"
     )
     add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")

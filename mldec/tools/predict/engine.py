@@ -163,11 +163,11 @@ class TorchEngine:
 
     @cached_property
     def _network(self) -> Classifier:
-        """The model of the scores, in channels_last and on a CPU with folded batch norms."""
+        """Model for inference: channels_last, with folded batch norms on a CPU."""
         model = self.loaded.model
         if self.device.type == "cpu":
             backbone = fold_batchnorms(model.backbone, self.image_size)
-            # Copy the model, but not its parts.
+            # Shallow copy: backbone and head are not copied.
             model = deepcopy(model, {id(model.backbone): backbone, id(model.head): model.head})
         return model.to(memory_format=torch.channels_last)
 
