@@ -60,13 +60,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits_run(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Folder of a finished quick run in a real process.
 
     The parallel test processes share it. Tests must not change it.
     """
     shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    # Not PYTEST_XDIST_WORKER: a test that starts pytest passes this variable on.
+    if hasattr(pytestconfig, "workerinput"):
         shared = shared.parent
     folder = shared / "digits_run"
     run = folder / "outputs" / "digits"
