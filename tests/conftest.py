@@ -60,9 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def digits_run(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def digits_run(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished quick run in a real process.
 
     The parallel test processes share it. Tests must not change it.

@@ -30,7 +30,7 @@ __getattr__ = lazily(
         "BinaryCrossEntropy": "cross_entropy",
         "CrossEntropy": "cross_entropy",
         "DistributionBalancedLoss": "from_timm",
-        "TwoWayLoss": "from_timm",
+        "TwoWayLoss": "two_way",
         "ZLPR": "from_timm",
         "AssumeNegative": "missing",
         "EntropyMaximization": "missing",

@@ -23,30 +23,6 @@ class _FromTimm(nn.Module):
         return loss
 
 
-class TwoWayLoss(_FromTimm):
-    """Compare positives with negatives within each image and within each class.
-
-    The comparison within a class uses the images of one micro-batch on one rank. The result of a
-    run therefore depends on `train.accumulate` and on the number of ranks, unlike with other
-    losses. The logits are only trained for ranking: their sigmoids are not probabilities, and 0 is
-    not a threshold.
-
-    Source: Kobayashi, "Two-way Multi-Label Loss" (CVPR 2023).
-
-    Args:
-        positive_temperature: Temperature of the soft minimum over positives, > 0.
-        negative_temperature: Temperature of the soft maximum over negatives, > 0.
-    """
-
-    def __init__(
-        self, *, positive_temperature: float = 4.0, negative_temperature: float = 1.0
-    ) -> None:
-        check_above_0(
-            positive_temperature=positive_temperature, negative_temperature=negative_temperature
-        )
-        super().__init__("TwoWayLoss", tp=positive_temperature, tn=negative_temperature)
-
-
 class ZLPR(_FromTimm):
     """Rank all positives of an image above 0, and all negatives below 0. It has no hyperparameters.
 

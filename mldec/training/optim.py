@@ -12,16 +12,15 @@ import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers, muon
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from mldec.config.schema import Config, FreezeBatchNorm, Train
 from mldec.data.settings import NO_AUGMENTATION
 from mldec.errors import ConfigError, suggest
 
-# Fused optimizers of torch that can skip a step on the device. SGD cannot: its momentum is
-# uninitialized after a skipped first step.
-FUSED = (Adam, AdamW)
+# Optimizers of torch that can skip a step on the device if they are fused.
+FUSED = (Adam, AdamW, SGD)
 
 # Implementation options are not restored from checkpoints.
 IMPLEMENTATION = ("fused", "foreach")
@@ -187,8 +186,9 @@ def build_optimizer(
     """Build an optimizer by its name in timm.
 
     "adam" is torch's Adam with L2 regularization instead of decoupled weight decay, as in the
-    official code. "adam" and "adamw" are fused, unless `options` select an implementation.
-    `options` are further arguments of the optimizer, `grouping` those of `parameter_groups`.
+    official code. "adam" and "adamw" are fused, and on CUDA also "sgd" and "momentum", unless
+    `options` select an implementation. `options` are further arguments of the optimizer,
+    `grouping` those of `parameter_groups`.
 
     Raises:
         ConfigError: If the optimizer cannot be built.
@@ -196,26 +196,40 @@ def build_optimizer(
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
 
-    # The meta device has no fused kernels.
-    devices = {parameter.device.type for parameter in model.parameters()}
-    may_fuse = devices <= {"cpu", "cuda"}
-    if options.keys() & {"fused", "foreach", "capturable", "differentiable"}:
-        may_fuse = False
-
     try:
-        if may_fuse and get_optimizer_class(name, bind_defaults=False) in FUSED:
+        kind = get_optimizer_class(name, bind_defaults=False)
+        # The meta device has no fused kernels. SGD on a CPU gains nothing from them.
+        devices = {parameter.device.type for parameter in model.parameters()}
+        supported = {"cuda"} if kind is SGD else {"cuda", "cpu"}
+        chosen = options.keys() & {"fused", "foreach", "capturable", "differentiable", "dampening"}
+        if kind in FUSED and devices <= supported and not chosen:
             options = {**options, "fused": True}
-        return create_optimizer_v2(groups, opt=name, lr=lr, **options)
+        optimizer = create_optimizer_v2(groups, opt=name, lr=lr, **options)
+        if kind is SGD and options.get("fused"):
+            _create_momentum(optimizer)
+        return optimizer
     except (TypeError, ValueError, AssertionError) as error:
         # timm raises AssertionError if the library of an optimizer is not installed.
         raise ConfigError(f"optim.name={name} optim.options={dict(options)}: {error}") from error
+
+
+def _create_momentum(optimizer: Optimizer) -> None:
+    """Create the momentum of SGD. torch creates it in the first step, also in a skipped one.
+
+    Momentum of 0 gives the same first step without dampening, which is 0 by default.
+    """
+    for group in optimizer.param_groups:
+        if group["momentum"]:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def step_if(condition: Tensor, optimizer: Optimizer) -> None:
     """Do an optimizer step if `condition` is True.
 
     Fused optimizers skip the step on the device through `found_inf`, without a host sync. For all
-    other optimizers the host waits for the condition, a bool [] on the device.
+    other optimizers the host waits for the condition, a bool [] on the device: timm's LAMB and Muon
+    count their steps on the host.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
         # GradScaler sets the same two attributes.
@@ -260,8 +274,8 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     # Fused kernels do not check shapes.
     if isinstance(optimizer, FUSED):
         for parameter, averages in optimizer.state.items():
-            for name in ("exp_avg", "exp_avg_sq"):
-                if averages[name].shape != parameter.shape:
+            for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                if name in averages and averages[name].shape != parameter.shape:
                     raise ValueError(f"'{name}' has another shape than its parameter")
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from timm.layers import convert_sync_batchnorm
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from mldec.checkpoint.loading import load_strict
@@ -20,6 +19,7 @@ from mldec.errors import ConfigError, naming_errors
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision, autocast, memory_format, to_device
+from mldec.training.ema import ModelEma
 from mldec.training.optim import (
     build_optimizer,
     build_schedule,
@@ -65,7 +65,8 @@ class PendingStats(NamedTuple):
     """Numbers of a finished step that are still on the device."""
 
     step: int
-    loss_and_norm: Tensor  # [2]
+    loss: Tensor  # []
+    finite: Tensor  # [], whether loss and gradients are finite
     indices: list[Tensor]  # one tensor per micro-batch
 
 
@@ -116,7 +117,7 @@ class Learner:
         self.schedule = self._build_schedule()
         self.precision = train.precision.for_device(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
-        self.ema = ModelEmaV3(model, decay=train.ema_decay) if train.ema_decay else None
+        self.ema = ModelEma(model, train.ema_decay) if train.ema_decay else None
         # After this step the moving average is a copy of the weights.
         self.ema_start = (train.ema_start_epoch - 1) * (steps // train.epochs)
         self.net = self._wrap(model)
@@ -211,7 +212,7 @@ class Learner:
         # A skipped step must not change the batch-norm statistics either.
         buffers_before: list[Tensor] = []
         if skip:
-            buffers_before = [buffer.clone() for buffer in self.model.buffers()]
+            buffers_before = flatten(self.model.buffers())
 
         # Allow CUDA graphs to overwrite the outputs of the previous step.
         if train.compile_mode:
@@ -219,26 +220,24 @@ class Learner:
 
         # 1. Compute the gradients of the whole batch.
         if self.pieces is None:
-            loss, norm = self._backward(micro_batches, images_in_step)
+            loss, finite_gradients = self._backward(micro_batches, images_in_step)
         else:
-            loss, norm = self._backward_in_pieces(micro_batches, images_in_step)
+            loss, finite_gradients = self._backward_in_pieces(micro_batches, images_in_step)
 
         # 2. Check on the device that loss and gradients are finite. All ranks get the same result,
         # because they have the same gradients.
         loss = distributed.total(loss)
-        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        finite_loss = torch.isfinite(loss)
+        finite = finite_loss & finite_gradients
         # In fp16 the gradients may overflow. GradScaler then lowers its scale.
-        acceptable = finite
-        if self.scaler.is_enabled():
-            acceptable = torch.isfinite(loss)
+        acceptable = finite_loss if self.scaler.is_enabled() else finite
         if not skip:
             self.all_finite &= acceptable
 
         # 3. Update the weights.
         step_if(finite & self.all_finite, self.optimizer)
         if skip:
-            for buffer, before in zip(self.model.buffers(), buffers_before, strict=True):
-                buffer.copy_(torch.where(acceptable, buffer, before))
+            restore_unless(acceptable, self.model.buffers(), buffers_before)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -246,10 +245,9 @@ class Learner:
         self.step += 1
         self._update_schedule_and_ema()
 
-        # 5. Queue loss and gradient norm for `read`, and start the all-reduce of the status.
-        loss_and_norm = torch.stack([loss, norm.to(loss.dtype)])
+        # 5. Queue the loss for `read`, and start the all-reduce of the status.
         indices = [batch.indices for batch in micro_batches]
-        self.pending.append(PendingStats(self.step, loss_and_norm, indices))
+        self.pending.append(PendingStats(self.step, loss, finite, indices))
         return StepStatus(stop=bool(stop), micro_batches=micro_batches)
 
     def _backward_in_pieces(
@@ -284,7 +282,11 @@ class Learner:
             )
 
     def _backward(self, micro_batches: list[Batch], images_in_step: int) -> tuple[Tensor, Tensor]:
-        """Compute the gradients, and clip them. Returns the loss of this rank and their norm."""
+        """Compute the gradients, and clip them.
+
+        Returns:
+            The loss of this rank, and whether all gradients are finite.
+        """
         # Random numbers depend on seed, step and rank only, so checkpoints need no generator state.
         torch.manual_seed(sample_seed(self.config.seed, self.step, distributed.rank()))
         self.loss.progress = self.step / self.steps  # type: ignore[assignment]
@@ -294,8 +296,18 @@ class Learner:
                 loss = loss + self._forward_backward(batch, images_in_step)
 
         self.scaler.unscale_(self.optimizer)
-        norm = _clip(self.model.parameters(), self.config.train.clip_grad)
-        return loss, norm
+        max_norm = self.config.train.clip_grad
+        if max_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        elif self.scaler.is_enabled():
+            # `unscale_` has already looked for infinite gradients.
+            [found_inf] = self.scaler._found_inf_per_device(self.optimizer).values()
+            return loss, found_inf == 0
+        else:
+            parameters = self.model.parameters()
+            gradients = [value.grad for value in parameters if value.grad is not None]
+            norm = nn.utils.get_total_norm(gradients)
+        return loss, torch.isfinite(norm)
 
     def _forward_backward(self, batch: Batch, images_in_step: int) -> Tensor:
         """Add the gradients of a micro-batch, and return its share of the loss."""
@@ -333,26 +345,26 @@ class Learner:
 
         if self.ema is not None:
             if self.step > self.ema_start:
-                self.ema.update(self.model)
+                self.ema.update()
             elif self.step == self.ema_start:
-                self.ema.set(self.model)
+                self.ema.reset()
 
     def read(self) -> list[StepStats]:
         """Return the stats of all pending steps. This waits for the device."""
         if not self.pending:
             return []
 
-        values = torch.stack([pending.loss_and_norm for pending in self.pending]).tolist()
+        losses = torch.stack([pending.loss for pending in self.pending]).tolist()
+        finite = torch.stack([pending.finite for pending in self.pending]).tolist()
         stats = []
-        for pending, (loss, norm) in zip(self.pending, values, strict=True):
+        for pending, loss, is_finite in zip(self.pending, losses, finite, strict=True):
             fault = None
             if not math.isfinite(loss):
                 fault = f"the loss is {loss}"
-            elif not math.isfinite(norm) and not self.scaler.is_enabled():
+            elif not is_finite and not self.scaler.is_enabled():
                 fault = f"the gradients are not finite (the loss is {loss:.4g})"
 
-            if not math.isfinite(loss + norm):
-                self.skipped += 1
+            self.skipped += not is_finite
             indices = torch.cat(pending.indices).tolist()
             stats.append(StepStats(pending.step, loss, fault, indices))
         self.pending.clear()
@@ -375,7 +387,7 @@ class Learner:
         if self.ema is not None and saved.step > self.ema_start:
             load_strict(self.ema.module, saved.ema or {}, path)
         elif self.ema is not None:
-            self.ema.set(self.model)
+            self.ema.reset()
 
         self.step = saved.step
         with naming_errors(path, remedy=f"start a new run with init={path}"):
@@ -399,13 +411,28 @@ def divide(batch: Batch, pieces: int) -> list[Batch]:
     return [Batch(*piece) for piece in zip(images, targets, indices, strict=True)]
 
 
-def _clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip the gradients to `max_norm`, if given. Returns the norm before clipping."""
-    if max_norm is not None:
-        return nn.utils.clip_grad_norm_(parameters, max_norm)
+def flatten(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return copies of all values, as one tensor [N] per dtype. It takes few kernel launches."""
+    flat: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        flat.setdefault(tensor.dtype, []).append(tensor.flatten())
+    return [torch.cat(values) for values in flat.values()]
 
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return nn.utils.get_total_norm(gradients)
+
+def restore_unless(condition: Tensor, tensors: Iterable[Tensor], before: list[Tensor]) -> None:
+    """Set tensors to their earlier values unless a condition is True, without a host sync.
+
+    Args:
+        condition: Bool [] on the device.
+        tensors: The tensors, changed in place.
+        before: Result of `flatten` for the same tensors.
+    """
+    tensors = list(tensors)
+    for now, earlier in zip(flatten(tensors), before, strict=True):
+        same_dtype = [tensor for tensor in tensors if tensor.dtype == now.dtype]
+        values = torch.where(condition, now, earlier).split([t.numel() for t in same_dtype])
+        shaped = [value.view_as(t) for value, t in zip(values, same_dtype, strict=True)]
+        torch._foreach_copy_(same_dtype, shaped)
 
 
 def augment(

@@ -1,12 +1,14 @@
-"""Losses of timm against the formulas of their papers."""
+"""Losses of timm, and the two-way loss, against the formulas of their papers."""
 
 import math
 
 import pytest
+import timm.loss
 import torch
 
 from mldec.losses.common import LabelCounts
-from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss, TwoWayLoss
+from mldec.losses.from_timm import ZLPR, DistributionBalancedLoss
+from mldec.losses.two_way import TwoWayLoss
 
 POSITIVES = [900, 300, 60, 7, 1]
 IMAGES = 1000
@@ -47,6 +49,20 @@ def test_two_way_loss_matches_formula(tp, tn):
     expected += direction(logits.T, targets.T, tp=tp, tn=tn)
     loss = TwoWayLoss(positive_temperature=tp, negative_temperature=tn)
     assert loss(logits, targets).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_way_loss_equals_timm():
+    logits, targets = batch()
+    gradients = []
+    values = []
+    for loss in (TwoWayLoss(), timm.loss.TwoWayLoss()):
+        leaf = logits.clone().requires_grad_()
+        value = loss(leaf, targets)
+        value.backward()
+        values.append(value)
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(values[0], values[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 @pytest.mark.parametrize("target", [0, 1])

@@ -202,6 +202,29 @@ def test_muon_uses_float32_on_cpu():
     torch.testing.assert_close(update / update.norm(), gradient / gradient.norm())
 
 
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_fused_sgd_skips_first_step(name):
+    layer = nn.Linear(8, 4)
+    fused = build_optimizer(layer, name=name, lr=0.1, weight_decay=0.01, options={"fused": True})
+    plain = copy.deepcopy(layer)
+    reference = build_optimizer(plain, name=name, lr=0.1, weight_decay=0.01, options={})
+    assert not reference.param_groups[0]["fused"]
+    before = copy.deepcopy(layer.state_dict())
+
+    for parameter in layer.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    step_if(torch.tensor(False), fused)
+    assert_equal(layer.state_dict(), before)
+
+    for _ in range(3):
+        for one, other in zip(layer.parameters(), plain.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        step_if(torch.tensor(True), fused)
+        step_if(torch.tensor(True), reference)
+    torch.testing.assert_close(layer.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-7)
+
+
 def rates(built, schedule, steps):
     """Return rate and momentum of each group at each step."""
     seen = []

@@ -10,6 +10,7 @@ import torch
 from patches import MeanSquare, Patches
 from squares import Spoilt
 from support import assert_equal
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from mldec.config.compose import compose, override
@@ -20,8 +21,9 @@ from mldec.heads.words import WordGAP, WordGroupDecoder
 from mldec.losses.asymmetric import AsymmetricLoss
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.model import Classifier
+from mldec.training.ema import ModelEma
 from mldec.training.optim import fast_forward
-from mldec.training.step import Learner, augment
+from mldec.training.step import Learner, augment, flatten, restore_unless
 
 CPU = torch.device("cpu")
 # Gradient descent without momentum, weight decay and moving average.
@@ -231,13 +233,42 @@ def test_sync_batchnorm_needs_cuda(config, monkeypatch):
 def test_moving_average_follows_formula(config):
     ours = learner(config, "train.ema_decay=0.9")
     average = ours.ema.module.head.pool_bias
-    ours.model.register_buffer("counter", torch.tensor(5))
-    ours.ema.module.register_buffer("counter", torch.tensor(0))
     for _ in range(2):
         before = average.clone()
         ours.learn([batch()], 6)
         torch.testing.assert_close(average, 0.9 * before + 0.1 * ours.model.head.pool_bias)
-    assert ours.ema.module.counter == 5, "counters are copied"
+
+
+def test_moving_average_equals_timm():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    ours, theirs = ModelEma(model, 0.9), ModelEmaV3(model, decay=0.9)
+    for _ in range(3):
+        model(torch.randn(2, 3, 8, 8)).sum().backward()
+        with torch.no_grad():
+            model[0].weight += model[0].weight.grad
+        ours.update()
+        theirs.update(model)
+    assert_equal(dict(ours.module.state_dict()), dict(theirs.module.state_dict()))
+    assert ours.module[1].num_batches_tracked == 3
+
+    ours.reset()
+    assert_equal(dict(ours.module.state_dict()), dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_restore_unless(condition):
+    tensors = [torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+    tensors += [torch.tensor(3), torch.randn(5), torch.tensor(4), torch.randn(())]
+    before = copy.deepcopy(tensors)
+    saved = flatten(tensors)
+    for tensor in tensors:
+        tensor.add_(1)
+    tensors[2][0] = torch.nan
+    after = copy.deepcopy(tensors)
+
+    restore_unless(torch.tensor(condition), tensors, saved)
+    for value, one, other in zip(tensors, after, before, strict=True):
+        torch.testing.assert_close(value, one if condition else other, equal_nan=True)
 
 
 @pytest.mark.parametrize(("epochs", "cooldown", "flat"), [(8, 1, 1), (2, 10, 1), (1, 10, 0)])
