@@ -208,6 +208,13 @@ def total(value: Tensor) -> Tensor:
     return value
 
 
+def gather_rows(value: Tensor) -> Tensor:
+    """Gather a tensor [N] of each rank on all ranks: [ranks, N]."""
+    rows = value.new_empty(world_size() * len(value))
+    dist.all_gather_into_tensor(rows, value)
+    return rows.view(world_size(), len(value))
+
+
 def start_total(value: Tensor) -> Callable[[], Tensor]:
     """All-reduce the sum of a CPU tensor; the returned function waits for it, and returns it."""
     work = dist.all_reduce(value, async_op=True) if dist.is_initialized() else None

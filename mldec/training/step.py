@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 
 from mldec.checkpoint.loading import load_strict
@@ -28,6 +27,7 @@ from mldec.training.optim import (
     load_state,
     step_if,
 )
+from mldec.training.sync_batchnorm import synchronize
 
 log = logging.getLogger("mldec")
 
@@ -100,7 +100,7 @@ class Learner:
                 raise ConfigError(
                     f"train.sync_batchnorm: it needs CUDA, not {device}; leave it out"
                 )
-            model = convert_sync_batchnorm(model)
+            synchronize(model)
         model.to(memory_format=self.memory_format)
 
         self.config = config

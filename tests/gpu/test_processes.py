@@ -65,9 +65,12 @@ def test_two_processes_train_like_one(tmp_path, device, accumulate):
             assert one == pytest.approx(two, rel=1e-2)
 
 
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=CUDA_MARKS) for name in BACKENDS])
-def test_sync_batch_norm_uses_whole_batch(tmp_path, backend):
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [("gloo", "cpu")] + [pytest.param(name, "cuda", marks=CUDA_MARKS) for name in BACKENDS],
+)
+def test_sync_batch_norm_uses_whole_batch(tmp_path, backend, device):
     file = tmp_path / "results.pt"
-    start(tmp_path / "run", 2, synchronized.__file__, backend, str(file))
+    start(tmp_path / "run", 2, synchronized.__file__, backend, device, str(file))
     for found, expected in zip(read_torch(file), synchronized.reference(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
