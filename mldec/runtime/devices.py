@@ -50,6 +50,14 @@ def processors() -> int:
     return max(1, count // env_number("LOCAL_WORLD_SIZE", 1, smallest=1))
 
 
+def loader_processes(device_type: str) -> int:
+    """Return a number of loader processes, at least 1.
+
+    A GPU needs two processors of the rank for the main thread and for copies to pinned memory.
+    """
+    return max(1, processors() - (2 if device_type == "cuda" else 0))
+
+
 def env_number(name: str, default: int, *, smallest: int = 0) -> int:
     """Return an integer environment variable of torchrun, at least `smallest`."""
     text = os.environ.get(name) or str(default)
