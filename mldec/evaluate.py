@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mldec.cli import (
+    add_compile_option,
     add_model_options,
     add_threshold_option,
     add_views_option,
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_model_options(arguments)
     add_views_option(arguments)
+    add_compile_option(arguments)
 
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
@@ -76,6 +78,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
 
     from mldec.checkpoint import load_model
     from mldec.evaluation import run as evaluation
+    from mldec.evaluation.inference import check_compile
     from mldec.evaluation.open import open_for_evaluation
     from mldec.evaluation.options import EvalOptions
     from mldec.runtime import distributed
@@ -89,6 +92,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
         return None
 
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
+    if args.compile:
+        check_compile(setup.device)
     config = setup.config
     device = setup.device
     with distributed.processes(device):
@@ -102,6 +107,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
                 device=device,
                 progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),
                 logit_threshold=setup.logit_threshold(),
+                compiled=args.compile,
             )
 
         names = setup.data.val.classes.names

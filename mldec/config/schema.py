@@ -90,6 +90,7 @@ HARMLESS = {
     "train.patience",
     "train.workers",
     "train.compile",
+    "train.fold_batchnorms",
     "train.batch_per_gpu",
     "train.eval_batch_size",
     "train.eval_every",
@@ -208,6 +209,8 @@ class Train:
     # true: compile with the default mode. Other modes of torch.compile: reduce-overhead,
     # max-autotune, max-autotune-no-cudagraphs.
     compile: Any = False
+    # Fold batch norms into convolutions in evaluations: faster, and equal up to rounding.
+    fold_batchnorms: bool = False
     deterministic: bool = False  # bitwise reproducible on CUDA, but slower
     # Noise on the word queries in training, as a fraction of their spread; see step.augment.
     query_noise: float = 0.0

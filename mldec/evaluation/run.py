@@ -17,6 +17,7 @@ from mldec.config.schema import Config
 from mldec.data.loader import Batch, eval_loader
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError
+from mldec.evaluation.inference import for_inference
 from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator
 from mldec.runtime import distributed
@@ -26,6 +27,7 @@ from mldec.runtime.devices import (
     as_float64,
     autocast,
     memory_format,
+    pad_batch,
     prefetch_one,
     to_device,
 )
@@ -108,6 +110,10 @@ def score(
     """
     train = config.train
     order = memory_format(channels_last=train.channels_last)
+    # On CUDA, cuDNN and torch.compile are slow at each new shape, so smaller batches are padded.
+    size = 0
+    if device.type == "cuda":
+        size = min(train.eval_batch_size, len(data.val.dataset))
     loader = eval_loader(
         data,
         batch_size=train.eval_batch_size,
@@ -128,9 +134,10 @@ def score(
             yield batch, [torch.empty(0) for _ in models]
             continue
 
-        images = to_device(batch.images, device, memory_format=order)
+        count = len(batch.images)
+        images = pad_batch(to_device(batch.images, device, memory_format=order), size)
         with autocast(device, train.precision):
-            logits = [model(images, word_vectors).float() for model in models]
+            logits = [model(images, word_vectors)[:count].float() for model in models]
         yield batch, logits
 
 
@@ -150,11 +157,15 @@ def all_scores(
     count = 0
     bad: list[str] = []
 
+    train = config.train
+    size = data.transform.image_size
     bar = partial(progress_bar, desc=f"score {path}")
     with explain_out_of_memory(lambda: memory_advice(config, device)):
-        order = memory_format(channels_last=config.train.channels_last)
+        order = memory_format(channels_last=train.channels_last)
         model.to(device).to(memory_format=order).eval()
-        scored = score([model], data, config, device=device, progress=bar)
+        half = train.precision.for_device(device).half
+        network = for_inference(model, size, fold=train.fold_batchnorms, half=half)
+        scored = score([network], data, config, device=device, progress=bar)
         # The device computes the next batch while the logits of this batch are copied.
         prefetched = prefetch_one(
             (batch, PinnedCopies(*own_logits)) for batch, own_logits in scored
@@ -195,13 +206,14 @@ def evaluate_all(
     progress: Any = None,
     logit_threshold: float | Tensor | None = None,
     observe: Callable[[Batch, list[Tensor]], None] | None = None,
+    compiled: bool = False,
 ) -> list[Results]:
     """Evaluate several models on the validation images. Each image is loaded once.
 
     The models are set to evaluation mode, and their modes are restored. For the first arguments see
     `score`. `logit_threshold` is one threshold or float64 [K]; None uses the data's own
     threshold. `observe` is called with each batch of this process and the logits float32 [b, K] of
-    each model.
+    each model. `compiled` compiles the models.
 
     Returns:
         The results of each model, identical on all processes.
@@ -215,9 +227,14 @@ def evaluate_all(
 
     bad: list[str] = []
     modes = [model.training for model in models]
+    size = data.transform.image_size
+    train = config.train
+    options = {"fold": train.fold_batchnorms, "half": train.precision.for_device(device).half}
+    networks = []
     for model in models:
         model.eval()
-    for batch, logits in score(models, data, config, device=device, progress=progress):
+        networks.append(for_inference(model, size, **options, compiled=compiled))
+    for batch, logits in score(networks, data, config, device=device, progress=progress):
         bad += batch.bad
         if not len(batch.images):
             continue
