@@ -141,6 +141,25 @@ def score(
         yield batch, logits
 
 
+def _prepared(
+    model: nn.Module,
+    data: DataModule,
+    config: Config,
+    device: torch.device,
+    *,
+    compiled: bool = False,
+) -> nn.Module:
+    """Return a model on the device for an evaluation; see `for_inference`."""
+    train = config.train
+    return for_inference(
+        model,
+        data.transform.image_size,
+        fold=train.fold_batchnorms,
+        half=train.precision.for_device(device).half,
+        compiled=compiled,
+    )
+
+
 def all_scores(
     model: nn.Module, data: DataModule, config: Config, *, device: torch.device, path: str
 ) -> Scores:
@@ -157,14 +176,11 @@ def all_scores(
     count = 0
     bad: list[str] = []
 
-    train = config.train
-    size = data.transform.image_size
     bar = partial(progress_bar, desc=f"score {path}")
     with explain_out_of_memory(lambda: memory_advice(config, device)):
-        order = memory_format(channels_last=train.channels_last)
+        order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()
-        half = train.precision.for_device(device).half
-        network = for_inference(model, size, fold=train.fold_batchnorms, half=half)
+        network = _prepared(model, data, config, device)
         scored = score([network], data, config, device=device, progress=bar)
         # The device computes the next batch while the logits of this batch are copied.
         prefetched = prefetch_one(
@@ -227,13 +243,9 @@ def evaluate_all(
 
     bad: list[str] = []
     modes = [model.training for model in models]
-    size = data.transform.image_size
-    train = config.train
-    options = {"fold": train.fold_batchnorms, "half": train.precision.for_device(device).half}
     networks = []
     for model in models:
-        model.eval()
-        networks.append(for_inference(model, size, **options, compiled=compiled))
+        networks.append(_prepared(model.eval(), data, config, device, compiled=compiled))
     for batch, logits in score(networks, data, config, device=device, progress=progress):
         bad += batch.bad
         if not len(batch.images):

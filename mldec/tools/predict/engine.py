@@ -169,15 +169,24 @@ class TorchEngine:
     @cached_property
     def _network(self) -> Classifier:
         """Model for inference: channels_last, with folded batch norms."""
-        options = {"fold": True, "half": self._precision.half, "compiled": self.compiled}
-        model = for_inference(self.loaded.model, self.image_size, **options)
+        model = for_inference(
+            self.loaded.model,
+            self.image_size,
+            fold=True,
+            half=self._precision.half,
+            compiled=self.compiled,
+        )
         return model.to(memory_format=torch.channels_last)
 
     def _prepare_device(self, shape: torch.Size) -> None:
         """Set the options of CUDA, which all engines of the process share, for a batch."""
         train = self.loaded.config.train
-        options = {"tf32": train.tf32, "deterministic": train.deterministic}
-        distributed.prepare_device(self.device, **options, batches=self._batches[shape])
+        distributed.prepare_device(
+            self.device,
+            tf32=train.tf32,
+            deterministic=train.deterministic,
+            batches=self._batches[shape],
+        )
 
     @torch.no_grad()
     def answer(
