@@ -78,7 +78,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
 
     from mldec.checkpoint import load_model
     from mldec.evaluation import run as evaluation
-    from mldec.evaluation.inference import check_compile
     from mldec.evaluation.open import open_for_evaluation
     from mldec.evaluation.options import EvalOptions
     from mldec.runtime import distributed
@@ -92,8 +91,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
         return None
 
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
-    if args.compile:
-        check_compile(setup.device)
     config = setup.config
     device = setup.device
     with distributed.processes(device):

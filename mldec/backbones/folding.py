@@ -1,8 +1,6 @@
 """Fold batch norms into convolutions, for inference."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,23 +11,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 MAX_ERROR = 1e-3  # relative to the norm of the output; rounding errors are near 1e-6
 
 
-@contextmanager
-def _exact_convolutions() -> Iterator[None]:
-    """Disable cuDNN's search for fast kernels, which takes seconds, and TF32."""
-    cudnn = torch.backends.cudnn
-    benchmark = cudnn.benchmark
-    allow_tf32 = cudnn.allow_tf32
-    cudnn.benchmark = False
-    cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        cudnn.benchmark = benchmark
-        cudnn.allow_tf32 = allow_tf32
-
-
 @torch.no_grad()
-@_exact_convolutions()
+@torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # and without its search
 def fold_batchnorms(
     backbone: nn.Module, image_size: int, half: torch.dtype | None = None
 ) -> nn.Module:

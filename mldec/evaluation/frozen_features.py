@@ -151,8 +151,9 @@ def _compute(
         split=split,
     )
     was_training = backbone.training
-    half = train.precision.for_device(device).half
-    network = fold_batchnorms(backbone.eval(), data.transform.image_size, half)
+    network = backbone.eval()
+    if device.type == "cpu":
+        network = fold_batchnorms(backbone, data.transform.image_size)
     network.to(memory_format=torch.channels_last)
 
     done = 0

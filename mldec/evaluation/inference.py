@@ -16,41 +16,38 @@ Model = TypeVar("Model", bound=nn.Module)
 def for_inference(
     model: Model,
     image_size: int,
-    *,
-    fold: bool,
     half: torch.dtype | None = None,
+    *,
+    fold: bool = True,
     compiled: bool = False,
 ) -> Model:
-    """Return a copy of a model for inference. The weights of its head are shared.
+    """Return a copy of a model for inference, which shares the weights of its head.
 
     Args:
         model: A `Classifier`, or a module that contains one, in evaluation mode.
         image_size: Pixels per side of the images.
-        fold: Whether to fold batch norms. Later changes of the backbone are then ignored.
         half: Number format of autocast, see `fold_batchnorms`.
-        compiled: Whether to compile backbone and head.
+        fold: Whether to fold batch norms. Later changes of the backbone are then ignored.
+        compiled: Whether to compile backbone and head. Raises ConfigError if it fails.
     """
     if not (fold or compiled):
         return model
 
     [classifier] = [module for module in model.modules() if isinstance(module, Classifier)]
-    backbone = classifier.backbone
-    head = classifier.head
+    parts = {"backbone": classifier.backbone, "head": classifier.head}
     if fold:
-        backbone = fold_batchnorms(backbone, image_size, half)
+        parts["backbone"] = fold_batchnorms(classifier.backbone, image_size, half)
     if compiled:
-        # By default, torch compiles slower graphs with a dynamic batch size after a second size.
-        backbone = torch.compile(backbone, dynamic=False)  # type: ignore[assignment]
-        head = torch.compile(head, dynamic=False)  # type: ignore[assignment]
-    # `deepcopy` takes these modules from its memo instead of copying them.
-    return copy.deepcopy(model, {id(classifier.backbone): backbone, id(classifier.head): head})
+        device = next(model.parameters()).device
+        try:
+            # A small function shows whether the compilers of this device work.
+            torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
+        except Exception as error:
+            problem = f"torch.compile does not work on {device} ({brief(error)})"
+            raise ConfigError(f"--compile: {problem}; omit it") from error
+        for name, part in parts.items():
+            # Graphs with a dynamic batch size would be slower.
+            parts[name] = torch.compile(part, dynamic=False)  # type: ignore[assignment]
 
-
-def check_compile(device: torch.device) -> None:
-    """Raise ConfigError unless torch.compile works on a device, by compiling a small function."""
-    try:
-        torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
-    except Exception as error:  # depends on the device and the missing compiler
-        raise ConfigError(
-            f"--compile: torch.compile does not work on {device} ({brief(error)}); omit it"
-        ) from error
+    # `deepcopy` takes both parts from its memo instead of copying them.
+    return copy.deepcopy(model, {id(getattr(classifier, name)): parts[name] for name in parts})

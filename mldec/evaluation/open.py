@@ -146,18 +146,10 @@ def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build
 
 
 def fit_to_device(config: Config, options: EvalOptions, device: torch.device, images: int) -> None:
-    """Prepare the device for a number of images, and set its memory format and precision.
-
-    Memory format and precision are set in the config in place.
-    """
+    """Prepare the device, and set its memory format and precision in the config in place."""
     train = config.train
-    _, processes = distributed.rank_and_world_size()
-    distributed.prepare_device(
-        device,
-        tf32=train.tf32,
-        deterministic=train.deterministic,
-        batches=images // (train.eval_batch_size * processes),
-    )
+    flags = {"tf32": train.tf32, "deterministic": train.deterministic}
+    distributed.prepare_device(device, **flags, batches=images // train.eval_batch_size)
     # Tensor cores are faster with channels_last, regardless of the training setting.
     train.channels_last = device.type == "cuda"
 

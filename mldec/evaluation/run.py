@@ -94,6 +94,7 @@ def score(
     *,
     device: torch.device,
     progress: Any = None,
+    compiled: bool = False,
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield each batch of validation images of this process with the logits of each model.
 
@@ -103,6 +104,7 @@ def score(
         config: Settings of the loader and the precision.
         device: Device of the models.
         progress: Wraps the batches, as `progress_bar` does.
+        compiled: Whether to compile the models.
 
     Yields:
         A batch, and the logits of each model: float32 [b, K] on the device, or [0] without a
@@ -110,9 +112,14 @@ def score(
     """
     train = config.train
     order = memory_format(channels_last=train.channels_last)
-    # On CUDA, cuDNN and torch.compile are slow at each new shape, so smaller batches are padded.
+    half = train.precision.for_device(device).half
+    options = {"fold": train.fold_batchnorms, "compiled": compiled}
+    networks = []
+    for model in models:
+        networks.append(for_inference(model, data.transform.image_size, half, **options))
+    # cuDNN and torch.compile are slow at each new shape, so smaller batches are padded.
     size = 0
-    if device.type == "cuda":
+    if device.type == "cuda" or compiled:
         size = min(train.eval_batch_size, len(data.val.dataset))
     loader = eval_loader(
         data,
@@ -137,27 +144,8 @@ def score(
         count = len(batch.images)
         images = pad_batch(to_device(batch.images, device, memory_format=order), size)
         with autocast(device, train.precision):
-            logits = [model(images, word_vectors)[:count].float() for model in models]
+            logits = [model(images, word_vectors)[:count].float() for model in networks]
         yield batch, logits
-
-
-def _prepared(
-    model: nn.Module,
-    data: DataModule,
-    config: Config,
-    device: torch.device,
-    *,
-    compiled: bool = False,
-) -> nn.Module:
-    """Return a model on the device for an evaluation; see `for_inference`."""
-    train = config.train
-    return for_inference(
-        model,
-        data.transform.image_size,
-        fold=train.fold_batchnorms,
-        half=train.precision.for_device(device).half,
-        compiled=compiled,
-    )
 
 
 def all_scores(
@@ -180,8 +168,7 @@ def all_scores(
     with explain_out_of_memory(lambda: memory_advice(config, device)):
         order = memory_format(channels_last=config.train.channels_last)
         model.to(device).to(memory_format=order).eval()
-        network = _prepared(model, data, config, device)
-        scored = score([network], data, config, device=device, progress=bar)
+        scored = score([model], data, config, device=device, progress=bar)
         # The device computes the next batch while the logits of this batch are copied.
         prefetched = prefetch_one(
             (batch, PinnedCopies(*own_logits)) for batch, own_logits in scored
@@ -243,10 +230,10 @@ def evaluate_all(
 
     bad: list[str] = []
     modes = [model.training for model in models]
-    networks = []
     for model in models:
-        networks.append(_prepared(model.eval(), data, config, device, compiled=compiled))
-    for batch, logits in score(networks, data, config, device=device, progress=progress):
+        model.eval()
+    scored = score(models, data, config, device=device, progress=progress, compiled=compiled)
+    for batch, logits in scored:
         bad += batch.bad
         if not len(batch.images):
             continue

@@ -22,7 +22,7 @@ from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, naming_errors
 from mldec.evaluation.class_list import check_class_options, read_classes, with_classes
-from mldec.evaluation.inference import check_compile, for_inference
+from mldec.evaluation.inference import for_inference
 from mldec.evaluation.open import stored_thresholds
 from mldec.evaluation.options import FromValues
 from mldec.evaluation.run import probabilities
@@ -153,8 +153,7 @@ class TorchEngine:
         train = loaded.config.train
         self.device = next(loaded.model.parameters()).device
         self._batches: Counter[torch.Size] = Counter()  # number of scored batches per shape
-        if compiled:
-            check_compile(self.device)
+        self._flags = {"tf32": train.tf32, "deterministic": train.deterministic}
         if precision is None:
             # Use the half precision of the training, like evaluation and calibration.
             precision = train.precision.after_training(self.device)
@@ -169,24 +168,9 @@ class TorchEngine:
     @cached_property
     def _network(self) -> Classifier:
         """Model for inference: channels_last, with folded batch norms."""
-        model = for_inference(
-            self.loaded.model,
-            self.image_size,
-            fold=True,
-            half=self._precision.half,
-            compiled=self.compiled,
-        )
+        options = (self.image_size, self._precision.half)
+        model = for_inference(self.loaded.model, *options, compiled=self.compiled)
         return model.to(memory_format=torch.channels_last)
-
-    def _prepare_device(self, shape: torch.Size) -> None:
-        """Set the options of CUDA, which all engines of the process share, for a batch."""
-        train = self.loaded.config.train
-        distributed.prepare_device(
-            self.device,
-            tf32=train.tf32,
-            deterministic=train.deterministic,
-            batches=self._batches[shape],
-        )
 
     @torch.no_grad()
     def answer(
@@ -205,7 +189,9 @@ class TorchEngine:
             if self.compiled or self.device.type == "cuda":
                 batch = pad_batch(batch, size)
             self._batches[batch.shape] += size > 0
-            self._prepare_device(batch.shape)
+            repeats = self._batches[batch.shape]
+            # All engines of the process share these options.
+            distributed.prepare_device(self.device, **self._flags, batches=repeats)
             tokens = None
             with autocast(self.device, self._precision):
                 if features:

@@ -27,7 +27,7 @@ def batch(experiment, images, fold, compiled):
     pixels = torch.zeros(images, 3, size, size, dtype=torch.uint8).pin_memory()
     # The host reads from the device whether the folded network is equal.
     with truths():
-        model = for_inference(trial.model.eval(), size, fold=fold, compiled=compiled)
+        model = for_inference(trial.model.eval(), size, torch.float16, fold=fold, compiled=compiled)
     model.to(memory_format=torch.channels_last)
 
     def score():
