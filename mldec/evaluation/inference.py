@@ -14,12 +14,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def for_inference(
-    model: Model,
-    image_size: int,
-    half: torch.dtype | None = None,
-    *,
-    fold: bool = True,
-    compiled: bool = False,
+    model: Model, image_size: int, half: torch.dtype | None, *, fold: bool, compiled: bool = False
 ) -> Model:
     """Return a copy of a model for inference, which shares the weights of its head.
 
@@ -43,7 +38,7 @@ def for_inference(
             # A small function shows whether the compilers of this device work.
             torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
         except Exception as error:
-            problem = f"torch.compile does not work on {device} ({brief(error)})"
+            problem = f"torch.compile fails on {device} ({brief(error)})"
             raise ConfigError(f"--compile: {problem}; omit it") from error
         for name, part in parts.items():
             # Graphs with a dynamic batch size would be slower.

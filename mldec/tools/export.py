@@ -86,7 +86,7 @@ class Program(nn.Module):
         takes_word_vectors: bool = False,
     ) -> None:
         super().__init__()
-        self.model = for_inference(loaded.model, loaded.transform.image_size)
+        self.model = for_inference(loaded.model, loaded.transform.image_size, None, fold=True)
         if half:
             self.model = deepcopy(self.model).half()
         self.resize: nn.Module = nn.Identity()

@@ -168,8 +168,9 @@ class TorchEngine:
     @cached_property
     def _network(self) -> Classifier:
         """Model for inference: channels_last, with folded batch norms."""
-        options = (self.image_size, self._precision.half)
-        model = for_inference(self.loaded.model, *options, compiled=self.compiled)
+        half = self._precision.half
+        options = {"fold": True, "compiled": self.compiled}
+        model = for_inference(self.loaded.model, self.image_size, half, **options)
         return model.to(memory_format=torch.channels_last)
 
     @torch.no_grad()
@@ -189,9 +190,9 @@ class TorchEngine:
             if self.compiled or self.device.type == "cuda":
                 batch = pad_batch(batch, size)
             self._batches[batch.shape] += size > 0
-            repeats = self._batches[batch.shape]
             # All engines of the process share these options.
-            distributed.prepare_device(self.device, **self._flags, batches=repeats)
+            batches = self._batches[batch.shape]
+            distributed.prepare_device(self.device, **self._flags, batches=batches)
             tokens = None
             with autocast(self.device, self._precision):
                 if features:
