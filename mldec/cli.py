@@ -132,6 +132,15 @@ def add_precision_option(arguments: argparse._ActionsContainer, default: str) ->
     )
 
 
+def add_compile_option(arguments: argparse._ActionsContainer) -> None:
+    """Add --compile to a command that scores images."""
+    arguments.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the network with torch.compile: takes minutes, and is faster for many images",
+    )
+
+
 def precision_setting(args: argparse.Namespace) -> list[str]:
     """Return --precision as a list of settings of the run, empty without the option."""
     if args.precision is None:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mldec.cli import (
+    add_compile_option,
     add_model_options,
     add_threshold_option,
     add_views_option,
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_model_options(arguments)
     add_views_option(arguments)
+    add_compile_option(arguments)
 
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
@@ -102,6 +104,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
                 device=device,
                 progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),
                 logit_threshold=setup.logit_threshold(),
+                compiled=args.compile,
             )
 
         names = setup.data.val.classes.names

@@ -12,15 +12,20 @@ MAX_ERROR = 1e-3  # relative to the norm of the output; rounding errors are near
 
 
 @torch.no_grad()
-def fold_batchnorms(backbone: nn.Module, image_size: int) -> nn.Module:
+@torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # and without its search
+def fold_batchnorms(
+    backbone: nn.Module, image_size: int, half: torch.dtype | None = None
+) -> nn.Module:
     """Return a copy of a backbone whose batch norms are folded into the preceding convolutions.
 
     Convolutions are matched, and the result is validated, on a random image. Batch norms without a
     convolution directly before them are kept.
 
     Args:
-        backbone: Maps images uint8 [B, 3, S, S] to tokens, on the CPU, in evaluation mode.
+        backbone: Maps images uint8 [B, 3, S, S] to tokens, in evaluation mode, on any device.
         image_size: Pixels per side S.
+        half: Number format of the convolutions for autocast, which would otherwise convert their
+            weights in each forward pass; None for float32.
 
     Returns:
         The copy. The backbone itself is returned if it has no batch norms, or if the tokens differ
@@ -33,6 +38,7 @@ def fold_batchnorms(backbone: nn.Module, image_size: int) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     shape = (1, 3, image_size, image_size)
     image = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    image = image.to(next(backbone.parameters()).device)
     expected, pairs = _find_pairs(folded, image)
     for norm, conv in pairs.items():
         statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
@@ -46,6 +52,9 @@ def fold_batchnorms(backbone: nn.Module, image_size: int) -> nn.Module:
                 setattr(module, name, rest)
 
     error = (folded(image) - expected).norm()
+    for module in folded.modules():
+        if type(module) is nn.Conv2d and half is not None:
+            module.to(half)
     return folded if error <= MAX_ERROR * expected.norm() else backbone
 
 
@@ -60,7 +69,7 @@ def _find_pairs(network: nn.Module, image: Tensor) -> tuple[Tensor, dict[Any, An
 
     def before_norm(norm: nn.Module, args: Any) -> None:
         conv, output = last
-        if args[0] is output:
+        if args[0] is output and norm.running_mean is not None:
             pairs[norm] = conv
 
     hooks = []

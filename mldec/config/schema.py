@@ -90,6 +90,7 @@ HARMLESS = {
     "train.patience",
     "train.workers",
     "train.compile",
+    "train.fold_batchnorms",
     "train.batch_per_gpu",
     "train.eval_batch_size",
     "train.eval_every",
@@ -182,7 +183,8 @@ class Train:
     # Repeated augmentation: versions of an image per batch; an epoch has 1/repeats of the images.
     repeats: int = 1
     eval_batch_size: int = 64  # images per batch on each process
-    # Loader processes per rank; null: one per processor available to the rank, at most 16.
+    # Loader processes per rank; null: one per processor available to the rank, at most 16. On CUDA,
+    # two processors are left for the main thread and for copies to pinned memory.
     workers: int | None = None
     # Number format of the forward pass. config.yaml records the format in use. auto is bf16 or fp16
     # on CUDA, and fp32 on a CPU, or bf16 with cached tokens if the CPU has instructions for it.
@@ -208,6 +210,8 @@ class Train:
     # true: compile with the default mode. Other modes of torch.compile: reduce-overhead,
     # max-autotune, max-autotune-no-cudagraphs.
     compile: Any = False
+    # Fold batch norms into convolutions in evaluations: faster, and equal up to rounding.
+    fold_batchnorms: bool = False
     deterministic: bool = False  # bitwise reproducible on CUDA, but slower
     # Noise on the word queries in training, as a fraction of their spread; see step.augment.
     query_noise: float = 0.0
@@ -256,11 +260,10 @@ class Train:
                 "train.cache_features: the backbone is not frozen; pass train.freeze=[backbone]"
             )
 
-    @property
-    def loader_workers(self) -> int:
-        """Number of loader processes of this rank."""
+    def loader_workers(self, device_type: str) -> int:
+        """Return the number of loader processes of this rank for "cpu", "cuda" or "mps"."""
         if self.workers is None:
-            return min(processors(), MAX_DEFAULT_WORKERS)
+            return min(loader_processes(device_type), MAX_DEFAULT_WORKERS)
         return self.workers
 
     @property

@@ -91,8 +91,8 @@ def open_for_evaluation(
     path = options.checkpoint
     config, parts = chosen_settings(loaded, options)
     device = distributed.pick_device(config.device)
-    fit_to_device(config, options, device)
     data = build.data(parts)
+    fit_to_device(config, options, device, len(data.val.dataset))
     check_size(data, loaded, options)
 
     # A softmax over the classes, as of CLIP, has no meaningful threshold for multi-label data.
@@ -145,10 +145,11 @@ def chosen_settings(loaded: Loaded, options: EvalOptions) -> tuple[Config, build
     return build.recorded(config, parts), parts
 
 
-def fit_to_device(config: Config, options: EvalOptions, device: torch.device) -> None:
+def fit_to_device(config: Config, options: EvalOptions, device: torch.device, images: int) -> None:
     """Prepare the device, and set its memory format and precision in the config in place."""
     train = config.train
-    distributed.prepare_device(device, tf32=train.tf32, deterministic=train.deterministic)
+    flags = {"tf32": train.tf32, "deterministic": train.deterministic}
+    distributed.prepare_device(device, **flags, batches=images // train.eval_batch_size)
     # Tensor cores are faster with channels_last, regardless of the training setting.
     train.channels_last = device.type == "cuda"
 

@@ -17,6 +17,7 @@ from mldec.config.schema import Config
 from mldec.data.loader import Batch, eval_loader
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError, DataError
+from mldec.evaluation.inference import for_inference
 from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator
 from mldec.runtime import distributed
@@ -26,6 +27,7 @@ from mldec.runtime.devices import (
     as_float64,
     autocast,
     memory_format,
+    pad_batch,
     prefetch_one,
     to_device,
 )
@@ -92,6 +94,7 @@ def score(
     *,
     device: torch.device,
     progress: Any = None,
+    compiled: bool = False,
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield each batch of validation images of this process with the logits of each model.
 
@@ -101,6 +104,7 @@ def score(
         config: Settings of the loader and the precision.
         device: Device of the models.
         progress: Wraps the batches, as `progress_bar` does.
+        compiled: Whether to compile the models.
 
     Yields:
         A batch, and the logits of each model: float32 [b, K] on the device, or [0] without a
@@ -108,6 +112,15 @@ def score(
     """
     train = config.train
     order = memory_format(channels_last=train.channels_last)
+    half = train.precision.for_device(device).half
+    options = {"fold": train.fold_batchnorms, "compiled": compiled}
+    networks = []
+    for model in models:
+        networks.append(for_inference(model, data.transform.image_size, half, **options))
+    # cuDNN and torch.compile are slow at each new shape, so smaller batches are padded.
+    size = 0
+    if device.type == "cuda" or compiled:
+        size = min(train.eval_batch_size, len(data.val.dataset))
     loader = eval_loader(
         data,
         batch_size=train.eval_batch_size,
@@ -128,9 +141,10 @@ def score(
             yield batch, [torch.empty(0) for _ in models]
             continue
 
-        images = to_device(batch.images, device, memory_format=order)
+        count = len(batch.images)
+        images = pad_batch(to_device(batch.images, device, memory_format=order), size)
         with autocast(device, train.precision):
-            logits = [model(images, word_vectors).float() for model in models]
+            logits = [model(images, word_vectors)[:count].float() for model in networks]
         yield batch, logits
 
 
@@ -195,13 +209,14 @@ def evaluate_all(
     progress: Any = None,
     logit_threshold: float | Tensor | None = None,
     observe: Callable[[Batch, list[Tensor]], None] | None = None,
+    compiled: bool = False,
 ) -> list[Results]:
     """Evaluate several models on the validation images. Each image is loaded once.
 
     The models are set to evaluation mode, and their modes are restored. For the first arguments see
     `score`. `logit_threshold` is one threshold or float64 [K]; None uses the data's own
     threshold. `observe` is called with each batch of this process and the logits float32 [b, K] of
-    each model.
+    each model. `compiled` compiles the models.
 
     Returns:
         The results of each model, identical on all processes.
@@ -217,7 +232,8 @@ def evaluate_all(
     modes = [model.training for model in models]
     for model in models:
         model.eval()
-    for batch, logits in score(models, data, config, device=device, progress=progress):
+    scored = score(models, data, config, device=device, progress=progress, compiled=compiled)
+    for batch, logits in scored:
         bad += batch.bad
         if not len(batch.images):
             continue

@@ -147,6 +147,16 @@ def memory_format(*, channels_last: bool) -> "torch.memory_format":
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
+def pad_batch(batch: "torch.Tensor", size: int) -> "torch.Tensor":
+    """Append images of zeros to a batch of fewer than `size` images."""
+    from torch.nn.functional import pad
+
+    missing = size - len(batch)
+    if missing <= 0:
+        return batch
+    return pad(batch, [0, 0] * (batch.ndim - 1) + [0, missing])
+
+
 class PinnedCopies:
     """Asynchronous copies of tensors to main memory. CPU tensors are not copied."""
 

@@ -31,6 +31,9 @@ log = logging.getLogger("mldec")
 # download.
 TIMEOUT = timedelta(minutes=20)
 
+# Shorter jobs do not search for the fastest kernels of cuDNN, which takes seconds for each shape.
+MIN_BATCHES = 20
+
 # Files of the NVIDIA driver on Linux.
 DEVICE_FILES = Path("/dev")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -106,10 +109,13 @@ def _warn_about_unused_gpu() -> None:
     )
 
 
-def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
+def prepare_device(
+    device: torch.device, *, tf32: bool, deterministic: bool, batches: int = MIN_BATCHES
+) -> None:
     """Set the current device, the precision of float32 products and the cuDNN options.
 
     TF32 has 10 instead of 23 bits of mantissa. torch allows it in convolutions by default.
+    `batches` is the number of batches with images of one shape, which selects the search of cuDNN.
     """
     if device.type == "cuda":
         _warn_without_compiler()
@@ -117,7 +123,7 @@ def prepare_device(device: torch.device, *, tf32: bool, deterministic: bool) -> 
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         # The benchmark selects the fastest kernel for each new shape.
-        torch.backends.cudnn.benchmark = not deterministic
+        torch.backends.cudnn.benchmark = not deterministic and batches >= MIN_BATCHES
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
 

@@ -36,6 +36,7 @@ from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import StoredImages, picture
 from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors, print_error, say
 from mldec.evaluation.class_list import check_class_options, with_classes
+from mldec.evaluation.inference import for_inference
 from mldec.evaluation.open import DEFAULT_THRESHOLD
 from mldec.evaluation.run import decided, probabilities, scores
 from mldec.evaluators.average_precision import average_precision
@@ -85,9 +86,9 @@ class Program(nn.Module):
         takes_word_vectors: bool = False,
     ) -> None:
         super().__init__()
-        self.model: nn.Module = loaded.model
+        self.model = for_inference(loaded.model, loaded.transform.image_size, None, fold=True)
         if half:
-            self.model = deepcopy(loaded.model).half()
+            self.model = deepcopy(self.model).half()
         self.resize: nn.Module = nn.Identity()
         if any_size:
             self.resize = Resize(loaded.transform)

@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Measure this checkout on a machine with a CUDA device. Results are in one JSON file per command.
 
     python3 scripts/maintainers/gpu_report.py training|inference|tests [OUT.json [PART ...]]
@@ -19,16 +19,18 @@ predict needs loader. Missing packages are reported before the first part.
 At the end the figures are compared with the goals. The exit status is 1 if a part failed. It is not
 a failure if a batch does not fit the memory, or if NCCL does not support two processes on one GPU.
 
-Environment: MINUTES (8) is the time limit of all parts. DEVICE=cpu tests the script without a GPU,
-with tiny models. The script has not been run on a CUDA device yet.
+Environment: MINUTES (8) is the time limit of all parts. QUICK=1 tests the script with tiny models,
+and DEVICE=cpu also without a GPU. The script has not been run on a CUDA device yet.
 """
 
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -41,15 +43,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from packaging.requirements import Requirement
-from PIL import Image
-
 from mldec import triton_can_compile
 from mldec.errors import ConfigError, one_line, say
 from mldec.files.atomic import check_targets, to_json, write_json, write_result
-from mldec.tools.benchmark import environment
+
+# Modules with third-party imports are imported after `check_packages`.
 
 TOP = Path(__file__).parents[2]
 PYTHON = sys.executable
@@ -72,7 +70,7 @@ OUT_OF_MEMORY = re.compile(r"out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
 # Messages of older and newer versions of NCCL for two processes on one device.
 NCCL_REJECTION = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU")
 
-# Tiny models and data, for a machine without a GPU.
+# Tiny models and data, to test the script.
 TINY = ["backbone=tiny", "data.image_size=32", "train.batch_size=4"]
 TINY_HEAD = ["head.embed_dim=16", "head.mlp_dim=16"]
 TINY_Q2L = ["train.freeze=[]", "head.input_proj=true", "head.embed_dim=32"]
@@ -132,17 +130,23 @@ class Setup(NamedTuple):
     folder: Path
     out: Path
     device: str
+    quick: bool = False
 
-    def settings(self, *of_cpu: str) -> list[str]:
-        """Return the setting of the device, and the settings `of_cpu` if it is a CPU."""
+    @property
+    def is_test(self) -> bool:
+        """Whether to test the script with tiny models and data."""
+        return self.quick or self.device == "cpu"
+
+    def settings(self, *of_test: str) -> list[str]:
+        """Return the setting of the device, and the settings `of_test` in a test."""
         settings = [f"device={self.device}"]
-        if self.device == "cpu":
-            settings += of_cpu
+        if self.is_test:
+            settings += of_test
         return settings
 
-    def number(self, on_gpu: int, on_cpu: int) -> str:
-        """Return the number for the device."""
-        return str(on_cpu if self.device == "cpu" else on_gpu)
+    def number(self, measured: int, of_test: int) -> str:
+        """Return the number for a measurement or a test."""
+        return str(of_test if self.is_test else measured)
 
     def job(self, name: str, limit: int, command: list[str], *words: str) -> Part:
         """Return a part that is a command with the option --json."""
@@ -185,6 +189,8 @@ def training(setup: Setup) -> list[Part]:
 
 def inference(setup: Setup) -> list[Part]:
     """Return the parts that read image files, and parts of other models."""
+    import torch
+
     data = setup.folder / "coco"
 
     # Multiples of the batch sizes of training (56) and evaluation (64). cuDNN would benchmark its
@@ -249,7 +255,8 @@ LOADER_ALONE = "loader_alone"  # command of a part, with its file and settings a
 
 def measure_loader(out: Path, words: list[str]) -> None:
     """Write the images/s of a training loader without training to a file."""
-    # Imported late, because these modules need more packages than torch.
+    import torch
+
     from mldec import build
     from mldec.config.compose import compose
     from mldec.data.loader import TrainBatches, train_loader
@@ -277,6 +284,9 @@ def measure_loader(out: Path, words: list[str]) -> None:
 
 def _make_coco(root: Path, *, train: int, val: int) -> None:
     """Write both splits in the layout of COCO 2014, with links to at most 256 generated photos."""
+    import numpy as np
+    from PIL import Image
+
     different = min(train, 256)
     files = root / "photos"
     files.mkdir(parents=True)
@@ -503,7 +513,11 @@ def gpu_state() -> list[dict[str, str]] | None:
 
 
 def check_packages(command: str) -> None:
-    """Raise a ConfigError with all packages that are missing or too old."""
+    """Raise a ConfigError with all packages that are missing or too old, and the pip command."""
+    if importlib.util.find_spec("packaging") is None:
+        raise ConfigError(f"packages: packaging (missing); run {PYTHON} -m pip install packaging")
+    from packaging.requirements import Requirement
+
     project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     # The last one is a dependency of hydra-core, which may be missing itself.
     needed = project["dependencies"] + ["antlr4-python3-runtime==4.9.*"]
@@ -511,17 +525,23 @@ def check_packages(command: str) -> None:
         needed += ["pytest", "pytest-xdist"]
 
     faults = []
+    install = []
     for text in needed:
         requirement = Requirement(text)
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             faults.append(f"{text} (missing)")
+            install.append(shlex.quote(text))
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             faults.append(f"{text} (installed: {version})")
+            install.append(shlex.quote(text))
     if faults:
-        raise ConfigError(f"packages: {', '.join(faults)}; install them with pip")
+        raise ConfigError(
+            f"packages: {', '.join(faults)}; run {PYTHON} -m pip install {' '.join(install)} "
+            f"(without a network: pip wheel on another machine, because antlr4 has no wheel)"
+        )
 
 
 def main() -> None:
@@ -546,11 +566,13 @@ def main() -> None:
     out = Path(args.out or f"benchmarks/gpu_{args.command}.json").absolute()
     with one_line(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         check_packages(args.command)
+        from mldec.tools.benchmark import environment
+
         if not triton_can_compile():
             # The tests and the official step import torch before mldec.
             os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
         check_targets(str(out))
-        setup = Setup(Path(folder), out, device)
+        setup = Setup(Path(folder), out, device, quick="QUICK" in os.environ)
         parts = {part.name: part for part in COMMANDS[args.command](setup)}
         for name in args.parts:
             if name not in parts:

@@ -16,7 +16,7 @@ __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 
 # Options of the command that `mldec.load` and `Tagger` accept.
 LOAD_OPTIONS = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
-LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds"]
+LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds", "compile"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_precision_option(
         processing, "that of the training if fp16 or bf16 (CPU: only fast bf16), else auto"
     )
+    cli.add_compile_option(processing)
     add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
     return arguments

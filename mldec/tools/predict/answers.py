@@ -251,6 +251,7 @@ class Predictor:
         self, batches: Iterator[Decoded], stop: StopRequest
     ) -> Iterator[tuple[Decoded, PinnedCopies | None]]:
         """Score batches asynchronously until the end or a stop request."""
+        size = 0  # of the first batch; smaller ones are padded
         for batch in stop.bounded(batches):
             if stop:
                 raise DataTimeout
@@ -258,7 +259,8 @@ class Predictor:
                 yield batch, None
                 continue
 
-            answers = self._engine.answer(batch.images, features=self._features)
+            size = max(size, len(batch.items))
+            answers = self._engine.answer(batch.images, features=self._features, size=size)
             scores = answers.scores
             min_scores = on_device(self._min_scores, scores.device)  # copied once
             assert isinstance(min_scores, Tensor)

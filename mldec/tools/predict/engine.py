@@ -2,8 +2,8 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from mldec.backbones.folding import fold_batchnorms
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.sources import is_exported
@@ -23,12 +22,13 @@ from mldec.data.transforms import EvalTransform, Picture, to_tensor
 from mldec.data.types import Classes
 from mldec.errors import CheckpointError, ConfigError, naming_errors
 from mldec.evaluation.class_list import check_class_options, read_classes, with_classes
+from mldec.evaluation.inference import for_inference
 from mldec.evaluation.open import stored_thresholds
 from mldec.evaluation.options import FromValues
 from mldec.evaluation.run import probabilities
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast, to_device
+from mldec.runtime.devices import Precision, autocast, pad_batch, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.predict.heat_maps import Explainer, Wanted
 from mldec.words.vectors import load_word_vectors
@@ -131,10 +131,13 @@ class Answers(NamedTuple):
 
 
 class TorchEngine:
-    """A checkpoint in torch."""
+    """A checkpoint in torch. `compiled` compiles its network."""
 
-    def __init__(self, loaded: Loaded, precision: Precision | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, precision: Precision | None = None, *, compiled: bool = False
+    ) -> None:
         self.loaded = loaded
+        self.compiled = compiled
         self.path = loaded.path
         self.classes = loaded.classes
         self.zero_shot = loaded.classes.word_vectors is not None
@@ -149,7 +152,8 @@ class TorchEngine:
 
         train = loaded.config.train
         self.device = next(loaded.model.parameters()).device
-        distributed.prepare_device(self.device, tf32=train.tf32, deterministic=train.deterministic)
+        self._batches: Counter[torch.Size] = Counter()  # number of scored batches per shape
+        self._flags = {"tf32": train.tf32, "deterministic": train.deterministic}
         if precision is None:
             # Use the half precision of the training, like evaluation and calibration.
             precision = train.precision.after_training(self.device)
@@ -163,21 +167,32 @@ class TorchEngine:
 
     @cached_property
     def _network(self) -> Classifier:
-        """Model for inference: channels_last, with folded batch norms on a CPU."""
-        model = self.loaded.model
-        if self.device.type == "cpu":
-            backbone = fold_batchnorms(model.backbone, self.image_size)
-            # Shallow copy: backbone and head are not copied.
-            model = deepcopy(model, {id(model.backbone): backbone, id(model.head): model.head})
+        """Model for inference: channels_last, with folded batch norms."""
+        half = self._precision.half
+        options = {"fold": True, "compiled": self.compiled}
+        model = for_inference(self.loaded.model, self.image_size, half, **options)
         return model.to(memory_format=torch.channels_last)
 
     @torch.no_grad()
-    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score B transformed images. The results are asynchronous on a GPU."""
+    def answer(
+        self, images: Sequence[Tensor] | Tensor, *, features: bool = False, size: int = 0
+    ) -> Answers:
+        """Score B transformed images, uint8 [3, S, S]. The results are asynchronous on a GPU.
+
+        `size` is the number of images in a full batch, or 0 for single batches. Smaller batches are
+        padded on CUDA and for a compiled network, because a new shape costs seconds or minutes.
+        """
         with explain_out_of_memory(lambda: _memory_hint(self.device, len(images), self.image_size)):
             model = self._network
             batch = _to_batch(images)
+            count = len(batch)
             batch = to_device(batch, self.device, memory_format=torch.channels_last)
+            if self.compiled or self.device.type == "cuda":
+                batch = pad_batch(batch, size)
+            self._batches[batch.shape] += size > 0
+            # All engines of the process share these options.
+            batches = self._batches[batch.shape]
+            distributed.prepare_device(self.device, **self._flags, batches=batches)
             tokens = None
             with autocast(self.device, self._precision):
                 if features:
@@ -185,14 +200,15 @@ class TorchEngine:
                     logits = model.classify(tokens, self._word_vectors)
                 else:
                     logits = model(batch, self._word_vectors)
-            scores = probabilities(self.loaded, logits)
-            pooled = None if tokens is None else tokens.float().mean(1)
+            scores = probabilities(self.loaded, logits[:count])
+            pooled = None if tokens is None else tokens[:count].float().mean(1)
         return Answers(scores, pooled)
 
     def for_classes(self, classes: Classes) -> "TorchEngine":
         """Return an engine of the same zero-shot model for other classes."""
         check_queries(self.loaded.classes, classes, "the checkpoint")
-        engine = TorchEngine(replace(self.loaded, classes=classes), self._precision)
+        loaded = replace(self.loaded, classes=classes)
+        engine = TorchEngine(loaded, self._precision, compiled=self.compiled)
         engine._network = self._network
         return engine
 
@@ -241,8 +257,10 @@ class ExportedEngine:
         if metadata.resizes:
             self.transform = to_tensor
 
-    def answer(self, images: Sequence[Tensor] | Tensor, *, features: bool = False) -> Answers:
-        """Score B images; see `TorchEngine`. There are no features."""
+    def answer(
+        self, images: Sequence[Tensor] | Tensor, *, features: bool = False, size: int = 0
+    ) -> Answers:
+        """Score B images; see `TorchEngine`. There are no features, and no padding."""
         # Images of different sizes cannot be in one batch.
         batches = [image[None] for image in images] if self._resizes else [_to_batch(images)]
         with explain_out_of_memory(lambda: _memory_hint(self.device, len(images), self.image_size)):
@@ -272,6 +290,7 @@ class EngineOptions(FromValues):
     device: str = "auto"
 
     precision: str | None = None  # a value of `Precision`
+    compile: bool = False
     classes: str | None = None  # other classes of a zero-shot model, separated by commas
     vectors: str | None = None  # file of word vectors, or a text encoder
 
@@ -317,7 +336,7 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
         remedy = "pass --vectors FILE" if typed_classes else "pass --classes, and --vectors"
         raise CheckpointError(f"{options.checkpoint}: class names are missing; {remedy}")
     precision = None if options.precision is None else Precision(options.precision)
-    return TorchEngine(loaded, precision)
+    return TorchEngine(loaded, precision, compiled=options.compile)
 
 
 def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:

@@ -63,7 +63,7 @@ class ReportContent:
 
 def open_checkpoint(args: argparse.Namespace) -> EvaluationSetup:
     """Open the checkpoint of a command line and its data."""
-    args.settings += precision_setting(args)
+    args.settings = ["train.fold_batchnorms=true"] + args.settings + precision_setting(args)
     loaded = load_model(**chosen_model(args))
     setup = opening.open_for_evaluation(loaded, EvalOptions.of(vars(args)))
 
@@ -80,7 +80,7 @@ def open_other(args: argparse.Namespace, setup: EvaluationSetup) -> EvaluationSe
     # Cached tokens depend on the backbone and the precision of this checkpoint.
     settings = [word for word in args.settings if word.startswith(("train.", "data.cache_dir="))]
     config = override(loaded.config, settings)
-    opening.fit_to_device(config, options, setup.device)
+    opening.fit_to_device(config, options, setup.device, len(setup.data.val.dataset))
 
     split = setup.data.val.viewed(loaded.transform)
     if can_make(loaded.classes):

@@ -143,11 +143,11 @@ def test_half_precision_on_a_cpu_is_fast_or_chosen(recorded, words, has_bf16, us
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
     monkeypatch.setattr(distributed, "prepare_device", lambda device, **options: None)
     config = compose(["+experiment=digits", f"train.precision={recorded}"])
-    fit_to_device(config, options(*words), CPU)
+    fit_to_device(config, options(*words), CPU, 7)
     assert config.train.precision.value == used
 
     on_cuda = override(config, [f"train.precision={recorded}"])
-    fit_to_device(on_cuda, options(*words), torch.device("cuda:0"))
+    fit_to_device(on_cuda, options(*words), torch.device("cuda:0"), 7)
     assert on_cuda.train.precision.value == recorded
     assert (config.train.channels_last, on_cuda.train.channels_last) == (used == "bf16", True)
 

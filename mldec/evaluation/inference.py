@@ -1,0 +1,48 @@
+"""Models prepared for inference: folded batch norms and compiled networks."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from mldec.backbones.folding import fold_batchnorms
+from mldec.errors import ConfigError, brief
+from mldec.model import Classifier
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def for_inference(
+    model: Model, image_size: int, half: torch.dtype | None, *, fold: bool, compiled: bool = False
+) -> Model:
+    """Return a copy of a model for inference, which shares the weights of its head.
+
+    Args:
+        model: A `Classifier`, or a module that contains one, in evaluation mode.
+        image_size: Pixels per side of the images.
+        half: Number format of autocast, see `fold_batchnorms`.
+        fold: Whether to fold batch norms. Later changes of the backbone are then ignored.
+        compiled: Whether to compile backbone and head. Raises ConfigError if it fails.
+    """
+    if not (fold or compiled):
+        return model
+
+    [classifier] = [module for module in model.modules() if isinstance(module, Classifier)]
+    parts = {"backbone": classifier.backbone, "head": classifier.head}
+    if fold:
+        parts["backbone"] = fold_batchnorms(classifier.backbone, image_size, half)
+    if compiled:
+        device = next(model.parameters()).device
+        try:
+            # A small function shows whether the compilers of this device work.
+            torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
+        except Exception as error:
+            problem = f"torch.compile fails on {device} ({brief(error)})"
+            raise ConfigError(f"--compile: {problem}; omit it") from error
+        for name, part in parts.items():
+            # Graphs with a dynamic batch size would be slower.
+            parts[name] = torch.compile(part, dynamic=False)  # type: ignore[assignment]
+
+    # `deepcopy` takes both parts from its memo instead of copying them.
+    return copy.deepcopy(model, {id(getattr(classifier, name)): parts[name] for name in parts})
