@@ -13,6 +13,7 @@ from mldec.data.labels import Labels
 from mldec.data.table import Table
 from mldec.files.cache import FORMAT, cache_folder, read_cached, write_cached
 from mldec.files.text import reading
+from mldec.runtime import distributed
 
 log = logging.getLogger("mldec")
 
@@ -40,6 +41,17 @@ def cached_table(
     identity = " ".join([name, *map(str, sources)])
     digest = sha256(os.fsencode(identity)).hexdigest()[:16]
     path = cache_folder(cache_dir) / f"{name.split()[0]}-{digest}.npz"
+
+    # Parsing may need gigabytes, so rank 0 fills the cache before the other ranks read it.
+    tables: list[Table] = []
+    distributed.on_main(lambda: tables.append(_read_or_parse(path, key, parse)))
+    if distributed.is_main():
+        return tables[0]
+    return _read_or_parse(path, key, parse)
+
+
+def _read_or_parse(path: Path, key: str, parse: Callable[[], Table]) -> Table:
+    """Return the table of a cache file. Without a valid one, parse the sources and write it."""
     if stored := read_cached(path, key):
         classes = tuple(json.loads(stored["classes"].tobytes()))
         columns = (stored["starts"], stored["label_classes"], stored["values"])

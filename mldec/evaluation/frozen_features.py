@@ -146,7 +146,7 @@ def _compute(
     loader = eval_loader(
         data,
         batch_size=train.eval_batch_size,
-        workers=train.loader_workers,
+        workers=train.loader_workers(device.type),
         pin=device.type == "cuda",
         split=split,
     )

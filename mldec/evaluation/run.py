@@ -124,7 +124,7 @@ def score(
     loader = eval_loader(
         data,
         batch_size=train.eval_batch_size,
-        workers=train.loader_workers,
+        workers=train.loader_workers(device.type),
         pin=device.type == "cuda",
         rank=distributed.rank(),
         world_size=distributed.world_size(),

@@ -167,8 +167,12 @@ def processes(device: torch.device) -> Iterator[None]:
     except Stopped:
         dist.destroy_process_group()
         raise
-
-    # After another error, do not destroy the group: other ranks may be waiting in a collective.
+    except BaseException:
+        # Other ranks may be waiting in a collective, so do not wait for them. Without an end of the
+        # group, NCCL adds a warning to the error. gloo does not, and cannot abort.
+        if on_cuda:
+            cast(dist.ProcessGroup, dist.group.WORLD)._get_backend(device).abort()
+        raise
     dist.destroy_process_group()
 
 

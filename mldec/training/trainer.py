@@ -74,7 +74,7 @@ class Trainer:
         self.loader = train_loader(
             data,
             self.batches,
-            workers=train.loader_workers,
+            workers=train.loader_workers(device.type),
             pin=device.type == "cuda",
             mixing=build.mixing(config.mix, data.train.classes),
         )

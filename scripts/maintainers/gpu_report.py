@@ -265,7 +265,7 @@ def measure_loader(out: Path, words: list[str]) -> None:
     train = config.train
     data = build.data(build.check(config, ["data"]))
     batches = TrainBatches(len(data.train.dataset), batch_size=train.batch_size, seed=config.seed)
-    workers = train.loader_workers
+    workers = train.loader_workers("cuda")
     loader = train_loader(data, batches, workers=workers, pin=torch.cuda.is_available())
 
     # The first batches include the start of the workers.

@@ -9,7 +9,8 @@ PARTS = {
     "training": ["throughput", "profile", "official", "head_80"],
     "inference": ["loader", "loader_alone", "predict", "two_ranks", "digits", "query2label"],
 }
-RUN = "import os, sys; os.execvp('bash', ['bash', 'scripts/maintainers/gpu_report.sh'] + sys.argv[1:])"
+SCRIPT = "scripts/maintainers/gpu_report.sh"
+RUN = f"import os, sys; os.execvp('bash', ['bash', '{SCRIPT}'] + sys.argv[1:])"
 
 
 @pytest.mark.parametrize("command", PARTS)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import SCRIPTS
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TRAIN = ["-m", "mldec.train", "+experiment=digits", "device=cuda", "data.train_images=64"]
@@ -29,3 +30,13 @@ def test_two_processes_train(null_gpu, tmp_path, settings):
 
     # Each step and process all-reduces at least the gradients and the loss.
     assert done.counts["collectives"] >= 2 * 2 * 4
+
+
+def test_synchronized_step_needs_no_host_sync(null_gpu, tmp_path):
+    script = SCRIPTS / "host_time.py"
+    words = ["coco_tresnet_l", "80", "train.batch_size=8"]
+    step = null_gpu.run(*TORCHRUN, script, *words, cwd=tmp_path, devices=2).result
+    assert step["stream_waits"] == 0
+    assert step["pageable_copies"] == 0
+    # torch's SyncBatchNorm needs 4,112.
+    assert step["launches"] <= 3200

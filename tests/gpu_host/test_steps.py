@@ -1,8 +1,12 @@
 """Training steps of one experiment per family on the null GPU."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
+import timm
+import torch
 
 # Experiments and their numbers of classes.
 EXPERIMENTS = {
@@ -28,6 +32,7 @@ EXPERIMENTS = {
     "tags_tresnet_l": 12547,
 }
 
+RECORD = Path(__file__).parent / "launches.json"  # launches per step with some version of torch
 # Host syncs per step, if any. Muon and LAMB read the condition of `step_if`; timm's DINOv3 creates
 # a tensor on the host.
 STREAM_WAITS = {"digits": 1, "digits_zsl": 1, "imagenet_resnet50_a2": 1, "coco_dinov3_b": 1}
@@ -37,7 +42,13 @@ PAGEABLE_COPIES = {"coco_dinov3_b": 1}
 @pytest.fixture(scope="module")
 def steps(null_gpu, tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
-    return null_gpu.run("steps.py", json.dumps(EXPERIMENTS), cwd=folder).result
+    results = null_gpu.run("steps.py", json.dumps(EXPERIMENTS), cwd=folder).result
+    # To record: RECORD_LAUNCHES=1 pytest tests/gpu_host/test_steps.py
+    if os.environ.get("RECORD_LAUNCHES"):
+        launches = {name: step["counts"]["launches"] for name, step in results.items()}
+        record = {"torch": torch.__version__, "timm": timm.__version__, "launches": launches}
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    return results
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -52,3 +63,12 @@ def test_step_needs_no_other_host_sync(steps, experiment):
     assert counts["pageable_copies"] == PAGEABLE_COPIES.get(experiment, 0)
     assert counts["event_waits"] == 0
     assert counts["device_synchronizations"] == 0
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_step_has_recorded_launches(steps, experiment):
+    record = json.loads(RECORD.read_text())
+    if (record["torch"], record["timm"]) != (torch.__version__, timm.__version__):
+        pytest.skip(f"recorded with torch {record['torch']} and timm {record['timm']}")
+    launches = steps[experiment]["counts"]["launches"]
+    assert launches <= 1.05 * record["launches"][experiment]

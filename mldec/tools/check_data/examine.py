@@ -94,7 +94,7 @@ def check(
         report[part] = split_statistics(split, labels[part])
         _print_statistics(part, report[part], published[part], class_counts)
         count = len(split.dataset) if decode is None else decode
-        workers = config.train.loader_workers
+        workers = config.train.loader_workers("cpu")
         images[part] = _read_images(split.dataset, count, workers, f"read {part}")
         copies, listed_twice = _find_duplicates(split.dataset, labels[part], images[part])
         cases = {

@@ -227,7 +227,9 @@ class Predictor:
 
         self.batch_size = batch_size or (BATCH_SIZE_GPU if self._on_gpu else BATCH_SIZE)
         if workers is None:
-            workers = processors() if self._on_gpu or processors() > 1 else 0
+            workers = loader_processes(engine.device.type)
+            if workers == 1 and not self._on_gpu:
+                workers = 0  # decode in this process
         self._workers = workers
         min_side = DRAFT * engine.shorter_side if draft else None
         self._decoder = Decoder(engine.transform, min_side, engine.decoder)

@@ -26,6 +26,7 @@ from mldec.config.schema import (
 from mldec.errors import ConfigError
 
 PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
+from mldec.runtime import devices
 
 
 @pytest.mark.parametrize(
@@ -138,10 +139,11 @@ def test_derived_batch_epochs_and_workers(monkeypatch):
     assert Train(epochs=80).last_epoch == 80
     assert Train(epochs=80, stop_epoch=41).last_epoch == 41
 
-    for count, expected in ((2, 2), (64, 16)):
-        monkeypatch.setattr(schema, "processors", lambda count=count: count)
-        assert Train().loader_workers == expected
-    assert Train(workers=0).loader_workers == 0
+    for count, on_cpu, on_cuda in ((2, 2, 1), (8, 8, 6), (64, 16, 16)):
+        monkeypatch.setattr(devices, "processors", lambda count=count: count)
+        assert Train().loader_workers("cpu") == on_cpu
+        assert Train().loader_workers("cuda") == on_cuda
+    assert Train(workers=0).loader_workers("cuda") == 0
 
 
 @pytest.mark.parametrize(

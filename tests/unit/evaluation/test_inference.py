@@ -113,7 +113,7 @@ def test_folded_convolutions_have_the_half_precision_of_autocast(model):
     folded = for_inference(model, 64, None, fold=True)
     half = for_inference(model, 64, torch.bfloat16, fold=True)
     assert count_norms(folded) == 0
-    assert half.backbone.net.conv1[0].weight.dtype == torch.bfloat16
+    assert half.backbone.network.conv1[0].weight.dtype == torch.bfloat16
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(half(images), folded(images))
 
