@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from omegaconf import MISSING
 
 from mldec.errors import ConfigError
-from mldec.runtime.devices import Precision, check_device, processors
+from mldec.runtime.devices import Precision, check_device, loader_processes
 
 
 def matches(value: Any, hint: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import networks
 import pytest
 import torch
 from squares import fit, settings, trainer
@@ -10,6 +11,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from mldec.config.compose import compose
 from mldec.errors import ConfigError
+from mldec.tools.predict.engine import TorchEngine
 from mldec.training.log import RunLog
 
 
@@ -60,3 +62,12 @@ def test_invalid_mode_is_named(word):
     assert (default.compile, default.compile_mode) == (True, None)
     with pytest.raises(ConfigError, match=r"^train\.compile"):
         compose(["+experiment=digits", f"train.compile={word}"])
+
+
+def test_compiled_predictions_are_equal():
+    loaded = networks.loaded("groups")
+    images = networks.noise(3)
+    expected = TorchEngine(loaded).answer(images, features=True)
+    found = TorchEngine(loaded, compiled=True).answer(images, features=True, size=4)
+    for values, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@ PHOTOS = "data=csv data.root=photos data.image_size=40 data.cache_dir=cache back
 COMMANDS = {
     "resume": f"train {FP16} train.epochs=3 resume=auto",
     "automatic batch size": f"train {QUICK} name=auto train.epochs=1 train.batch_size=auto",
+    "compiled training": f"train {QUICK} name=compiled train.epochs=1 train.compile=true",
     "zero-shot": f"train +experiment=digits_zsl device=cuda {DATA} train.epochs=1",
     "stored tokens": f"train +experiment=finetune_frozen device=cuda {PHOTOS} train.workers=0 "
     "train.epochs=1 train.min_steps=2",

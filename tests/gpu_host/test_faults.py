@@ -59,6 +59,19 @@ def test_validation_loss_needs_no_host_sync(null_gpu, tmp_path):
         assert counts["pageable_copies"] == 0, name
 
 
+def test_evaluation_needs_no_host_sync_per_batch(null_gpu, tmp_path):
+    commands = []
+    for images in (32, 320):
+        words = ["device=cuda", "train.eval_batch_size=16", f"data.val_images={images}"]
+        commands.append(["train", *TRAIN, *words, f"name=val_{images}"])
+    few, many = null_gpu.run("commands.py", json.dumps(commands), cwd=tmp_path).result
+    assert (few["status"], many["status"]) == (0, 0), few["err"] + many["err"]
+    for name in ("stream_waits", "device_synchronizations", "pageable_copies"):
+        assert many["counts"][name] == few["counts"][name], name
+    # The scores of each batch and model are copied while the next batch is computed.
+    assert many["counts"]["event_waits"] <= few["counts"]["event_waits"] + 2 * 18
+
+
 def test_attention_does_not_use_cudnn(null_gpu, folder):
     # torch prefers cuDNN on an H100. The null GPU has no plans of cuDNN.
     env = {"NULL_GPU_CAPABILITY": "90"}

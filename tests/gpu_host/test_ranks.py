@@ -1,10 +1,11 @@
 """Two processes with a null GPU each, under torchrun."""
 
 import json
+from pathlib import Path
 
 import pytest
-from conftest import SCRIPTS
 
+HOST_TIME = Path(__file__).parent / "scripts" / "host_time.py"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TRAIN = ["-m", "mldec.train", "+experiment=digits", "device=cuda", "data.train_images=64"]
 TRAIN += ["data.val_images=40", "train.workers=0", "train.batch_size=16", "train.epochs=1"]
@@ -33,9 +34,8 @@ def test_two_processes_train(null_gpu, tmp_path, settings):
 
 
 def test_synchronized_step_needs_no_host_sync(null_gpu, tmp_path):
-    script = SCRIPTS / "host_time.py"
     words = ["coco_tresnet_l", "80", "train.batch_size=8"]
-    step = null_gpu.run(*TORCHRUN, script, *words, cwd=tmp_path, devices=2).result
+    step = null_gpu.run(*TORCHRUN, HOST_TIME, *words, cwd=tmp_path, devices=2).result
     assert step["stream_waits"] == 0
     assert step["pageable_copies"] == 0
     # torch's SyncBatchNorm needs 4,112.

@@ -14,7 +14,7 @@ from mldec.data.types import Classes
 from mldec.errors import ConfigError, Stopped, printable
 from mldec.evaluators.multi_label import on_device, top_k
 from mldec.files.atomic import named, replacing
-from mldec.runtime.devices import PinnedCopies, prefetch_one, processors
+from mldec.runtime.devices import PinnedCopies, loader_processes, prefetch_one
 from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.tools.predict.decode import Decoded, Decoder, Item, decoded, read_item
 from mldec.tools.predict.engine import Engine, TorchEngine

@@ -24,9 +24,9 @@ from mldec.config.schema import (
     matches,
 )
 from mldec.errors import ConfigError
+from mldec.runtime import devices
 
 PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
-from mldec.runtime import devices
 
 
 @pytest.mark.parametrize(
