@@ -16,6 +16,7 @@ from PIL.IptcImagePlugin import getiptcinfo
 from mldec.data.images import FORMATS
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_binary, reading
+from mldec.files.xmp import without_own
 
 # A keyword with its parents, such as ("Places", "Paris"), or ("dog",).
 Keyword = tuple[str, ...]
@@ -54,11 +55,13 @@ class PhotoKeywords:
         people: Keywords of the user that are people or albums, and names of marked people.
         own: Keywords that mldec has added (`mldec:keywords`), as written. They are in no other
             list, unless the user has the same name under another parent.
+        listed: All keywords of the user that are in a list, unlike the names of faces.
     """
 
     content: tuple[Keyword, ...]
     people: tuple[Keyword, ...]
     own: tuple[str, ...]
+    listed: tuple[Keyword, ...]
 
     def names(self) -> set[str]:
         """Return the names and the paths ("Places/Paris") that the user has given to the photo.
@@ -109,6 +112,13 @@ def read_keywords(photo: Path) -> PhotoKeywords:
     return lists.merge()
 
 
+def keywords_in(path: Path, content: bytes) -> PhotoKeywords:
+    """Return the keywords of a sidecar by its content; see `read_keywords`."""
+    lists = _Lists()
+    lists.add_xmp(path, content)
+    return lists.merge()
+
+
 def sidecars(photo: Path) -> list[Path]:
     """Return the possible paths of the sidecars of a photo."""
     stems = (photo.with_suffix(""), photo)
@@ -135,6 +145,9 @@ class _Lists:
     def add_xmp(self, path: Path, content: bytes) -> None:
         """Add the lists of an XMP packet of the file `path`."""
         with naming_errors(path, DataError, remedy="write its metadata again, or remove it"):
+            # New lists of mldec contain copies of keywords, which the user may have removed since.
+            content, own = without_own(content)
+            self.own |= dict.fromkeys(own)
             parser = XMLParser(target=_WithoutDoctype())
             parser.feed(content)
             root = parser.close()
@@ -219,7 +232,9 @@ class _Lists:
                 people.append(keyword)
             else:
                 content.append(keyword)
-        return PhotoKeywords(tuple(content), tuple(dict.fromkeys(people)), tuple(self.own))
+        return PhotoKeywords(
+            tuple(content), tuple(dict.fromkeys(people)), tuple(self.own), tuple(keywords)
+        )
 
 
 def _names_of_regions(root: Element) -> Iterator[str]:

@@ -7,7 +7,7 @@ from PIL import Image
 
 from mldec.data.keywords import read_keywords
 from mldec.errors import DataError
-from mldec.tools.predict.xmp import with_keywords
+from mldec.files.xmp import with_keywords
 
 NAMESPACES = {
     "dc": "http://purl.org/dc/elements/1.1/",
@@ -123,10 +123,10 @@ def test_people_and_albums_are_separate(photo):
 
 
 def test_own_keywords_and_their_copies_are_no_labels(photo):
-    # `predict --xmp` writes "dog" and "cat". The user has "cat" already.
+    # `predict --xmp` writes "dog".
     sidecar = photo.with_name("a.jpg.xmp")
     sidecar.write_text(packet(("dc:subject", ["cat"]), ("lr:hierarchicalSubject", ["Pets|cat"])))
-    sidecar.write_bytes(with_keywords(sidecar.read_bytes(), ["dog", "cat"]))
+    sidecar.write_bytes(with_keywords(sidecar.read_bytes(), [("dog",)]))
     keywords = read_keywords(photo)
     assert keywords.content == (("Pets", "cat"),)
     assert keywords.own == ("dog",)
