@@ -134,6 +134,6 @@ def test_training_on_a_library(cli, here, monkeypatch):
     )
     assert trained.status == 0, trained.err
     assert not list(folder.glob("*.npz"))
-    missing = cli("train", *settings, "data.min_photos=99")
+    missing = cli("train", *settings, "data.min_photos=99", "name=other")
     assert missing.status == 1
     one_line(missing.err, "data.min_photos")
