@@ -303,8 +303,11 @@ def similar_words(counts: Mapping[str, int]) -> list[tuple[str, str]]:
     for name in counts:
         letters = [letter for letter in normalize("NFKD", name.casefold()) if not combining(letter)]
         word = "".join(filter(str.isalnum, letters)) or name
-        singular = re.sub("(?<=..)(?:(?<=[^aeiou])ies|y)$", "i", word)
-        singular = re.sub("(?<=..[^s])(?:es|e|s)$", "", singular)
+        # The same letters for singular and plural: box(es), dog(s), hors(es), citi(es).
+        singular = word
+        if len(word) > 3:
+            singular = re.sub("(?<=[sxzh])es$|(?<=[^su])s$", "", word)
+            singular = re.sub("y$", "i", singular.removesuffix("e"))
         buckets[f"{singular}$"].add(name)
 
         # Words that differ in one letter are equal without it.
