@@ -311,7 +311,7 @@ def similar_words(counts: Mapping[str, int]) -> list[tuple[str, str]]:
         buckets[f"{singular}$"].add(name)
 
         # Words that differ in one letter are equal without it.
-        if len(word) >= 5:
+        if len(word) >= 5 and word.isalpha():
             buckets[word].add(name)
             for place in range(len(word)):
                 buckets[word[:place] + word[place + 1 :]].add(name)
