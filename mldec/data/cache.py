@@ -1,11 +1,13 @@
-"""Cache of tables that are slow to read from annotation files."""
+"""Caches of tables that are slow to read, and of results per image file."""
 
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from mldec.data.table import Table
 from mldec.files.cache import FORMAT, cache_folder, read_cached, write_cached
 from mldec.files.text import reading
 from mldec.runtime import distributed
+from mldec.runtime.console import progress_bar
+from mldec.runtime.devices import processors
 
 log = logging.getLogger("mldec")
 
@@ -69,3 +73,63 @@ def _read_or_parse(path: Path, key: str, parse: Callable[[], Table]) -> Table:
     }
     write_cached(path, key, arrays)
     return table
+
+
+def stamp(path: Path) -> str:
+    """Return size and modification time of a file, or "" if it does not exist."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ""
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+BLOCK = 256  # files between two updates of the progress bar
+
+
+def compute_in_threads(
+    files: Sequence[str], compute: Callable[[str], Any], title: str
+) -> Iterator[tuple[str, Any]]:
+    """Yield each file with the result of `compute`, and show a progress bar."""
+    bar = progress_bar(total=len(files), desc=title)
+    with ThreadPoolExecutor(processors()) as threads, bar:
+        for start in range(0, len(files), BLOCK):
+            block = files[start : start + BLOCK]
+            yield from zip(block, threads.map(compute, block), strict=True)
+            bar.update(len(block))
+
+
+def cached_per_file(
+    name: str,
+    folder: Path,
+    stamps: Mapping[str, str],
+    compute: Callable[[str], Any],
+    cache_dir: str | None,
+) -> dict[str, Any]:
+    """Return a JSON value for each file, from the cache if its stamp is unchanged.
+
+    Other values are computed in threads. An interrupted call saves its values too.
+
+    Args:
+        name: Name and version of the values, such as "keywords 1".
+        folder: Folder of the files.
+        stamps: Maps the path of a file in the folder to a text that changes with the file.
+        compute: Maps a path to its value.
+        cache_dir: See `cache_folder`.
+    """
+    key = f"{FORMAT} {name}"
+    digest = sha256(os.fsencode(f"{name} {folder}")).hexdigest()[:16]
+    path = cache_folder(cache_dir) / f"{name.split()[0]}-{digest}.npz"
+    entries: dict[str, Any] = {}  # maps a file to its stamp and its value
+    if stored := read_cached(path, key):
+        entries = json.loads(stored["entries"].tobytes())
+
+    changed = [file for file in stamps if entries.get(file, [None])[0] != stamps[file]]
+    try:
+        for file, value in compute_in_threads(changed, compute, f"read {name.split()[0]}"):
+            entries[file] = [stamps[file], value]
+    finally:
+        if changed:
+            content = json.dumps(entries).encode()
+            write_cached(path, key, {"entries": np.frombuffer(content, np.uint8)})
+    return {file: entries[file][1] for file in stamps}

@@ -17,13 +17,15 @@ from mldec.errors import ConfigError, DataError, brief, visible
 from mldec.files.text import read_bytes
 
 # Formats to read. Pillow supports about forty, and starts an external program for EPS.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 
 # Lowercase suffixes of supported image files, and of unsupported ones: newer formats, camera raw
 # files and formats of graphics programs.
-_READ = ".jpg .jpeg .jpe .jfif .png .apng .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm"
+_READ = (
+    ".jpg .jpeg .jpe .jfif .png .apng .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm .avif .avifs"
+)
 _NOT_READ = """
-    .heic .heif .hif .avif .avifs .jxl .jxr .jp2 .j2k .jpx
+    .jxl .jxr .jp2 .j2k .jpx
     .dng .cr2 .cr3 .crw .nef .nrw .arw .srf .sr2 .raf .orf .ori .rw2 .pef .srw .x3f .raw
     .3fr .fff .iiq .rwl .mrw .dcr .kdc .erf .mef .mos .gpr
     .psd .tga .exr .hdr .pfm .ico .eps .svg
@@ -31,9 +33,22 @@ _NOT_READ = """
 READ = frozenset(_READ.split())
 NOT_READ = frozenset(_NOT_READ.split())
 
+# HEIC files need the package pillow-heif. It rotates them by their `irot` property, and reduces 10
+# and 12 bits per channel to 8.
+HEIF = frozenset((".heic", ".heif", ".hif"))
+try:
+    import pillow_heif
+except ImportError:
+    NOT_READ |= HEIF
+else:
+    pillow_heif.register_heif_opener()
+    READ |= HEIF
+    FORMATS += ("HEIF",)
+
 DECODERS = ("pillow", "simplejpeg")
 
 FIX = "restore the file or leave it out"
+INSTALL_HEIF = "pip install -e '.[heic]'"
 
 # Major brands of ISO media files, at byte 8 after "ftyp". Source: mp4ra.org.
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3", b"mif1": "HEIF", b"msf1": "HEIF"}
@@ -61,9 +76,12 @@ class UnsupportedFiles:
         kinds = []
         for suffix, count in self.counts.most_common():
             kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
+        fix = "convert them to JPEG"
+        if not HEIF.isdisjoint(self.counts):
+            fix = f"run {INSTALL_HEIF} for HEIC files, and convert others to JPEG"
         return (
             f"{self.counts.total():,} image files of unsupported formats are left out: "
-            f"{', '.join(kinds)}; convert them to JPEG"
+            f"{', '.join(kinds)}; {fix}"
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -143,13 +161,17 @@ def _fault(path: str | Path, content: bytes, error: Exception) -> str:
     if not isinstance(error, Image.UnidentifiedImageError):
         return f"it cannot be read as an image ({brief(error)}); {FIX}"
 
-    fault = f"not an image, or none of {', '.join(FORMATS)}"
+    kind = ""
     suffix = PurePath(path).suffix.lower()
-    if content[4:8] == b"ftyp" and content[8:12] in _BRANDS:
-        fault = f"the format {_BRANDS[content[8:12]]} is not supported"
+    if content[4:8] == b"ftyp":
+        kind = _BRANDS.get(content[8:12], "")
     elif suffix in NOT_READ:
-        fault = f"the format {suffix[1:].upper()} is not supported"
-    return f"{fault}; convert it to JPEG or leave it out"
+        kind = suffix[1:].upper()
+    if kind in ("HEIC", "HEIF") and "HEIF" not in FORMATS:
+        return f"the format {kind} needs pillow-heif; run {INSTALL_HEIF}, or convert it to JPEG"
+    if kind and kind not in (*FORMATS, "HEIC"):
+        return f"the format {kind} is not supported; convert it to JPEG or leave it out"
+    return f"not an image, or none of {', '.join(FORMATS)}; convert it to JPEG or leave it out"
 
 
 def upright(image: Image.Image) -> Image.Image:

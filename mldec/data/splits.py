@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mldec.data.labels import Labels
+from mldec.data.labels import Labels, from_statements
 from mldec.data.table import Table
 from mldec.errors import DataError
 from mldec.names import format_list
@@ -49,9 +49,13 @@ def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
 
     A hash of the path decides. An image keeps its split if other images are added or removed.
     """
+    is_held_out = _held_out_by_hash(table, fraction, seed)
+    return table.select(is_held_out == val)
+
+
+def _held_out_by_hash(table: Table, fraction: float, seed: int) -> np.ndarray:
     limit = fraction * 2**64
-    is_held_out = np.array([path_hash(file, seed) < limit for file in table.files.tolist()], bool)
-    return table.select(is_held_out if val else ~is_held_out)
+    return np.array([path_hash(file, seed) < limit for file in table.files.tolist()], bool)
 
 
 def check_fraction(val_fraction: float) -> None:
@@ -66,13 +70,42 @@ def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) 
     Each class with at least two positives has one in validation. The result does not depend on the
     order of the images. An image may change its split if other images are added.
     """
+    is_held_out = _held_out_stratified(table, fraction, seed)
+    return table.select(is_held_out == val)
+
+
+def _held_out_stratified(table: Table, fraction: float, seed: int) -> np.ndarray:
     hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
     order = np.argsort(hashes, kind="stable")
     is_held_out = stratified(table.labels, order, fraction)
     _hold_out_each_class(table.labels, order, is_held_out)
-    if val:
-        return table.select(is_held_out)
-    return table.select(~is_held_out)
+    return is_held_out
+
+
+def hold_out_groups(
+    table: Table, groups: np.ndarray, fraction: float, seed: int, method: str, *, val: bool
+) -> Table:
+    """Return the held-out validation images (`val`) or the training images, in whole groups.
+
+    Each group is assigned as one image, with the path of its first image and the classes of all.
+
+    `groups` are the groups of the images, int [N]. `method` is "hash" or "stratified", see
+    `hold_out` and `hold_out_stratified`.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    positive = table.labels.values == 1
+    labels, _ = from_statements(
+        group[table.labels.images()[positive]],
+        table.labels.classes[positive],
+        table.labels.values[positive],
+        num_images=len(first),
+        num_classes=len(table.classes),
+        default=0,
+    )
+    groups_table = Table(table.files[first], labels, table.classes)
+    held_out = {"hash": _held_out_by_hash, "stratified": _held_out_stratified}[method]
+    is_held_out = held_out(groups_table, fraction, seed)[group]
+    return table.select(is_held_out == val)
 
 
 def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:

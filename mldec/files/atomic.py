@@ -133,6 +133,8 @@ def replacing(
     temporary = path.with_name(name)
     with writing(path, of_run=of_run):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may still write to a file with this name. Do not share it.
+        temporary.unlink(missing_ok=True)
         try:
             with temporary.open("wb") as file:
                 yield file

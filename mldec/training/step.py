@@ -66,7 +66,7 @@ class PendingStats(NamedTuple):
 
     step: int
     loss: Tensor  # []
-    finite: Tensor  # [], whether loss and gradients are finite
+    fault: Tensor  # [], whether loss or gradients are not finite
     indices: list[Tensor]  # one tensor per micro-batch
 
 
@@ -247,7 +247,7 @@ class Learner:
 
         # 5. Queue the loss for `read`, and start the all-reduce of the status.
         indices = [batch.indices for batch in micro_batches]
-        self.pending.append(PendingStats(self.step, loss, finite, indices))
+        self.pending.append(PendingStats(self.step, loss, ~finite, indices))
         return StepStatus(stop=bool(stop), micro_batches=micro_batches)
 
     def _backward_in_pieces(
@@ -355,16 +355,16 @@ class Learner:
             return []
 
         losses = torch.stack([pending.loss for pending in self.pending]).tolist()
-        finite = torch.stack([pending.finite for pending in self.pending]).tolist()
+        faults = torch.stack([pending.fault for pending in self.pending]).tolist()
         stats = []
-        for pending, loss, is_finite in zip(self.pending, losses, finite, strict=True):
+        for pending, loss, is_fault in zip(self.pending, losses, faults, strict=True):
             fault = None
             if not math.isfinite(loss):
                 fault = f"the loss is {loss}"
-            elif not is_finite and not self.scaler.is_enabled():
+            elif is_fault and not self.scaler.is_enabled():
                 fault = f"the gradients are not finite (the loss is {loss:.4g})"
 
-            self.skipped += not is_finite
+            self.skipped += is_fault
             indices = torch.cat(pending.indices).tolist()
             stats.append(StepStats(pending.step, loss, fault, indices))
         self.pending.clear()

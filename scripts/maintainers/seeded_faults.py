@@ -269,8 +269,8 @@ report: images without a label count as wrong in resampled top-1
 - shares = [right @ block[rows] / block[rows].sum(0) for block in weights]
 + shares = [right @ block[rows] / block.sum(0) for block in weights]
 xmp: keywords of an earlier run are treated as keywords of the user
-- of_user = properties[SUBJECT].texts() - earlier
-+ of_user = properties[SUBJECT].texts()
+- items = set(texts[ITEMS])
++ items = set()
 xmp: photos that differ in their suffix share a sidecar
 - path = photo.with_name(f"{photo.name}.xmp")
 + path = photo.with_suffix(".xmp")

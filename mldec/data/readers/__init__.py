@@ -35,6 +35,7 @@ _READERS = {
     "csv_table": ("csv_table", "Your own data"),
     "folders": ("folders", "Your own data"),
     "imagenet": ("imagenet", "ImageNet"),
+    "keywords": ("keywords", "Your own data"),
     "nuswide81": ("nuswide", "NUS-WIDE"),
     "nuswide_official": ("nuswide", "NUS-WIDE"),
     "nuswide_zsl": ("nuswide", "NUS-WIDE"),

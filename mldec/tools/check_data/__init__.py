@@ -14,7 +14,7 @@ from mldec.cli import add_weights_options, command, require, run_command, whole
 from mldec.errors import ConfigError, DataError, printable, say
 from mldec.files.atomic import check_folder, check_targets, write_json
 from mldec.tools.check_data import label_errors
-from mldec.tools.check_data.examine import check
+from mldec.tools.check_data.examine import check, near_duplicates
 
 log = logging.getLogger("mldec")
 
@@ -40,6 +40,11 @@ def parser() -> argparse.ArgumentParser:
         type=number_or_all,
         metavar="N",
         help="images per split to read, hash and decode; default: all",
+    )
+    add(
+        "--similar",
+        action="store_true",
+        help="also find near-duplicates in both splits, such as resized copies (needs imagehash)",
     )
     add(
         "--out",
@@ -93,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--errors: a model is needed to rank labels; pass --checkpoint FILE")
     if args.out:
         require("--out", "plot", "matplotlib")
+    if args.similar:
+        require("--similar", "photos", "imagehash")
 
     # The readers log warnings.
     collector = WarningCollector()
@@ -100,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         config, data, option = build.data_from_settings(args.settings)
         report = check(data, option, config, decode=args.decode, folder=args.out)
+        if args.similar:
+            near_duplicates(data, config, report)
     finally:
         log.removeHandler(collector)
 

@@ -1,6 +1,7 @@
 """Count the images and labels of a dataset, and find errors in it."""
 
 import hashlib
+import logging
 import textwrap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +22,17 @@ from mldec.data.labels import Labels
 from mldec.data.loader import Batch, labels_of, stack
 from mldec.data.mixing import Mixing
 from mldec.data.readers.shards import TarShards
+from mldec.data.similar import perceptual_hashes, similar_pairs
 from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
-from mldec.errors import DataError, say, visible
+from mldec.errors import ConfigError, DataError, say, visible
 from mldec.names import format_list
 from mldec.runtime.console import progress_bar
 from mldec.tools.pages import NAME_LENGTH, SMALL, new_figure, save, set_title, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+log = logging.getLogger("mldec")
 
 BLOCK = 256  # images per update of the progress bar
 MAX_PRINTED = 10  # cases of an error that are printed
@@ -157,6 +161,7 @@ def split_statistics(split: Split, labels: Labels) -> dict[str, Any]:
         },
         "images_without_label": int((per_image == 0).sum()),
         "classes_without_positive": list(compress(names, counts == 0)),
+        "images_of_class": dict(zip(names, counts.tolist(), strict=True)),
     }
 
 
@@ -280,6 +285,24 @@ def _images_in_both(data: DataModule, train: ImageCheck, val: ImageCheck) -> lis
         where = "listed in both" if name == val_name else f"also {val_name}"
         phrases.append(f"{name} is {where}")
     return phrases
+
+
+def near_duplicates(data: DataModule, config: Config, report: dict[str, Any]) -> None:
+    """Add the similar pairs of images in train and in val to the report, and warn about them."""
+    train = data.train.dataset
+    val = data.val.dataset
+    if not isinstance(train, StoredImages) or not isinstance(val, StoredImages):
+        raise ConfigError("--similar: the images are generated; omit it")
+
+    cache_dir = config.data.get("cache_dir")
+    hashes = [perceptual_hashes(images, cache_dir) for images in (train, val)]
+    rows, columns = similar_pairs(*hashes)
+    phrases = []
+    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+        phrases.append(f"{train.name(row)} is similar to {val.name(column)}")
+    report["similar"] = phrases
+    for summary in _print_cases("images of train are similar to images of val", phrases):
+        log.warning(f"{summary}; near-duplicates in both splits make the metrics optimistic")
 
 
 def nearest_classes(train: Classes, val: Classes, k: int = 3) -> dict[str, list[tuple[str, float]]]:

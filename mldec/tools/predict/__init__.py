@@ -72,8 +72,17 @@ def parser() -> argparse.ArgumentParser:
     add("--progress", metavar="FOLDER", help="local folder of unfinished rows")
     add("--pictures", metavar="FOLDER", help="write a JPEG file with heat maps per image")
     add("--font", metavar="FILE", help="TrueType font of --pictures")
+    add("--suggest", action="store_true", help="leave out classes that are keywords of the photo")
     add(
-        "--xmp", action="store_true", help="write keywords to the sidecar of a photo, photo.jpg.xmp"
+        "--xmp",
+        action="store_true",
+        help="add classes that are not keywords of the photo to its sidecar, photo.jpg.xmp",
+    )
+    add("--xmp-parent", metavar="NAME", help="parent of the keywords of --xmp, such as Suggested")
+    add(
+        "--xmp-undo",
+        action="store_true",
+        help="remove all keywords that --xmp has added; needs no checkpoint",
     )
 
     processing = arguments.add_argument_group("processing")

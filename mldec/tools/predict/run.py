@@ -26,14 +26,13 @@ from mldec.files.run_folder import locked
 from mldec.files.torch_files import sha256_of
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
-from mldec.tools.predict import formats, results, storage
+from mldec.tools.predict import formats, results, storage, xmp
 from mldec.tools.predict.answers import Pictures, Predictor, Row, Rule, chosen_rule, counted
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import Engine, EngineOptions, TorchEngine, open_engine
 from mldec.tools.predict.heat_maps import fonts
 from mldec.tools.predict.inputs import STANDARD_INPUT, Inputs, Shard, chosen_shard
 from mldec.tools.predict.results import Journal, Outputs, Record
-from mldec.tools.predict.xmp import write_sidecar
 
 log = logging.getLogger("mldec")
 
@@ -76,11 +75,13 @@ class Job:
     def rows(self, items: Iterator[Item], stop: StopRequest, *, hint: str = "") -> Iterator[Row]:
         """Yield the row of each item, after its sidecar is written and its error printed."""
         for row in self.predictor.rows(items, stop, hint=hint):
-            if self.args.xmp:
-                try:
-                    write_sidecar(row)
-                except DataError as error:
-                    row = Row(row.image, error=str(error), retry=True)
+            try:
+                if self.args.suggest:
+                    row = xmp.suggestions(row)
+                if self.args.xmp:
+                    xmp.write_sidecar(row, self.args.xmp_parent)
+            except DataError as error:
+                row = Row(row.image, error=str(error), retry=True)
             if row.error is not None:
                 print_error(row.error)
             yield row
@@ -88,6 +89,11 @@ class Job:
 
 def run(args: argparse.Namespace) -> int:
     """Run `mldec predict`; return the exit status, which is 1 if an image has an error."""
+    if args.xmp_undo:
+        # The first path is a checkpoint in a repeated command, or else photos.
+        first = [args.checkpoint] if Path(args.checkpoint).exists() or not args.images else []
+        return xmp.undo(first + args.images)
+
     # Check all options before the first image.
     shard = chosen_shard(args.shard)
     targets = {}
@@ -111,8 +117,11 @@ def run(args: argparse.Namespace) -> int:
     rule = chosen_rule(engine, content=args.content, top=args.top, threshold=args.threshold)
     has_thresholds = args.threshold is not None or rule.stored is not None
     is_ranked = rule.content == "top" and not has_thresholds
-    if args.xmp and (rule.content == "scores" or is_ranked):
-        raise ConfigError("--xmp: no predicted classes; pass --threshold or --content decisions")
+    if (args.xmp or args.suggest) and (rule.content == "scores" or is_ranked):
+        option = "--suggest" if args.suggest else "--xmp"
+        raise ConfigError(
+            f"{option}: no predicted classes; pass --threshold or --content decisions"
+        )
 
     pictures = None
     if args.pictures is not None:
@@ -163,6 +172,10 @@ def check_options(
         error = f"standard output or a pipe needs --{' or --'.join(TEXTS)}, without other files"
     elif is_part and (len(targets) > 1 or not set(targets) <= set(PARTS)):
         error = f"--shard: pass --{' or --'.join(PARTS)}; use --merge for other formats"
+    elif args.xmp_parent and not args.xmp:
+        error = "--xmp-parent needs --xmp"
+    elif args.xmp_parent is not None and not all(map(str.strip, args.xmp_parent.split("/"))):
+        error = f"--xmp-parent {args.xmp_parent}: a level has no name; pass A or A/B"
     elif args.features and args.views:
         error = "--features cannot be combined with --views; leave one out"
     elif args.merge and is_streamed:
@@ -203,6 +216,8 @@ def settings(
     }
     for name in ("weights", "views", "threshold", "draft", "list", "column", "root", "xmp"):
         values[f"--{name}"] = getattr(args, name)
+    if args.suggest or args.xmp_parent:
+        values |= {"--suggest": args.suggest, "--xmp-parent": args.xmp_parent}
     if args.thresholds is not None:
         values["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
     return dict(json.loads(to_json(values)))

@@ -58,6 +58,7 @@ def test_statistics_equal_loops():
         "labels_per_image": {"min": 0, "mean": 0.75, "max": 2},
         "images_without_label": per_image.count(0),
         "classes_without_positive": [name for name in NAMES if name not in per_class],
+        "images_of_class": {name: per_class[name] for name in NAMES},
     }
     partial = from_dense(DENSE, default=-1)
     statistics = split_statistics(split_of(partial), partial)

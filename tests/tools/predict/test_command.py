@@ -12,6 +12,7 @@ import pytest
 import torch
 from pictures import picture
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from support import assert_same_rows, one_line
 
 import mldec
@@ -23,6 +24,12 @@ from mldec.tools.predict.inputs import NUMBERS, chosen_shard
 from mldec.tools.predict.run import FORMATS
 
 SHARED = ["--plugin", "patches", "--device", "cpu", "--threshold", "0", "--top", "2"]
+
+
+XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/">
+<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description rdf:about=""
+ xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:subject><rdf:Bag><rdf:li>{}</rdf:li></rdf:Bag>
+</dc:subject></rdf:Description></rdf:RDF></x:xmpmeta>"""
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +191,27 @@ def test_unusable_sidecar_is_an_error_of_its_photo(cli, best, photos):
     (photos / "1.png.xmp").unlink()
     assert cli("predict", best, *words).status == 0
     assert (photos / "1.png.xmp").exists()
+
+
+def test_suggest_leaves_out_keywords_of_the_photo(cli, best, photos):
+    words = ["predict", best, photos / "0.png", *SHARED, "--suggest", "--jsonl", "-"]
+    [before] = rows_of(cli.out(*words))
+    first, second = [prediction["name"] for prediction in before["predictions"]]
+    text = PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", XMP.format(first))
+    Image.open(photos / "0.png").save(photos / "0.png", pnginfo=text)
+    [after] = rows_of(cli.out(*words, "--xmp", "--xmp-parent", "New"))
+    assert [prediction["name"] for prediction in after["predictions"]] == [second]
+    sidecar = photos / "0.png.xmp"
+    assert f"<rdf:li>New/{second}</rdf:li>" in sidecar.read_text()
+
+    # Neither a checkpoint nor decodable images are needed.
+    for arguments in (["gone.pt", photos], [photos]):
+        cli.out("predict", *arguments, "--xmp-undo")
+        assert not sidecar.exists()
+    words = ["predict", best, photos, *SHARED, "--xmp-parent"]
+    one_line(cli.fault(*words, "A//B", "--xmp"), "--xmp-parent")
+    one_line(cli.fault(*words, "A"), "--xmp-parent")
 
 
 def test_other_settings_raise_an_error(cli, best, photos, predict):

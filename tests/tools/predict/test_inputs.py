@@ -54,15 +54,15 @@ def test_folders_are_sorted_by_path(tmp_path):
 
 
 def test_unsupported_files_are_counted(tmp_path):
-    for name in ("a.jpg", "b.HEIC", "in/c.heic", "in/d.nef"):
+    for name in ("a.jpg", "b.JXL", "in/c.jxl", "in/d.nef"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    pack(tmp_path / "e.tar", {"1.heic": b"photo", "2.jpg": b"photo"})
+    pack(tmp_path / "e.tar", {"1.jxl": b"photo", "2.jpg": b"photo"})
     inputs = Inputs([str(tmp_path)])
     for _ in range(2):
         assert len(names(inputs)) == 2
         assert inputs.unsupported.to_dict() == {
-            ".heic": {"files": 3, "example": str(tmp_path / "b.HEIC")},
+            ".jxl": {"files": 3, "example": str(tmp_path / "b.JXL")},
             ".nef": {"files": 1, "example": str(tmp_path / "in" / "d.nef")},
         }
 
@@ -219,14 +219,14 @@ def test_whole_tar_files_are_assigned_if_there_are_as_many_as_shards(tmp_path, m
         ({"listing": "missing.csv"}, "missing.csv"),
         ({}, "--list"),
         ({"paths": ["missing.png"]}, "missing.png"),
-        ({"paths": ["in"]}, r"^in: .*\.heic"),
+        ({"paths": ["in"]}, r"^in: .*\.jxl"),
     ],
 )
 def test_unusable_inputs_raise_an_error(here, words, name):
     Path("list.csv").write_text("x,y\n1,2\n")
     Path("list.parquet").write_text("no table")
     Path("in").mkdir()
-    Path("in/a.heic").touch()
+    Path("in/a.jxl").touch()
     with pytest.raises(UserError, match=name):
         Inputs(**{"paths": [], **words})
 

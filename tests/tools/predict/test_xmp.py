@@ -7,12 +7,14 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from mldec.data.keywords import read_keywords
 from mldec.errors import ConfigError, DataError
-from mldec.tools.predict import xmp
+from mldec.files import xmp
 from mldec.tools.predict.answers import Prediction, Row
-from mldec.tools.predict.xmp import write_sidecar
+from mldec.tools.predict.xmp import undo, write_sidecar
 
 SUBJECT, TAGS, OWN = "Xmp.dc.subject", "Xmp.digiKam.TagsList", "Xmp.mldec.keywords"
+PATHS_KEY = "Xmp.lr.hierarchicalSubject"
 
 # As digiKam writes it, with other properties and a comment.
 OF_USER = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
@@ -117,7 +119,7 @@ def test_unusable_sidecar_raises_an_error_and_is_kept(photo, content):
     path = photo.with_name("photo.jpg.xmp")
     path.write_bytes(content)
     with pytest.raises(DataError, match=str(path)):
-        write_sidecar(row(photo, "dog"))
+        write_sidecar(row(photo, "tree"))
     assert path.read_bytes() == content
     with pytest.raises(ConfigError, match=r"a\.jpg"):
         write_sidecar(row(Path(photo.parent, "photos.tar", "a.jpg"), "dog"))
@@ -148,13 +150,13 @@ def test_keyword_in_any_list_of_the_user_is_kept(photo, properties):
     assert path.read_text() == content
 
     write_sidecar(row(photo, "six", "two"))
+    # A new list starts with the keywords in other lists: applications read one of them.
     read_back = read(path)
-    assert read_back[SUBJECT] == read_back[OWN] == ["two"]
+    assert read_back[SUBJECT] == ["six", "two"]
+    assert read_back[OWN] == ["two"]
     write_sidecar(row(photo, "two"))
     write_sidecar(row(photo))
-    kept = path.read_text()
-    assert kept.count("six") == content.count("six")
-    assert "two" not in kept
+    assert path.read_text() == content
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
@@ -173,11 +175,8 @@ def test_all_other_bytes_are_kept(photo, encoding):
     subjects = ElementTree.parse(path).getroot().findall(f".//{{{xmp.SUBJECT[1]}}}subject//")
     assert [item.text for item in subjects if item.text][-1] == "tree & \u5ba2"
 
-    # Only our own list remains, which is empty.
     write_sidecar(row(photo))
-    left = path.read_bytes().decode(encoding)
-    start, end = left.index("<rdf:Description xmlns:rdf="), left.rindex("</rdf:Description>")
-    assert left[:start] + left[end + len("</rdf:Description>") :] == text
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("tag", ["<rdf:Bag/>", "<rdf:Bag>\n  </rdf:Bag>"])
@@ -210,3 +209,96 @@ def test_link_mode_and_owner_are_kept(photo, tmp_path):
         before.st_gid,
     )
     assert [item.name for item in target.parent.iterdir()] == ["real.xmp"]
+
+
+def test_parent_and_paths_have_the_form_of_each_list(photo):
+    path = write_sidecar(row(photo, "dog", "Places/Paris", "a|b"), "New/AI")
+    lists = read(path)
+    assert lists[SUBJECT] == ["dog", "Paris", "a|b"]
+    assert lists[TAGS] == lists[OWN] == ["New/AI/dog", "New/AI/Places/Paris", "New/AI/a|b"]
+    assert lists[PATHS_KEY] == ["New|AI|dog", "New|AI|Places|Paris", "New|AI|a/b"]
+
+
+def test_embedded_keywords_are_not_added_and_copied_to_new_lists(photo):
+    packet = OF_USER.replace("digiKam:TagsList", "digiKam:Other")
+    Image.open(photo).save(photo, xmp=packet.encode())
+    assert write_sidecar(row(photo, "paris", "Dog")) is None
+    path = write_sidecar(row(photo, "paris", "tree"), "Suggested")
+    lists = read(path)
+    assert lists[SUBJECT] == ["Paris", "dog", "tree"]
+    assert lists[TAGS] == ["Paris", "dog", "Suggested/tree"]
+    assert lists[OWN] == ["Suggested/tree"]
+    assert read_keywords(photo).content == (("Paris",), ("dog",))
+
+
+def test_keyword_that_the_user_moved_is_kept(photo):
+    path = write_sidecar(row(photo, "dog", "tree"), "Suggested")
+    text = path.read_text()
+    path.write_text(
+        text.replace("<rdf:Seq><rdf:li>Suggested/dog<", "<rdf:Seq><rdf:li>Animals/dog<")
+    )
+    assert undo([str(photo)]) == 0
+    lists = read(path)
+    assert (lists[SUBJECT], lists[TAGS]) == (["dog"], ["Animals/dog"])
+
+
+def test_sidecar_without_the_suffix_is_written_if_it_is_the_only_one(photo):
+    shared = photo.with_name("photo.xmp")
+    shared.write_text(OF_USER)
+    assert write_sidecar(row(photo, "tree")) == shared
+    assert not photo.with_name("photo.jpg.xmp").exists()
+
+    # Another photo has the same name, so that each needs its own sidecar.
+    Image.new("RGB", (8, 8)).save(photo.with_suffix(".PNG"))
+    path = photo.with_name("photo.jpg.xmp")
+    assert write_sidecar(row(photo, "tree")) == path
+    assert shared.read_text() == OF_USER
+    assert undo([str(photo.parent)]) == 0
+    assert {item.name for item in photo.parent.iterdir()} == {"photo.jpg", "photo.PNG", "photo.xmp"}
+
+
+def test_undo_restores_all_sidecars_except_broken_ones(photo, capsys):
+    folder = photo.parent / "below"
+    folder.mkdir()
+    orphan = folder / "gone.jpg.xmp"
+    orphan.write_text(OF_USER)
+    (folder / "gone.jpg").write_bytes(photo.read_bytes())
+    write_sidecar(row(folder / "gone.jpg", "tree"))
+    (folder / "gone.jpg").unlink()
+    created = write_sidecar(row(photo, "tree"))
+    broken = folder / "broken.xmp"
+    broken.write_bytes(created.read_bytes()[:-50])
+    foreign = folder / "foreign.xmp"
+    foreign.write_text("broken")
+    leftover = folder / ".gone.jpg.xmp.0123abcd.mldec.tmp"
+    leftover.touch()
+
+    assert undo([str(photo.parent)]) == 1
+    assert "broken.xmp" in capsys.readouterr().err
+    assert orphan.read_text() == OF_USER
+    assert sorted(folder.iterdir()) == [broken, foreign, orphan]
+    assert not created.exists()
+    with pytest.raises(ConfigError, match="absent"):
+        undo([str(folder / "absent")])
+
+
+ENTITY = "<!DOCTYPE x [<!ENTITY a '<rdf:li>b</rdf:li>'>]>" + HIERARCHY.format(
+    RDF=xmp.RDF, properties=TAGS_LIST.format("&a;")
+)
+
+
+@pytest.mark.parametrize("kind", ["entity", "twice"])
+def test_unusual_sidecars_are_changed_correctly_or_not_at_all(photo, kind):
+    path = photo.with_name("photo.jpg.xmp")
+    subject = "<dc:subject><rdf:Bag><rdf:li>b</rdf:li></rdf:Bag></dc:subject>"
+    content = OF_USER.replace("  </rdf:Description>", f"{subject}  </rdf:Description>")
+    path.write_text(ENTITY if kind == "entity" else content)
+    if kind == "entity":
+        with pytest.raises(DataError, match=str(path)):
+            write_sidecar(row(photo, "tree"))
+        assert path.read_text() == ENTITY
+    else:
+        write_sidecar(row(photo, "tree", "b"))
+        assert path.read_text().count(">tree<") == 4
+        assert undo([str(path)]) == 0
+        assert path.read_text() == content

@@ -110,6 +110,16 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     assert np.array_equal(read[..., 0], UPRIGHT)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_avif_orientation_is_applied(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    colors = np.repeat(np.ascontiguousarray(STORED[orientation]), 32, 0).repeat(32, 1)
+    image = Image.fromarray(as_gray(colors))
+    read = as_array(read_image(saved(image, tmp_path / "a.avif", exif=exif, quality=100)))
+    assert np.abs(read[16::32, 16::32, 0].astype(int) - UPRIGHT).max() <= 2
+
+
 def test_damaged_exif_is_ignored(tmp_path):
     path = saved(picture(), tmp_path / "a.jpg", exif=b"Exif\0\0" + b"nonsense" * 4)
     assert read_image(path).size == (40, 30)
@@ -118,19 +128,19 @@ def test_damaged_exif_is_ignored(tmp_path):
 # Faults
 
 
-HEIC = b"\0\0\0\x18ftypheix\0\0\0\0mif1heic"
 FAULTS = [
     ("a.png", b"", ""),
     ("a.tif", b"404: Not Found", ""),
-    ("a.jpg", HEIC, "HEIC"),
-    ("a.avif", b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "AVIF"),
+    ("a.jpg", b"\0\0\0\x18ftypheix\0\0\0\0mif1heic", ""),
+    ("a.avif", b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", ""),
+    ("a.jpg", b"\0\0\0\x18ftypcrx \0\0\0\0crx isom", "CR3"),
     ("a.raf", b"FUJIFILMCCD-RAW 0201", "RAF"),
     ("a.jpg", None, ""),
     ("a.tif", Image.fromarray(np.array([[0, 70000]], np.int32)), ""),
     ("a.tif", Image.fromarray(np.float32([[0.5, 0.7]])), ""),
 ]
 # Truncated files.
-for suffix in ("jpg", "png", "tif", "webp"):
+for suffix in ("jpg", "png", "tif", "webp", "avif"):
     FAULTS += [(f"a.{suffix}", share, "") for share in (0.5, 0.95)]
 
 
@@ -153,13 +163,13 @@ def test_faulty_file_is_named(tmp_path, file, content, name, decoder):
 
 def test_unsupported_files_are_counted_by_suffix():
     unsupported = UnsupportedFiles()
-    for name in ("a/1.HEIC", "a/2.heic", "b/3.CR3", "b/4.jpg", "notes.txt"):
+    for name in ("a/1.NEF", "a/2.nef", "b/3.CR3", "b/4.jpg", "notes.txt"):
         unsupported.add(name)
     assert unsupported.to_dict() == {
-        ".heic": {"files": 2, "example": "a/1.HEIC"},
+        ".nef": {"files": 2, "example": "a/1.NEF"},
         ".cr3": {"files": 1, "example": "b/3.CR3"},
     }
-    assert "2 .heic (such as a/1.HEIC), 1 .cr3 (such as b/3.CR3)" in str(unsupported)
+    assert "2 .nef (such as a/1.NEF), 1 .cr3 (such as b/3.CR3)" in str(unsupported)
     assert not UnsupportedFiles()
 
     assert not READ & NOT_READ

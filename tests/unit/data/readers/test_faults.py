@@ -175,12 +175,12 @@ def test_reader_names_faulty_setting(tmp_path, reader, arguments):
 @pytest.mark.parametrize(("reader", "folder"), [("folders", "train/cat"), ("yolo", "train/images")])
 def test_unsupported_files_are_counted(tmp_path, caplog, reader, folder):
     build = tree(reader, tmp_path)
-    for name in ("a.HEIC", "b.heic", "._b.heic"):
+    for name in ("a.NEF", "b.nef", "._b.nef"):
         (build.root / folder / name).write_bytes(b"photo")
     for _ in range(2):  # the second time from the cache
         caplog.clear()
         build()
-        assert "2 .heic (such as" in caplog.text
+        assert "2 .nef (such as" in caplog.text
 
 
 def test_pickle_runs_no_code(tmp_path):

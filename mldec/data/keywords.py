@@ -1,0 +1,266 @@
+"""Keywords of photos, as written by photo managers, from sidecars and image files.
+
+Sources: XMP specification parts 1 to 3 (ISO 16684-1), MWG guidelines 2.0 (`mwg-rs`), Microsoft's
+people tags (`MPReg`), IPTC IIM 4.2, and the namespaces that exiftool and Exiv2 document.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unicodedata import normalize
+from xml.etree.ElementTree import Element, TreeBuilder, XMLParser
+
+from PIL import Image
+from PIL.IptcImagePlugin import getiptcinfo
+
+from mldec.data.images import FORMATS
+from mldec.errors import DataError, naming_errors
+from mldec.files.text import open_binary, reading
+from mldec.files.xmp import without_own
+
+# A keyword with its parents, such as ("Places", "Paris"), or ("dog",).
+Keyword = tuple[str, ...]
+
+_RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
+_SUBJECT = "{http://purl.org/dc/elements/1.1/}subject"
+_OWN = "{urn:mldec:xmp:1.0/}keywords"
+
+# Lists of paths, and their separators. Lightroom's list is first, because its names may contain a
+# slash. Exiv2 and exiftool write different namespaces for Microsoft's list.
+_PATHS = {
+    "{http://ns.adobe.com/lightroom/1.0/}hierarchicalSubject": "|",
+    "{http://www.digikam.org/ns/1.0/}TagsList": "/",
+    "{http://ns.microsoft.com/photo/1.0/}LastKeywordXMP": "/",
+    "{http://ns.microsoft.com/photo/1.0}LastKeywordXMP": "/",
+}
+
+# Names of people. The first is a list, the others are fields of a region in the photo.
+_PERSONS = "{http://iptc.org/std/Iptc4xmpExt/2008-02-29/}PersonInImage"
+_DISPLAY_NAME = "{http://ns.microsoft.com/photo/1.2/t/Region#}PersonDisplayName"
+_REGION = "{http://www.metadataworkinggroup.com/schemas/regions/}"
+
+# Top-level keywords of people and albums. digiKam puts the names of faces under "People", and its
+# internal tags under the others.
+_NOT_CONTENT = ("People", "Albums", "_Digikam_root_tag_", "_Digikam_Internal_Tags_")
+
+_UTF8 = b"\x1b%G"  # IPTC 1:90, the coded character set
+
+
+@dataclass(frozen=True)
+class PhotoKeywords:
+    """The keywords of a photo. Parents of a listed keyword are not listed again.
+
+    Attributes:
+        content: Keywords of the user.
+        people: Keywords of the user that are people or albums, and names of marked people.
+        own: Keywords that mldec has added (`mldec:keywords`), as written. They are in no other
+            list, unless the user has the same name under another parent.
+        listed: All keywords of the user that are in a list, unlike the names of faces.
+    """
+
+    content: tuple[Keyword, ...]
+    people: tuple[Keyword, ...]
+    own: tuple[str, ...]
+    listed: tuple[Keyword, ...]
+
+    def names(self) -> set[str]:
+        """Return the names and the paths ("Places/Paris") that the user has given to the photo.
+
+        They include parents, and people and albums.
+        """
+        names: set[str] = set()
+        for keyword in self.content + self.people:
+            names.update(keyword)
+            names.update(paths_of(keyword))
+        return names
+
+
+def paths_of(keyword: Keyword) -> list[str]:
+    """Return a keyword and its parents as paths: "Places", "Places/Paris"."""
+    return ["/".join(keyword[: level + 1]) for level in range(len(keyword))]
+
+
+def read_keywords(photo: Path) -> PhotoKeywords:
+    """Return the keywords of a photo: from its sidecars, and those embedded in the file.
+
+    Sidecars are photo.xmp and photo.jpg.xmp. The lists dc:subject, lr:hierarchicalSubject,
+    digiKam:TagsList, MicrosoftPhoto:LastKeywordXMP and IPTC 2:25 are merged. A flat keyword that is
+    a name or a parent in a list of paths is not listed again.
+
+    A keyword is a person or an album if its top-level parent is "People" (digiKam's faces, and a
+    convention of Lightroom's users) or "Albums", or if its name is the name of a face or pet region
+    (MWG regions of digiKam, Lightroom and Picasa), of a Microsoft people tag, or in
+    Iptc4xmpExt:PersonInImage. Other applications do not mark albums.
+
+    Embedded metadata is read from the formats of `read_image`. Files of other formats have only
+    sidecars. Parts beyond the first 64 KiB of an embedded packet (extended XMP) are not read.
+
+    Raises:
+        DataError: If metadata cannot be read. The message has the path of the file.
+    """
+    lists = _Lists()
+    for sidecar in sidecars(photo):
+        with reading(sidecar):
+            try:
+                with open_binary(sidecar) as file:
+                    content = file.read()
+            except FileNotFoundError:
+                continue
+        lists.add_xmp(sidecar, content)
+
+    lists.add_embedded(photo)
+    return lists.merge()
+
+
+def keywords_in(path: Path, content: bytes) -> PhotoKeywords:
+    """Return the keywords of a sidecar by its content; see `read_keywords`."""
+    lists = _Lists()
+    lists.add_xmp(path, content)
+    return lists.merge()
+
+
+def sidecars(photo: Path) -> list[Path]:
+    """Return the possible paths of the sidecars of a photo."""
+    stems = (photo.with_suffix(""), photo)
+    return [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".xmp", ".XMP")]
+
+
+class _WithoutDoctype(TreeBuilder):
+    """Reject document types, which could define entities. XMP has none."""
+
+    def doctype(self, name: str, public: str, system: str) -> None:
+        raise ValueError("it has a document type")
+
+
+class _Lists:
+    """The lists of keywords in the metadata of a photo."""
+
+    def __init__(self) -> None:
+        # The keys have the separator "/". A dictionary keeps the order, and has no duplicates.
+        self.paths: dict[str, dict[str, Keyword]] = {name: {} for name in _PATHS}
+        self.flat: dict[str, None] = {}
+        self.own: dict[str, None] = {}
+        self.persons: dict[str, None] = {}
+
+    def add_xmp(self, path: Path, content: bytes) -> None:
+        """Add the lists of an XMP packet of the file `path`."""
+        with naming_errors(path, DataError, remedy="write its metadata again, or remove it"):
+            # New lists of mldec contain copies of keywords, which the user may have removed since.
+            content, own = without_own(content)
+            self.own |= dict.fromkeys(own)
+            parser = XMLParser(target=_WithoutDoctype())
+            parser.feed(content)
+            root = parser.close()
+
+        # Deeper levels may describe other images, such as the parts of a collage.
+        for rdf in root.iter(f"{_RDF}RDF"):
+            for element in rdf.iterfind(f"{_RDF}Description/*"):
+                self._add_property(element)
+        self.persons |= dict.fromkeys(_names_of_regions(root))
+
+    def _add_property(self, element: Element) -> None:
+        texts = [_clean(item.text or "") for item in element.iter(f"{_RDF}li")]
+        if not len(element):
+            texts = [_clean(element.text or "")]
+        texts = [text for text in texts if text]
+
+        if element.tag in _PATHS:
+            for text in texts:
+                levels = [level.strip() for level in text.split(_PATHS[element.tag])]
+                keyword = tuple(level for level in levels if level)
+                if keyword:
+                    self.paths[element.tag]["/".join(keyword)] = keyword
+        for tag, names in ((_SUBJECT, self.flat), (_OWN, self.own), (_PERSONS, self.persons)):
+            if element.tag == tag:
+                names |= dict.fromkeys(texts)
+
+    def add_embedded(self, photo: Path) -> None:
+        """Add the XMP packet and the IPTC keywords in an image file."""
+        try:
+            with Image.open(photo, formats=FORMATS) as image:
+                # PNG files may have metadata after the pixels.
+                if image.format == "PNG" and "xmp" not in image.info:
+                    image.load()
+                xmp = image.info.get("xmp")
+                iptc = getiptcinfo(image) or {}
+        except MemoryError:
+            raise
+        except Exception:
+            # It is missing, damaged or has another format. `read_image` gives the reason.
+            return
+
+        if isinstance(xmp, str):
+            xmp = xmp.encode()
+        if xmp:
+            self.add_xmp(photo, xmp.rstrip(b"\0 \r\n"))
+        values = iptc.get((2, 25), [])
+        if isinstance(values, bytes):
+            values = [values]
+        for value in values:
+            name = _clean(_decode(value, iptc.get((1, 90)) == _UTF8))
+            if name:
+                self.flat[name] = None
+
+    def merge(self) -> PhotoKeywords:
+        """Return the keywords without duplicates, divided into content, people and own."""
+        paths: dict[str, Keyword] = {}
+        for listed in self.paths.values():
+            for name, keyword in listed.items():
+                paths.setdefault(name, keyword)
+        own_paths = {name.replace("|", "/") for name in self.own}
+        own_names = own_paths | {name.rpartition("/")[2] for name in own_paths}
+        for name in own_paths & paths.keys():
+            del paths[name]
+
+        # Omit the parents of other paths, and flat copies of the names in paths.
+        parents: set[str] = set()
+        levels: set[str] = set()
+        for keyword in paths.values():
+            parents.update(paths_of(keyword)[:-1])
+            levels.update(keyword)
+        keywords = [keyword for name, keyword in paths.items() if name not in parents]
+        for name in self.flat:
+            is_copy = name in levels or name.replace("|", "/") in paths
+            if not is_copy and name not in own_names:
+                keywords.append((name,))
+
+        people: list[Keyword] = [(name,) for name in self.persons]
+        content = []
+        for keyword in keywords:
+            is_below = len(keyword) > 1 and keyword[0] in _NOT_CONTENT
+            if is_below or keyword[-1] in self.persons:
+                people.append(keyword)
+            else:
+                content.append(keyword)
+        return PhotoKeywords(
+            tuple(content), tuple(dict.fromkeys(people)), tuple(self.own), tuple(keywords)
+        )
+
+
+def _names_of_regions(root: Element) -> Iterator[str]:
+    """Yield the names of the people and pets in an XMP packet."""
+
+    def field(element: Element, tag: str) -> str:
+        """Return a field of a region, which is an attribute or an element."""
+        return _clean(element.get(tag) or element.findtext(tag) or "")
+
+    for element in root.iter():
+        name = field(element, f"{_REGION}Name")
+        if name and field(element, f"{_REGION}Type") in ("Face", "Pet"):
+            yield name
+        person = field(element, _DISPLAY_NAME)
+        if person:
+            yield person
+
+
+def _decode(text: bytes, is_utf8: bool) -> str:
+    """Decode an IPTC text. Without a declared encoding it is UTF-8 or Windows' western one."""
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        return text.decode("utf-8" if is_utf8 else "cp1252", "replace")
+
+
+def _clean(text: str) -> str:
+    """Normalize Unicode and whitespace, so that copies of a keyword are equal."""
+    return " ".join(normalize("NFC", text).split())

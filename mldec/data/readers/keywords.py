@@ -1,0 +1,325 @@
+"""A photo library with the keywords of a photo manager."""
+
+import logging
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+from unicodedata import combining, normalize
+
+import numpy as np
+
+from mldec.data.cache import cached_per_file, stamp
+from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.keywords import Keyword, paths_of, read_keywords, sidecars
+from mldec.data.labels import from_entries
+from mldec.data.settings import Source
+from mldec.data.similar import check_installed, perceptual_hashes, similar_groups
+from mldec.data.splits import check_fraction, hold_out_groups, log_split
+from mldec.data.table import Table, encode_paths
+from mldec.data.tasks import multi_label
+from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.errors import DataError
+from mldec.names import check_names, format_list, given_names, indices_of
+from mldec.words.vectors import read_class_list
+
+log = logging.getLogger("mldec")
+
+MAX_PAIRS = 20  # pairs of similar words in a message
+
+
+def keywords(
+    *,
+    root: str,
+    levels: Literal["leaves", "paths", "all"] = "leaves",
+    min_photos: int = 10,
+    exclude: str | list[str] | None = None,
+    people: bool = False,
+    untagged: bool = False,
+    missing: Literal["negative", "unknown"] = "negative",
+    synonyms: str | None = None,
+    similar: Literal["together", "ignore"] = "together",
+    val_fraction: float = 0.1,
+    split: Literal["stratified", "hash"] = "stratified",
+    seed: int = 0,
+    threshold: float = 0.5,
+    skip_empty: bool = True,
+    top_k: int | None = None,
+) -> Source:
+    """Return the photos of a folder and its subfolders with their keywords, sorted by path.
+
+    `read_keywords` describes which keywords are read. The folder is not changed. Results are
+    cached per photo, so that a second run reads new and changed photos only.
+
+    Args:
+        levels: Classes of a hierarchy such as Places/Paris. "leaves": Paris. "paths":
+            Places/Paris. "all": Places and Paris. A photo with Places/Paris is a positive of
+            Places, too, if Places is a class. Names are equal ignoring case.
+        min_photos: Minimum number of photos of a class.
+        exclude: Keywords to ignore with all keywords below them, such as [Places], or a text file
+            with one keyword per line.
+        people: Whether the names of people and albums are classes.
+        untagged: Whether photos without keywords are images without a positive class.
+        missing: Meaning of an absent keyword of a tagged training photo. "unknown" (-1, not
+            annotated) needs a loss such as `partial` or `em`. Validation labels are negative.
+        synonyms: Text file with a class per line: its name, and other keywords that mean the same,
+            separated by semicolons.
+        similar: "together": Near-duplicates, such as bursts and edited copies, are in the same
+            split. "ignore": Photos are not compared.
+        val_fraction: Fraction of held-out photos, in (0, 1).
+        split: See `csv_table`.
+        seed: Seed of the split.
+        top_k: k of precision, recall and F1 at top-k.
+    """
+    check_fraction(val_fraction)
+    if min_photos < 1:
+        raise ValueError(f"min_photos is {min_photos}; it must be at least 1")
+    evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
+    if similar == "together":
+        check_installed("data.similar")
+    folder = check_folder(root, "the photos")
+    excluded = given_names(exclude, folder) or ()
+    class_list = None
+    if synonyms is not None:
+        class_list = folder / Path(synonyms).expanduser()
+
+    @cache
+    def load_all(cache_dir: str | None) -> tuple[Table, np.ndarray]:
+        """Return all photos with their labels, and the group of each photo."""
+        photos = read_library(folder, cache_dir)
+        tagged = choose_keywords(photos, excluded, people=people)
+        if not untagged:
+            tagged = {file: keywords for file, keywords in tagged.items() if keywords}
+        log.info(f"keywords: {len(tagged):,} of {len(photos):,} photos in {folder} are used")
+
+        names = Names(levels, read_class_list(class_list) if class_list else ())
+        table = names.table(tagged, min_photos, folder)
+        if similar == "ignore":
+            return table, np.arange(len(table))
+
+        group = similar_groups(perceptual_hashes(in_folder(table, folder), cache_dir))
+        sizes = np.bincount(group)
+        log.info(
+            f"keywords: {sizes[sizes > 1].sum():,} photos are in {(sizes > 1).sum():,} groups of "
+            f"near-duplicates, which are in one split; the largest has {sizes.max():,}"
+        )
+        return table, group
+
+    def load(part: str, cache_dir: str | None) -> StoredImages:
+        table, group = load_all(cache_dir)
+        table = hold_out_groups(table, group, val_fraction, seed, split, val=part == "val")
+        log_split("keywords", part, table)
+        return in_folder(table, folder)
+
+    def load_train(part: str, cache_dir: str | None) -> StoredImages:
+        images = load(part, cache_dir)
+        default = 0 if missing == "negative" else -1
+        return replace(images, labels=replace(images.labels, default=default))
+
+    return Source(load=load, load_train=load_train, where=folder, evaluator=evaluator)
+
+
+def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any]]:
+    """Return `PhotoKeywords` as a dictionary for each photo in a folder, by relative path.
+
+    Photos with damaged metadata are left out. They, sidecars without a photo and unsupported files
+    are counted in warnings.
+    """
+    stamps = {}
+    unsupported = UnsupportedFiles()
+    orphans = []
+    for parent, names in walk(folder):
+        photos = {name for name in names if Path(name).suffix.lower() in READ}
+        for name in sorted(photos):
+            path = parent / name
+            found = [sidecar for sidecar in sidecars(path) if sidecar.name in names]
+            relative = str(path.relative_to(folder))
+            stamps[relative] = " ".join(stamp(file) for file in [path, *found])
+
+        # A sidecar belongs to all files with its name, also to videos and raw files.
+        others = {name for name in names if not name.lower().endswith(".xmp")}
+        owners = others | {Path(name).stem for name in others}
+        for name in sorted(names - others):
+            if Path(name).stem not in owners:
+                orphans.append(str(parent / name))
+        for name in sorted(others):
+            unsupported.add(str(parent / name))
+
+    def compute(file: str) -> dict[str, Any]:
+        try:
+            return vars(read_keywords(folder / file))
+        except DataError as error:
+            return {"error": str(error)}
+
+    values = cached_per_file("keywords 1", folder, stamps, compute, cache_dir)
+    errors = [value["error"] for value in values.values() if "error" in value]
+    if errors:
+        log.warning(f"keywords: {len(errors):,} photos are left out; the first: {errors[0]}")
+    if orphans:
+        log.warning(f"keywords: {len(orphans):,} sidecars have no photo, such as {orphans[0]}")
+    if unsupported:
+        log.warning(f"keywords: {unsupported}")
+    if not values:
+        raise DataError(f"data.root: {folder} has no photos; set it to the folder of the photos")
+    return {file: values[file] for file in sorted(values) if "error" not in values[file]}
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Yield each folder with the names of its files, without hidden ones. Links are not followed.
+
+    Raises DataError if a folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        fault = f"cannot be listed ({error.strerror}); make it readable"
+        raise DataError(f"{error.filename}: {fault}") from error
+
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        yield Path(parent), {name for name in files if name[0] != "."}
+
+
+def choose_keywords(
+    photos: Mapping[str, Mapping[str, Any]], excluded: Sequence[str], *, people: bool
+) -> dict[str, list[Keyword]]:
+    """Return the keywords of each photo without the excluded ones, and without people.
+
+    A person of one photo is a person in all photos, also in those without a face region.
+    """
+    persons = {keyword[-1] for photo in photos.values() for keyword in photo["people"]}
+    if persons and not people:
+        log.info(f"keywords: {len(persons):,} names of people and albums are ignored (data.people)")
+    ignored = {name.casefold() for name in excluded}
+    found = set()
+
+    chosen = {}
+    for file, photo in photos.items():
+        keywords = list(photo["content"])
+        if people:
+            keywords += photo["people"]
+        kept = []
+        for keyword in keywords:
+            names = {name.casefold() for name in [*keyword, *paths_of(keyword)]}
+            found |= names & ignored
+            is_person = keyword[-1] in persons and not people
+            if not is_person and names.isdisjoint(ignored):
+                kept.append(tuple(keyword))
+        chosen[file] = kept
+
+    unknown = [name for name in excluded if name.casefold() not in found]
+    if unknown:
+        log.warning(f"data.exclude: no photo has the keywords {format_list(unknown)}")
+    return chosen
+
+
+class Names:
+    """Class names of keywords. Names that differ only in case are one class.
+
+    Args:
+        levels: See `keywords`.
+        synonyms: Groups of names of the same class. The class has the first name.
+    """
+
+    def __init__(self, levels: str, synonyms: Sequence[Sequence[str]] = ()) -> None:
+        self.levels = levels
+        self.synonyms = {}  # maps a name in lowercase to the name of its class
+        for names in synonyms:
+            for name in names:
+                self.synonyms[name.casefold()] = names[0]
+
+    def of_keyword(self, keyword: Keyword) -> list[str]:
+        """Return the names of a keyword and its parents. The last one is its own name."""
+        names = paths_of(keyword) if self.levels == "paths" else keyword
+        return [self.synonyms.get(name.casefold(), name) for name in names]
+
+    def table(self, photos: Mapping[str, Sequence[Keyword]], least: int, where: Path) -> Table:
+        """Return the photos with the classes of at least `least` photos, sorted by name."""
+        counts: Counter[str] = Counter()  # photos per lowercase name
+        spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        positives = []
+        for keywords in photos.values():
+            names: set[str] = set()
+            for keyword in keywords:
+                of_keyword = self.of_keyword(keyword)
+                names.update(name.casefold() for name in of_keyword)
+                for name in of_keyword if self.levels == "all" else of_keyword[-1:]:
+                    spellings[name.casefold()][name] += 1
+            counts.update(names)
+            positives.append(names)
+
+        # Parents that are nobody's own keyword are no candidates.
+        shown = {}
+        for key, forms in spellings.items():
+            shown[key] = min(forms, key=lambda form: (-forms[form], form))
+        by_name = {shown[key]: counts[key] for key in shown}
+        classes = [name for name in sorted(by_name) if by_name[name] >= least]
+        self._log(by_name, classes, least)
+        if not classes:
+            most = max(by_name.values(), default=0)
+            fault = f"no keyword has {least} photos; the most frequent one has {most}"
+            raise DataError(f"{where}: {fault}; tag more photos, or lower data.min_photos")
+
+        columns = indices_of(name.casefold() for name in classes)
+        entries = []
+        for names in positives:
+            entries.append({columns[name]: 1 for name in sorted(names & columns.keys())})
+        labels = from_entries(entries, num_classes=len(classes))
+        return Table(encode_paths(list(photos)), labels, check_names(classes, where))
+
+    @staticmethod
+    def _log(counts: Mapping[str, int], classes: Sequence[str], least: int) -> None:
+        """Log the counts of the classes, and pairs that look like the same word."""
+        ordered = sorted(classes, key=lambda name: -counts[name])
+        frequent = format_list([f"{name} ({counts[name]:,})" for name in ordered], 30)
+        log.info(
+            f"keywords: {len(classes):,} of {len(counts):,} keywords have at least {least} photos "
+            f"(data.min_photos): {frequent}"
+        )
+        pairs = []
+        for rare, common in similar_words(counts):
+            pairs.append(f"{rare} ({counts[rare]:,}) and {common} ({counts[common]:,})")
+        if pairs:
+            log.info(
+                f"keywords: {len(pairs):,} pairs may be the same word; join them with "
+                f"data.synonyms: {format_list(pairs, MAX_PAIRS)}"
+            )
+
+
+def similar_words(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return pairs of a rarer and a more frequent name that look like the same word.
+
+    They differ in case, accents, spaces, punctuation or a regular plural. Names with at least five
+    letters may also differ in one letter or two swapped letters, if one is five times as frequent.
+
+    Args:
+        counts: Maps a name to its number of photos.
+    """
+    buckets: defaultdict[str, set[str]] = defaultdict(set)
+    for name in counts:
+        letters = [letter for letter in normalize("NFKD", name.casefold()) if not combining(letter)]
+        word = "".join(filter(str.isalnum, letters)) or name
+        # The same letters for singular and plural: box(es), dog(s), hors(es), citi(es).
+        singular = word
+        if len(word) > 3:
+            singular = re.sub("(?<=[sxzh])es$|(?<=[^su])s$", "", word)
+            singular = re.sub("y$", "i", singular.removesuffix("e"))
+        buckets[f"{singular}$"].add(name)
+
+        # Words that differ in one letter are equal without it.
+        if len(word) >= 5 and word.isalpha():
+            buckets[word].add(name)
+            for place in range(len(word)):
+                buckets[word[:place] + word[place + 1 :]].add(name)
+
+    pairs = set()
+    for key, names in buckets.items():
+        for pair in combinations(sorted(names), 2):
+            rare, common = sorted(pair, key=lambda name: (counts[name], name))
+            if key.endswith("$") or 5 * counts[rare] <= counts[common]:
+                pairs.add((rare, common))
+    return sorted(pairs, key=lambda pair: (-counts[pair[1]], pair))

@@ -1,0 +1,84 @@
+"""Near-duplicates: images with similar perceptual hashes, such as bursts and edited copies."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from mldec.data.cache import cached_per_file, compute_in_threads, stamp
+from mldec.data.images import read_image
+from mldec.data.splits import path_hash
+from mldec.data.types import ImageFiles, StoredImages
+from mldec.errors import ConfigError, DataError
+
+# Number of different bits of 64 up to which two images are similar. Of 3,576 VOC photos, 4 of 6.4
+# million pairs are that similar. Of their copies, 96 % or more that are resized, compressed,
+# brightened, shifted by 2 %, rotated by 2 degrees or cropped by 3 %, and 62 % cropped by 10 %.
+MAX_BITS = 10
+
+SIDE = 64  # JPEG files are decoded at a lower resolution, as long as both sides have 64 pixels
+
+BLOCK = 64  # images that are compared with all others at a time
+
+
+def check_installed(setting: str) -> None:
+    """Raise ConfigError if imagehash is missing. `setting` starts the message."""
+    if importlib.util.find_spec("imagehash") is None:
+        raise ConfigError(f"{setting}: imagehash is missing; run pip install -e '.[photos]'")
+
+
+def perceptual_hashes(images: StoredImages, cache_dir: str | None) -> np.ndarray:
+    """Return the perceptual hashes (pHash) of N images, uint64 [N].
+
+    Hashes of image files are cached. Unreadable images have a hash that is similar to no other.
+    """
+    names = [images.name(index) for index in range(len(images))]
+    indices = {name: index for index, name in enumerate(names)}
+
+    def compute(name: str) -> int:
+        return _hash(images, indices[name])
+
+    if isinstance(images.storage, ImageFiles):
+        stamps = {name: stamp(Path(name)) for name in names}
+        folder = images.storage.folder
+        values = cached_per_file("hashes 1", folder, stamps, compute, cache_dir)
+    else:
+        values = dict(compute_in_threads(names, compute, "read hashes"))
+    return np.array([values[name] for name in names], np.uint64)
+
+
+def _hash(images: StoredImages, index: int) -> int:
+    """Return the perceptual hash of an image, from 0 to 2^64 - 1."""
+    import imagehash
+
+    name = images.name(index)
+    try:
+        image = read_image(name, images.storage.content(index), draft=SIDE)
+    except DataError:
+        return path_hash(name.encode(errors="surrogateescape"), 0)
+    return int(str(imagehash.phash(image)), 16)
+
+
+def similar_pairs(hashes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the similar pairs of hashes [N] and other hashes [M], int64 [P] each.
+
+    All pairs are compared: 100,000 by 100,000 take 15 seconds.
+    """
+    rows = []
+    columns = []
+    for start in range(0, len(hashes), BLOCK):
+        block = hashes[start : start + BLOCK, None]
+        row, column = np.nonzero(np.bitwise_count(block ^ others) <= MAX_BITS)
+        rows.append(row + start)
+        columns.append(column)
+    return np.concatenate(rows), np.concatenate(columns)
+
+
+def similar_groups(hashes: np.ndarray) -> np.ndarray:
+    """Return the group of each image, int32 [N]. Similar images are in the same group."""
+    pairs = similar_pairs(hashes, hashes)
+    links = coo_array((np.ones(len(pairs[0]), bool), pairs), shape=(len(hashes), len(hashes)))
+    _, groups = connected_components(links, directed=False)
+    return groups

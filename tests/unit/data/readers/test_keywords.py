@@ -1,0 +1,211 @@
+"""Photo libraries: classes, excluded keywords, splits, and the cache."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from pictures import picture
+
+from mldec.data.keywords import read_keywords
+from mldec.data.readers import keywords
+from mldec.data.readers.keywords import similar_words
+from mldec.errors import DataError, UserError
+
+XMP = (
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/" xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    '<r:RDF><r:Description xmlns:lr="http://ns.adobe.com/lightroom/1.0/">'
+    "<lr:hierarchicalSubject><r:Bag>{}</r:Bag></lr:hierarchicalSubject>"
+    "</r:Description></r:RDF></x:xmpmeta>"
+)
+# Keywords of photo number n.
+TAGS = [["Pets|dog"], ["Pets|dog", "sea"], ["Dog", "Rare"], ["Pets|cat", "sea"], ["Pets", "sky"]]
+
+
+class Library:
+    """A folder with photos, and the results of the reader."""
+
+    def __init__(self, folder, cache):
+        self.folder = folder
+        self.cache = str(cache)
+
+    def add(self, name, tags, image=None):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (image or picture(64, 48, seed=len(list(self.folder.rglob("*"))))).save(path)
+        if tags:
+            items = "".join(f"<r:li>{tag}</r:li>" for tag in tags)
+            path.with_name(path.name + ".xmp").write_text(XMP.format(items))
+
+    def source(self, **settings):
+        settings = {"similar": "ignore", "min_photos": 4} | settings
+        return keywords(root=str(self.folder), **settings)
+
+    def splits(self, **settings):
+        source = self.source(**settings)
+        train = (source.load_train or source.load)("train", self.cache)
+        return train, source.load("val", self.cache)
+
+    def classes(self, **settings):
+        return self.splits(**settings)[0].classes
+
+    def labels(self, **settings):
+        """Return the sorted classes of each photo, in any split."""
+        found = {}
+        for part in self.splits(**settings):
+            for index in range(len(part)):
+                row = part.labels.row(index)
+                names = [part.classes[column] for column in (row == 1).nonzero().flatten()]
+                found[os.path.relpath(part.name(index), self.folder)] = names
+        return found
+
+
+@pytest.fixture
+def library(tmp_path):
+    result = Library(tmp_path / "photos", tmp_path / "cache")
+    for number in range(20):
+        result.add(f"{number % 3}/{number:02}.png", TAGS[number % 5])
+    for number in range(3):
+        result.add(f"untagged {number}.png", [])
+    return result
+
+
+def test_levels_of_a_hierarchy(library):
+    assert library.classes() == ("Pets", "Rare", "cat", "dog", "sea", "sky")
+    assert library.labels()["0/00.png"] == ["Pets", "dog"]
+    assert library.labels()["2/02.png"] == ["Rare", "dog"]
+    assert library.classes(levels="paths") == (
+        "Dog", "Pets", "Pets/cat", "Pets/dog", "Rare", "sea", "sky",
+    )  # fmt: skip
+    assert library.labels(levels="paths")["0/00.png"] == ["Pets", "Pets/dog"]
+    assert library.classes(levels="all", min_photos=5) == ("Pets", "dog", "sea")
+
+
+def test_photos_of_rare_or_no_keywords(library):
+    assert len(library.labels()) == 20
+    labels = library.labels(untagged=True)
+    assert len(labels) == 23
+    assert labels["untagged 0.png"] == []
+    with pytest.raises(DataError, match=r"min_photos"):
+        library.splits(min_photos=17)
+
+
+def test_excluded_keywords_and_synonyms(library, tmp_path, caplog):
+    assert library.classes(exclude=["pets", "Rare", "x"]) == ("Dog", "sea", "sky")
+    assert "data.exclude" in caplog.text
+    assert library.labels(exclude=["Pets/dog"], min_photos=1)["2/02.png"] == ["Dog", "Rare"]
+    (tmp_path / "same.txt").write_text("animal;dog;cat;Pets\n")
+    path = str(tmp_path / "same.txt")
+    assert library.classes(synonyms=path) == ("Rare", "animal", "sea", "sky")
+
+
+def test_absent_keywords(library):
+    for missing, value in (("negative", 0), ("unknown", -1)):
+        train, val = library.splits(missing=missing)
+        assert set(train.labels.dense().flatten().tolist()) == {1, value}
+        assert set(val.labels.dense().flatten().tolist()) == {1, 0}
+
+
+def test_people_of_one_photo_are_people_of_all(library, caplog):
+    caplog.set_level(logging.INFO, logger="mldec")
+    library.add("anna.png", ["People|Anna", "sea"])
+    for number in range(4):
+        library.add(f"anna {number}.png", ["Anna", "sea"])
+    assert "Anna" not in library.classes()
+    assert "data.people" in caplog.text
+    assert "Anna" in library.classes(people=True)
+
+
+def test_near_duplicates_are_in_one_split(library):
+    pytest.importorskip("imagehash", reason="an extra")
+    for number in range(20):
+        image = picture(256, 192, seed=1000 + number)
+        library.add(f"burst/{number}a.png", ["burst"], image)
+        library.add(f"burst/{number}b.jpg", ["burst"], image.resize((200, 150)))
+    for method in ("stratified", "hash"):
+        arguments = {"similar": "together", "split": method, "val_fraction": 0.4}
+        train, val = library.splits(**arguments)
+        names = [{train.name(i)[:-5] for i in range(len(train))}]
+        names.append({val.name(i)[:-5] for i in range(len(val))})
+        assert not any("burst" in name for name in names[0] & names[1])
+        assert any("burst" in name for name in names[1])
+        again, _ = library.splits(**arguments)
+        assert (again.storage.files == train.storage.files).all()
+
+
+def test_cache_is_read_and_follows_changes(library, monkeypatch):
+    before = library.labels()
+    read = []
+
+    def read_and_count(path):
+        read.append(path)
+        return read_keywords(path)
+
+    module = sys.modules["mldec.data.readers.keywords"]
+    monkeypatch.setattr(module, "read_keywords", read_and_count)
+    assert library.labels() == before
+    assert read == []
+    library.add("0/00.png", ["sea", "sky", "dog"])
+    assert library.labels()["0/00.png"] == ["dog", "sea", "sky"]
+    assert [path.name for path in read] == ["00.png"]
+
+
+def test_library_is_not_changed(library, tmp_path):
+    def state():
+        files = sorted(library.folder.rglob("*"))
+        return [(file, file.stat().st_mtime_ns, file.stat().st_mode) for file in files]
+
+    before = state()
+    library.splits()
+    assert state() == before
+    assert any(Path(library.cache).iterdir())
+
+
+def test_faults_are_counted(library, caplog):
+    (library.folder / "gone.jpg.xmp").write_text("x")
+    (library.folder / "movie.mp4").touch()
+    (library.folder / "movie.mp4.xmp").write_text("x")
+    (library.folder / "raw.CR3").touch()
+    (library.folder / "raw.xmp").write_text("x")
+    (library.folder / ".hidden.xmp").write_text("x")
+    (library.folder / "0" / "00.png.xmp").write_text("<broken")
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        assert "0/00.png" not in library.labels()
+        messages = [record.getMessage() for record in caplog.records]
+        assert sum("1 photos are left out" in text and "00.png.xmp" in text for text in messages)
+        assert sum("1 sidecars" in text and "gone.jpg.xmp" in text for text in messages)
+        assert sum(".cr3" in text for text in messages)
+
+
+def test_invalid_settings(library, tmp_path):
+    for settings in ({"min_photos": 0}, {"val_fraction": 1.0}, {"threshold": 2.0}):
+        with pytest.raises((UserError, ValueError), match=next(iter(settings))):
+            library.source(**settings)
+    (tmp_path / "empty" / "sub").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"data\.root"):
+        Library(tmp_path / "empty", tmp_path).splits()
+
+
+def test_similar_words():
+    counts = {
+        "movie": 3,
+        "movies": 3,
+        "dog": 50,
+        "dogs": 3,
+        "Dog's": 2,
+        "caf\u00e9": 9,
+        "cafe": 4,
+        "city": 5,
+        "cities": 9,
+    }
+    counts |= {"horse": 40, "hrose": 1, "house": 39, "hors": 2, "cat": 9, "car": 1, "bus": 4}
+    counts |= {"buses": 3, "red car": 5, "Red-Car": 2, "boxes": 1, "box": 8, "glass": 7}
+    pairs = {frozenset(pair) for pair in similar_words(counts)}
+    expected = ["dog dogs", "dog Dog's", "dogs Dog's", "caf\u00e9 cafe", "city cities"]
+    expected += ["movie movies", "horse hrose", "bus buses", "box boxes"]
+    same = {frozenset(pair.split()) for pair in expected} | {frozenset(("red car", "Red-Car"))}
+    assert same <= pairs
+    others = [("cat", "car"), ("horse", "house"), ("bus", "box"), ("glass", "bus")]
+    assert not pairs & {frozenset(pair) for pair in others}
