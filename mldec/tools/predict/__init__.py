@@ -25,17 +25,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_model_options(arguments, exported=True)
     cli.add_views_option(arguments)
 
-    add = arguments.add_argument_group("images").add_argument
-    add("images", nargs="*", help="images, .tar files or folders: paths or addresses (s3://...)")
-    add(
-        "--list",
-        metavar="FILE",
-        help="text file with one path or address per line (- for standard input), or a .csv or "
-        ".parquet file with a column of them; .parquet also with image files as bytes",
-    )
-    add("--column", metavar="NAME", help="column of --list (default: image, path, url or bytes)")
-    add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
-    add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
+    image_options(arguments)
 
     predictions = arguments.add_argument_group("predictions")
     add = predictions.add_argument
@@ -76,6 +66,27 @@ def parser() -> argparse.ArgumentParser:
         "--xmp", action="store_true", help="write keywords to the sidecar of a photo, photo.jpg.xmp"
     )
 
+    processing_options(arguments)
+    return arguments
+
+
+def image_options(arguments: argparse.ArgumentParser) -> None:
+    """Add the arguments of the input images."""
+    add = arguments.add_argument_group("images").add_argument
+    add("images", nargs="*", help="images, .tar files or folders: paths or addresses (s3://...)")
+    add(
+        "--list",
+        metavar="FILE",
+        help="text file with one path or address per line (- for standard input), or a .csv or "
+        ".parquet file with a column of them; .parquet also with image files as bytes",
+    )
+    add("--column", metavar="NAME", help="column of --list (default: image, path, url or bytes)")
+    add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
+    add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
+
+
+def processing_options(arguments: argparse.ArgumentParser) -> None:
+    """Add the options of the device and of the loader."""
     processing = arguments.add_argument_group("processing")
     add = processing.add_argument
     add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
@@ -84,7 +95,6 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
-    return arguments
 
 
 def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:
