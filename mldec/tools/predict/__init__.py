@@ -49,6 +49,14 @@ def parser() -> argparse.ArgumentParser:
     add("--jsonl", metavar="FILE", help="JSON Lines; - for standard output")
     add("--json", metavar="FILE", help="JSON list of the same rows, or -")
     add("--csv", metavar="FILE", help="CSV table, or -")
+    add("--label-studio", metavar="FILE", help="tasks with predictions, to import; or -")
+    add(
+        "--image-prefix",
+        metavar="TEXT",
+        default="",
+        help="text before the paths in --label-studio, such as /data/local-files/?d=",
+    )
+    add("--cvat", metavar="FILE", help="tags as CVAT for images 1.1, to upload; or -")
     add("--parquet", metavar="FILE", help="Parquet table; needs pyarrow")
     add("--features", metavar="FILE", help="mean of the backbone's tokens: .npy, float32 [N, C]")
     add("--overwrite", action="store_true", help="replace existing result files and start again")
