@@ -122,7 +122,7 @@ def label_studio(rule: Rule, lines: Lines) -> Iterator[str]:
         cells = cells_of(row)
         names = {"from_name": "choice", "to_name": "image", "type": "choices"}
         prediction: dict[str, Any] = {"model_version": "mldec", "result": []}
-        data = {"image": rule.image_prefix + row["image"]}
+        data = {"image": rule.image_prefix + row["image"].removeprefix("./")}
         if cells["classes"]:
             prediction["result"].append({**names, "value": {"choices": cells["classes"]}})
         if cells.get("scores"):
@@ -147,7 +147,7 @@ def cvat(rule: Rule, lines: Lines) -> Iterator[str]:
     for number, row in enumerate(map(row_of, lines)):
         if "error" in row:
             continue
-        yield f'<image id="{number}" name={quoteattr(row["image"])}>\n'
+        yield f'<image id="{number}" name={quoteattr(row["image"].removeprefix("./"))}>\n'
         for name in cells_of(row)["classes"]:
             yield f'<tag label={quoteattr(name)} source="auto"/>\n'
         yield "</image>\n"
