@@ -5,9 +5,10 @@ test. All labels are known, and those of a photo are hidden until it is chosen.
 
 - Features: mean tokens of EfficientNet-Lite0 with ImageNet weights (a file with --weights) at 224
   pixels, computed once. Each feature is standardized.
-- Classifier: logistic regression for each class with an L2 penalty, trained by 15
-  steps of L-BFGS per round, from the weights of the last round. It is the model of `+experiment=finetune_frozen head=gap` (linear layer on mean tokens, binary cross
-  entropy), which AdamW trains there. The penalty was chosen on VOC.
+- Classifier: logistic regression for each class with an L2 penalty, trained by 15 steps of L-BFGS
+  per round from the weights of the last round. It is the model of `+experiment=finetune_frozen
+  head=gap` (linear layer on mean tokens, binary cross entropy), which AdamW trains there. The
+  penalty was chosen on VOC.
 - A run starts with 100 random photos (Corel5k: 200) and adds as many in each round. The mAP of
   the validation photos is computed in each round. The goal is 95 % of the mAP of a classifier
   with all labels.
