@@ -12,6 +12,7 @@ COMMANDS = {
     "calibrate": "fit a threshold per class, and store it in a copy of a checkpoint",
     "report": "write an HTML page of metrics with intervals, curves and images",
     "predict": "predict the classes of images",
+    "next": "choose the images to label next",
     "export": "write a checkpoint as a self-contained ONNX file",
     "publish": "upload a checkpoint to the Hugging Face Hub, with a model card",
     "demo": "serve a web page and an HTTP API on this machine",

@@ -351,11 +351,76 @@ def write_yolo(root: Path) -> None:
             write_texts(root, {str(label_file): text})
 
 
+# Labeling tools
+
+
+def choices(*names: str, kind: str = "choices", **extra: Any) -> dict[str, Any]:
+    """Return an annotation of Label Studio."""
+    value = {kind: list(names)}
+    result = {"type": kind, "from_name": "choice", "to_name": "image", "value": value}
+    return {"result": [result] if names else [], "was_cancelled": False, **extra}
+
+
+TASKS = [
+    {"data": {"image": "/data/upload/3/0a1b2c3d-a.jpg"}, "annotations": [choices("dog", "cat")]},
+    {"data": {"image": "/data/local-files/?d=photos/more/b%20c.jpg"}, "annotations": [choices()]},
+    {"data": {"image": "https://host/bucket/d.jpg?x=1"}, "annotations": [choices("cat")]},
+    {"data": {"image": "e.jpg"}, "annotations": [choices("dog", was_cancelled=True)]},
+    {"data": {"image": "s3://bucket/f.jpg"}, "annotations": [choices("dog")]},
+]
+
+
+def write_label_studio(root: Path) -> None:
+    write_texts(root, {"export.json": json.dumps(TASKS)})
+    for name in ("a.jpg", "more/b c.jpg", "d.jpg", "e.jpg", "f.jpg"):
+        write_picture(root / name)
+
+
+CVAT = """\
+<?xml version="1.0" encoding="utf-8"?>
+<annotations><version>1.1</version>
+<meta><job><labels><label><name>dog</name><type>tag</type></label>
+<label><name>cat</name><type>any</type></label><label><name>box</name><type>rectangle</type></label>
+</labels></job></meta>
+<image id="0" name="a.jpg" subset="Train"><tag label="cat" source="manual"/>
+<tag label="dog" source="manual"/></image>
+<image id="1" name="more/b.jpg" subset="Train">
+<box label="box" xtl="0" ytl="0" xbr="1" ybr="1"/></image>
+<image id="2" name="c.jpg" subset="Train">
+<tag label="dog"><attribute name="x">1</attribute></tag></image>
+<image id="3" name="d.jpg" subset="Val"><tag label="cat"/></image>
+</annotations>
+"""
+
+
+def write_cvat(root: Path) -> None:
+    write_texts(root, {"annotations.xml": CVAT})
+    for name in ("a.jpg", "more/b.jpg", "Train/c.jpg", "Val/d.jpg"):
+        write_picture(root / "images" / name.lower())
+
+
+FIFTYONE = {
+    "train": {"a": ["dog", "cat"], "more/b": [{"label": "cat", "confidence": 0.5}], "c": None},
+    "val": {"d": "dog"},
+}
+
+
+def write_fiftyone(root: Path) -> None:
+    for split, labels in FIFTYONE.items():
+        content = {"classes": ["dog", "cat"], "labels": labels}
+        write_texts(root, {f"{split}/labels.json": json.dumps(content)})
+        for key in labels:
+            write_picture(root / split / "data" / f"{key}.jpg")
+
+
 TREES: dict[str, Callable[[Path], None]] = {
     "cars": write_cars,
     "cifar100": write_cifar,
     "coco": write_coco,
     "csv_table": write_csv,
+    "cvat": write_cvat,
+    "fiftyone": write_fiftyone,
+    "label_studio": write_label_studio,
     "folders": write_folders,
     "imagenet": write_imagenet,
     "nuswide81": write_nuswide,

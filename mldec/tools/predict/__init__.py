@@ -25,17 +25,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_model_options(arguments, exported=True)
     cli.add_views_option(arguments)
 
-    add = arguments.add_argument_group("images").add_argument
-    add("images", nargs="*", help="images, .tar files or folders: paths or addresses (s3://...)")
-    add(
-        "--list",
-        metavar="FILE",
-        help="text file with one path or address per line (- for standard input), or a .csv or "
-        ".parquet file with a column of them; .parquet also with image files as bytes",
-    )
-    add("--column", metavar="NAME", help="column of --list (default: image, path, url or bytes)")
-    add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
-    add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
+    image_options(arguments)
 
     predictions = arguments.add_argument_group("predictions")
     add = predictions.add_argument
@@ -59,6 +49,14 @@ def parser() -> argparse.ArgumentParser:
     add("--jsonl", metavar="FILE", help="JSON Lines; - for standard output")
     add("--json", metavar="FILE", help="JSON list of the same rows, or -")
     add("--csv", metavar="FILE", help="CSV table, or -")
+    add("--label-studio", metavar="FILE", help="tasks with predictions, to import; or -")
+    add(
+        "--image-prefix",
+        metavar="TEXT",
+        default="",
+        help="text before the paths in --label-studio, such as /data/local-files/?d=",
+    )
+    add("--cvat", metavar="FILE", help="tags as CVAT for images 1.1, to upload; or -")
     add("--parquet", metavar="FILE", help="Parquet table; needs pyarrow")
     add("--features", metavar="FILE", help="mean of the backbone's tokens: .npy, float32 [N, C]")
     add("--overwrite", action="store_true", help="replace existing result files and start again")
@@ -85,6 +83,27 @@ def parser() -> argparse.ArgumentParser:
         help="remove all keywords that --xmp has added; needs no checkpoint",
     )
 
+    processing_options(arguments)
+    return arguments
+
+
+def image_options(arguments: argparse.ArgumentParser) -> None:
+    """Add the arguments of the input images."""
+    add = arguments.add_argument_group("images").add_argument
+    add("images", nargs="*", help="images, .tar files or folders: paths or addresses (s3://...)")
+    add(
+        "--list",
+        metavar="FILE",
+        help="text file with one path or address per line (- for standard input), or a .csv or "
+        ".parquet file with a column of them; .parquet also with image files as bytes",
+    )
+    add("--column", metavar="NAME", help="column of --list (default: image, path, url or bytes)")
+    add("--root", metavar="FOLDER", help="folder of relative paths in --list (default: current)")
+    add("--draft", action="store_true", help="decode large JPEG files smaller: faster, less exact")
+
+
+def processing_options(arguments: argparse.ArgumentParser) -> None:
+    """Add the options of the device and of the loader."""
     processing = arguments.add_argument_group("processing")
     add = processing.add_argument
     add("--device", default="auto", help="auto, cpu, mps, cuda or cuda:<number>")
@@ -94,7 +113,6 @@ def parser() -> argparse.ArgumentParser:
     cli.add_compile_option(processing)
     add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
-    return arguments
 
 
 def opened(path: str | Path, options: Mapping[str, Any], content: Any = "top") -> tuple[Any, Any]:

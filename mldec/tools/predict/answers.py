@@ -77,6 +77,7 @@ class Rule:
     top: int = 10  # maximum number of classes, for content "top"
     threshold: float = 0.0  # minimum score of each class
     stored: Sequence[float] | None = None  # K thresholds, which replace `threshold`
+    image_prefix: str = ""  # text before the paths of images, see `formats.label_studio`
 
     def min_scores(self) -> Tensor:
         """Return the minimum scores, float64 [K], or [1] if they are equal."""

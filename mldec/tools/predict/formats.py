@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO
+from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
@@ -109,8 +110,59 @@ def _csv_rows(rule: Rule, lines: Lines) -> Iterator[list[str]]:
         yield [cells["image"], cells.get("error", "")] + fields
 
 
+def label_studio(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of Label Studio tasks with predictions, for images without an error.
+
+    The names are those of the template for image classification: choices called `choice` of an
+    image called `image`. The score of a prediction is the lowest score of its classes.
+    """
+    yield "[\n"
+    separator = ""
+    for row in filter(lambda row: "error" not in row, map(row_of, lines)):
+        cells = cells_of(row)
+        names = {"from_name": "choice", "to_name": "image", "type": "choices"}
+        prediction: dict[str, Any] = {"model_version": "mldec", "result": []}
+        data = {"image": rule.image_prefix + row["image"].removeprefix("./")}
+        if cells["classes"]:
+            prediction["result"].append({**names, "value": {"choices": cells["classes"]}})
+        if cells.get("scores"):
+            prediction["score"] = min(cells["scores"])
+            pairs = zip(cells["classes"], cells["scores"], strict=True)
+            data["scores"] = ", ".join(f"{name} {score:.3f}" for name, score in pairs)
+        yield separator + to_json({"data": data, "predictions": [prediction]})
+        separator = ",\n"
+    yield "\n]\n"
+
+
+def cvat(rule: Rule, lines: Lines) -> Iterator[str]:
+    """Yield the text of "CVAT for images 1.1", with a tag per class of an image without an error.
+
+    Names have no control characters, see `name_fault`. Tags have no scores.
+    """
+    yield '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
+    yield "<meta><task><labels>\n"
+    for name in rule.classes.names:
+        yield f"<label><name>{escape(name)}</name><type>tag</type><attributes/></label>\n"
+    yield "</labels></task></meta>\n"
+    for number, row in enumerate(map(row_of, lines)):
+        if "error" in row:
+            continue
+        yield f'<image id="{number}" name={quoteattr(row["image"].removeprefix("./"))}>\n'
+        for name in cells_of(row)["classes"]:
+            yield f'<tag label={quoteattr(name)} source="auto"/>\n'
+        yield "</image>\n"
+    yield "</annotations>\n"
+
+
 # Formats that are written row by row, by the names of their options.
-TEXTS = {"jsonl": json_lines, "json": json_list, "csv": csv_table}
+TEXTS = {
+    "jsonl": json_lines,
+    "json": json_list,
+    "csv": csv_table,
+    "label_studio": label_studio,
+    "cvat": cvat,
+}
+PRELABELS = ("label_studio", "cvat")  # formats that need predicted classes
 
 
 def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:

@@ -117,11 +117,11 @@ def run(args: argparse.Namespace) -> int:
     rule = chosen_rule(engine, content=args.content, top=args.top, threshold=args.threshold)
     has_thresholds = args.threshold is not None or rule.stored is not None
     is_ranked = rule.content == "top" and not has_thresholds
-    if (args.xmp or args.suggest) and (rule.content == "scores" or is_ranked):
-        option = "--suggest" if args.suggest else "--xmp"
-        raise ConfigError(
-            f"{option}: no predicted classes; pass --threshold or --content decisions"
-        )
+    for name in ("suggest", "xmp") + formats.PRELABELS:
+        if getattr(args, name) and (rule.content == "scores" or is_ranked):
+            remedy = "pass --threshold or --content decisions"
+            raise ConfigError(f"{option_of(name)}: no predicted classes; {remedy}")
+    rule = replace(rule, image_prefix=args.image_prefix)
 
     pictures = None
     if args.pictures is not None:
@@ -157,6 +157,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if args.shard == "auto" else status
 
 
+def option_of(name: str) -> str:
+    """Return the option with a name of `FORMATS`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def check_options(
     args: argparse.Namespace, shard: Shard, targets: dict[str, str], *, is_streamed: bool
 ) -> None:
@@ -169,7 +174,7 @@ def check_options(
     error = None
     is_part = args.shard is not None and not is_streamed
     if is_streamed and (len(targets) > 1 or not set(targets) <= set(TEXTS)):
-        error = f"standard output or a pipe needs --{' or --'.join(TEXTS)}, without other files"
+        error = f"standard output or a pipe needs {' or '.join(map(option_of, TEXTS))}, and no file"
     elif is_part and (len(targets) > 1 or not set(targets) <= set(PARTS)):
         error = f"--shard: pass --{' or --'.join(PARTS)}; use --merge for other formats"
     elif args.xmp_parent and not args.xmp:
@@ -212,12 +217,14 @@ def settings(
         "--pictures": args.pictures,
         "the images": args.images,
         "--shard of": None if args.shard is None else shard.total,
-        "the result files": [f"--{option} {target}" for option, target in targets.items()],
+        "the result files": [f"{option_of(name)} {path}" for name, path in targets.items()],
     }
     for name in ("weights", "views", "threshold", "draft", "list", "column", "root", "xmp"):
         values[f"--{name}"] = getattr(args, name)
     if args.suggest or args.xmp_parent:
         values |= {"--suggest": args.suggest, "--xmp-parent": args.xmp_parent}
+    if args.image_prefix:
+        values["--image-prefix"] = args.image_prefix
     if args.thresholds is not None:
         values["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
     return dict(json.loads(to_json(values)))

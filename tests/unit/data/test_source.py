@@ -77,7 +77,8 @@ def test_skip_empty_is_default_of_own_data():
         part = build.resolve("data", option("data", name))
         if part.arguments.get("skip_empty"):
             chosen.add(name)
-    assert chosen == {"csv", "yolo", "coco_json", "keywords"}
+    own = {"csv", "yolo", "coco_json", "keywords"}
+    assert chosen == own | {"label_studio", "cvat", "fiftyone"}
 
 
 def test_splits_have_images_targets_and_transforms(source, root):

@@ -8,9 +8,12 @@ import pytest
 import yaml
 from hostile import Runs
 from trees import (
+    CVAT,
     STATEMENTS,
+    TASKS,
     TREES,
     YOLO_YAML,
+    choices,
     coco_content,
     nuswide_csv,
     tree,
@@ -55,6 +58,27 @@ FAULTS = {
         ("path,author\na,ann\n", "data.labels_column"),
         ("path,dog,cat\na,1,0\nb,2,1\nc,0,1\n", "row 3: the class 'dog'"),
         ("path,labels,negatives\na/1.png,dog,cat;dog\n", "'dog'"),
+    ],
+    ("cvat", "annotations.xml"): [
+        (None, "annotations.xml"),
+        (XML_ENTITY, "annotations.xml"),
+        ("<annotations><track/></annotations>", "CVAT for images"),
+        (CVAT.replace('label="dog"', 'label="Dog"'), "image 0"),
+        (CVAT.replace('"a.jpg"', '"../a.jpg"'), "../a.jpg"),
+        (CVAT.replace("Val", "Validation"), "data.val=validation"),
+    ],
+    ("fiftyone", "train/labels.json"): [
+        ([], "labels.json"),
+        ({"classes": ["dog"], "labels": {"a": 3}}, "labels.json"),
+        ({"classes": ["dog"], "labels": {"a": "eel"}}, "label a"),
+    ],
+    ("label_studio", "export.json"): [
+        ({"tasks": []}, "list of tasks"),
+        ([{"image": "a.jpg", "choice": "dog"}], "task 1"),
+        (TASKS[:1] + [{"data": {"img": "a.jpg"}, "annotations": []}], "data.image_key"),
+        (TASKS[3:4], "is labeled"),
+        (TASKS[:1] * 2, "task 2"),
+        ([{"data": {"image": "a.jpg"}, "annotations": [choices(" ")]}], "task 1"),
     ],
     ("folders", "train/Dog/1.png"): [(b"", "dog")],
     ("folders", "train/fox/inner/1.png"): [(b"", "fox")],
