@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from mldec.runtime import distributed
-from mldec.runtime.devices import as_float64
+from mldec.runtime.devices import as_float64, to_device
 
 EXTREME = math.log(0.999 / 0.001)  # logit of a probability of 0.999
 NEARLY_ALL = 0.99  # fraction of the images
@@ -30,7 +30,7 @@ class ConstantScores:
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
         logits = as_float64(logits)
-        targets = targets.to(logits.device)
+        targets = to_device(targets, logits.device)
         positives = (targets == 1).double()
         losses = softplus(logits) - positives * logits
         values = [torch.ones_like(logits), positives, losses, logits, logits**2]

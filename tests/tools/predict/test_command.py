@@ -72,7 +72,10 @@ def all_files(folder="."):
 
 
 def options(files):
-    return [word for option, path in files.items() for word in (f"--{option}", str(path))]
+    words = []
+    for name, path in files.items():
+        words += ["--" + name.replace("_", "-"), str(path)]
+    return words
 
 
 def rows_of(text):

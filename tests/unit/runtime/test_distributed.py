@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,10 +169,14 @@ def test_tf32_applies_to_products_and_convolutions(tf32, monkeypatch):
 
 @pytest.mark.usefixtures("in_a_group")
 @pytest.mark.parametrize("error", [None, Stopped("stopped by SIGTERM", 143), ConfigError("no")])
-def test_process_group_is_destroyed_unless_error(error, monkeypatch):
+def test_process_group_is_destroyed_or_aborted(error, monkeypatch):
     calls = []
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **words: calls.append(words))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append({}))
+    aborted = []
+    backend = SimpleNamespace(abort=lambda: aborted.append(True))
+    group = SimpleNamespace(_get_backend=lambda device: backend)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=group))
 
     for device in (torch.device("cpu"), torch.device("cuda:1")):
         calls.clear()
@@ -184,6 +189,9 @@ def test_process_group_is_destroyed_unless_error(error, monkeypatch):
         assert joined["device_id"] == (device if device.type == "cuda" else None)
         assert joined["timeout"] == distributed.TIMEOUT
         assert len(left) == (not isinstance(error, ConfigError))
+        # NCCL is aborted, because other ranks may be waiting.
+        fails_on_cuda = isinstance(error, ConfigError) and device.type == "cuda"
+        assert len(aborted) == fails_on_cuda
 
 
 def _fault(rank, count):
