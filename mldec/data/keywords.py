@@ -51,7 +51,7 @@ class PhotoKeywords:
     """The keywords of a photo. Parents of a listed keyword are not listed again.
 
     Attributes:
-        content: Keywords of the user.
+        content: Keywords of the user, without people and albums.
         people: Keywords of the user that are people or albums, and names of marked people.
         own: Keywords that mldec has added (`mldec:keywords`), as written. They are in no other
             list, unless the user has the same name under another parent.
@@ -254,7 +254,7 @@ def _names_of_regions(root: Element) -> Iterator[str]:
 
 
 def _decode(text: bytes, is_utf8: bool) -> str:
-    """Decode an IPTC text. Without a declared encoding it is UTF-8 or Windows' western one."""
+    """Decode an IPTC text. Without a declared encoding it is UTF-8 or Windows-1252."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError:

@@ -14,8 +14,9 @@ from mldec.data.types import ImageFiles, StoredImages
 from mldec.errors import ConfigError, DataError
 
 # Number of different bits of 64 up to which two images are similar. Of 3,576 VOC photos, 4 of 6.4
-# million pairs are that similar. Of their copies, 96 % or more that are resized, compressed,
-# brightened, shifted by 2 %, rotated by 2 degrees or cropped by 3 %, and 62 % cropped by 10 %.
+# million pairs are that similar. The limit finds at least 96 % of the copies that were resized,
+# compressed, brightened, shifted by 2 %, rotated by 2 degrees or cropped by 3 %, and 62 % of the
+# copies that were cropped by 10 %.
 MAX_BITS = 10
 
 SIDE = 64  # JPEG files are decoded at a lower resolution, as long as both sides have 64 pixels

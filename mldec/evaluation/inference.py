@@ -16,13 +16,15 @@ Model = TypeVar("Model", bound=nn.Module)
 def for_inference(
     model: Model, image_size: int, half: torch.dtype | None, *, fold: bool, compiled: bool = False
 ) -> Model:
-    """Return a copy of a model for inference, which shares the weights of its head.
+    """Return a model for inference, which shares all weights except those of a folded backbone.
+
+    The model itself is returned if neither option is set.
 
     Args:
         model: A `Classifier`, or a module that contains one, in evaluation mode.
         image_size: Pixels per side of the images.
         half: Number format of autocast, see `fold_batchnorms`.
-        fold: Whether to fold batch norms. Later changes of the backbone are then ignored.
+        fold: Whether to fold batch norms. The folded weights do not follow later changes.
         compiled: Whether to compile backbone and head. Raises ConfigError if it fails.
     """
     if not (fold or compiled):

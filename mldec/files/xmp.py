@@ -21,8 +21,8 @@ SUBJECT = ("dc:subject", "http://purl.org/dc/elements/1.1/", "Bag")
 DIGIKAM = ("digiKam:TagsList", "http://www.digikam.org/ns/1.0/", "Seq")
 LIGHTROOM = ("lr:hierarchicalSubject", "http://ns.adobe.com/lightroom/1.0/", "Bag")
 LISTS = (SUBJECT, DIGIKAM, LIGHTROOM)
-# What we added: keywords as paths, and with the name of a list ("dc:subject dog") their items and
-# the copies of the user's keywords.
+# Records of what mldec added. OWN: keywords as paths. ITEMS: the items of the lists, after the name
+# of the list, such as "dc:subject dog". COPIES: copies of the user's keywords, in the same form.
 OWN = ("mldec:keywords", NAMESPACE, "Bag")
 ITEMS = ("mldec:items", NAMESPACE, "Bag")
 COPIES = ("mldec:copies", NAMESPACE, "Bag")

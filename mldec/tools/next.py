@@ -1,7 +1,7 @@
 """Choose the images to label next: `mldec next CHECKPOINT FOLDER --count 100 --out next.csv`.
 
 An image is chosen if the model is uncertain about many of its classes, and if it differs from the
-labeled images and from those chosen before. See docs/labelling.md.
+labeled images and from those chosen before. See docs/labeling.md.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from mldec.tools.predict.formats import SEPARATOR
 from mldec.tools.predict.inputs import Inputs
 
 MOST_UNCERTAIN = 5  # classes per image in the result
-SMALLEST = 1e-7  # distance of scores and thresholds from 0 and 1
+SMALLEST = 1e-7  # minimum distance of scores and thresholds from 0 and 1
 BLOCK = 1024  # labeled images per product of features
 
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--skip-labeled",
         action="store_true",
         help="leave out the images of the checkpoint's data set, and choose images that differ "
-        "from them. They are processed, too",
+        "from them. Both pass through the network",
     )
     labeled.add_argument(
         "--data",
@@ -68,7 +68,7 @@ def uncertainties(scores: np.ndarray, thresholds: Sequence[float] | None) -> np.
     """Return the uncertainty of each class, float [N, K]: 0 is certain, and 1 at the threshold.
 
     The odds of a score are divided by the odds of the threshold. The uncertainty is twice the
-    distance of the resulting probability from 0 or 1.
+    distance of the resulting probability from the nearer of 0 and 1.
 
     Args:
         scores: Float [N, K] in [0, 1].

@@ -64,7 +64,7 @@ def keywords(
         exclude: Keywords to ignore with all keywords below them, such as [Places], or a text file
             with one keyword per line.
         people: Whether the names of people and albums are classes.
-        untagged: Whether photos without keywords are images without a positive class.
+        untagged: Whether to use photos without keywords, as negatives of every class.
         missing: Meaning of an absent keyword of a tagged training photo. "unknown" (-1, not
             annotated) needs a loss such as `partial` or `em`. Validation labels are negative.
         synonyms: Text file with a class per line: its name, and other keywords that mean the same,
@@ -74,6 +74,8 @@ def keywords(
         val_fraction: Fraction of held-out photos, in (0, 1).
         split: See `csv_table`.
         seed: Seed of the split.
+                threshold: See `csv_table`.
+        skip_empty: See `csv_table`.
         top_k: k of precision, recall and F1 at top-k.
     """
     check_fraction(val_fraction)
@@ -252,7 +254,7 @@ class Names:
             counts.update(names)
             positives.append(names)
 
-        # Parents that are nobody's own keyword are no candidates.
+            # A parent is only a class if some photo has it as a keyword, or with levels="all".
         shown = {}
         for key, forms in spellings.items():
             shown[key] = min(forms, key=lambda form: (-forms[form], form))

@@ -2,7 +2,7 @@
 
 Their versions of numpy and Pillow are older than ours, so they run in another environment:
 `python -m venv tools && tools/bin/pip install label-studio-sdk datumaro`, and
-MLDEC_LABELLING_PYTHON=tools/bin/python. FiftyOne needs a database server and was not run.
+MLDEC_LABELING_PYTHON=tools/bin/python. FiftyOne needs a database server and was not run.
 """
 
 import json
@@ -20,7 +20,7 @@ from mldec.data.types import Classes
 from mldec.tools.predict import formats
 from mldec.tools.predict.answers import Prediction, Row, Rule
 
-PYTHON = os.environ.get("MLDEC_LABELLING_PYTHON", sys.executable)
+PYTHON = os.environ.get("MLDEC_LABELING_PYTHON", sys.executable)
 CONFIG = (
     '<View><Image name="image" value="$image"/><Choices name="choice" toName="image" '
     'choice="multiple"><Choice value="cat"/><Choice value="dog &amp; co"/></Choices></View>'
@@ -61,7 +61,7 @@ def run_tool(package: str, script: str, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     options = {"env": environment, "capture_output": True, "text": True}
     if subprocess.run([PYTHON, "-c", f"import {package}"], **options).returncode:
-        pytest.skip(f"{package} is not installed; set MLDEC_LABELLING_PYTHON")
+        pytest.skip(f"{package} is not installed; set MLDEC_LABELING_PYTHON")
     done = subprocess.run([PYTHON, "-c", script, *words], **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
