@@ -72,10 +72,9 @@ def keywords(
         similar: "together": Near-duplicates, such as bursts and edited copies, are in the same
             split. "ignore": Photos are not compared.
         val_fraction: Fraction of held-out photos, in (0, 1).
-        split: See `csv_table`.
+        split: "stratified" holds out about the same share of positives of each class. "hash" uses a
+            hash of the path, so that a photo keeps its split if other photos are added.
         seed: Seed of the split.
-                threshold: See `csv_table`.
-        skip_empty: See `csv_table`.
         top_k: k of precision, recall and F1 at top-k.
     """
     check_fraction(val_fraction)

@@ -36,11 +36,13 @@ class ExportSettings:
 
     file: str  # the export, in `root`, or one with this name in each of root/train and root/val
     images: str = ""  # folder in `root` that contains the images
-    classes: str | list[str] | None = None  # see `csv_table`
+    # class names in order, or a text file with one name per line; null: the sorted labels
+    classes: str | list[str] | None = None
     train: str = "train"  # name of the training split
     val: str = "val"  # name of the validation split
     val_fraction: float = 0.1  # held-out images if the export has no splits, in (0, 1)
-    split: Literal["stratified", "hash"] = "stratified"  # see `csv_table`
+    # method of the split without a folder for validation; "hash" keeps an image in its split
+    split: Literal["stratified", "hash"] = "stratified"
     seed: int = 0  # seed of the split
     threshold: float = 0.5  # see `multi_label`
     skip_empty: bool = True  # see `multi_label`
