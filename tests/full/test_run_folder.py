@@ -1,5 +1,7 @@
 """The folder of a run: locks, full disks, and changed data."""
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -78,16 +80,24 @@ def test_runs_of_sweep_have_own_folders(cli, here):
     assert not list(here.rglob("run.lock"))
 
 
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "train.log"])
-def test_full_disk_at_resume_is_one_line(name, run, cli):
-    full = run / (name if name == "train.log" else f"{name}.tmp")
-    full.unlink(missing_ok=True)
-    full.symlink_to("/dev/full")
+def test_full_disk_at_resume_is_one_line(name, run, cli, monkeypatch):
     before = content(run / "checkpoints")
-    one_line(cli.fault("train", *QUICK, "resume=auto"), str(run / name))
+    with monkeypatch.context() as patched:
+        if name == "train.log":
+            (run / name).unlink()
+            (run / name).symlink_to("/dev/full")
+        else:
+            patched.setattr("mldec.files.atomic.os.fsync", full_disk)
+        one_line(cli.fault("train", *QUICK, "resume=auto"), str(run / name))
     assert content(run / "checkpoints") == before
     assert not (run / "run.lock").exists()
-    full.unlink(missing_ok=True)
+    if name == "train.log":
+        (run / name).unlink()
     cli.out("train", *QUICK, "resume=auto")
 
 

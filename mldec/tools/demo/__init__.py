@@ -8,6 +8,7 @@ import argparse
 import logging
 import os
 import socket
+import sys
 from ipaddress import ip_address
 
 from mldec import cli
@@ -74,6 +75,8 @@ def serve(args: argparse.Namespace) -> None:
         logging.getLogger("uvicorn.error").addFilter(lambda record: not page.should_exit)
 
         print_address(args.host, server)
+        # Another program may read the address from a pipe.
+        sys.stdout.flush()
         # uvicorn shuts down after a signal, and raises it again for our handler.
         with listening() as stop:
             page.run(sockets=[server])
