@@ -224,8 +224,8 @@ predict: scores of single-label models are sigmoids
 - return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 + return logits.sigmoid()
 predict: pooled features are the maximum over the tokens
-- pooled = None if tokens is None else tokens.float().mean(1)
-+ pooled = None if tokens is None else tokens.float().amax(1)
+- pooled = None if tokens is None else tokens[:count].float().mean(1)
++ pooled = None if tokens is None else tokens[:count].float().amax(1)
 predict: a result is resumed although the input images have changed
 - if item is None or named(item.name)["image"] != name:
 + if item is None:

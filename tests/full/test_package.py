@@ -13,8 +13,11 @@ def documents():
     """Return the documents, the files that they link to, and the documents named in code."""
     names = set()
     for folder in ("mldec", "scripts", "configs"):
-        for path in (TOP / folder).rglob("*.*y*"):
-            names |= set(re.findall(r"(?<![/\w])(?:docs/\w+|[A-Z_]+)\.md\b", path.read_text()))
+        files = [*(TOP / folder).rglob("*.py"), *(TOP / folder).rglob("*.y*ml")]
+        for path in files:
+            names |= set(
+                re.findall(r"(?<![/\w])(?:docs/\w+|[A-Z_]+)\.md\b", path.read_text("utf-8"))
+            )
 
     for document in list(TOP.glob("*.md")) + list(TOP.glob("docs/*.md")):
         text = document.read_text(encoding="utf-8")
