@@ -74,6 +74,7 @@ def with_keywords(
 def without_own(content: bytes) -> tuple[bytes, list[str]]:
     """Remove the items that `with_keywords` added, and the records.
 
+    Copies of the user's keywords stay in a list that the user has edited.
     Lists and descriptions that become empty are removed.
 
     Returns:
@@ -99,10 +100,17 @@ def without_own(content: bytes) -> tuple[bytes, list[str]]:
         empty = []
         for kind, element in _properties([description]):
             ours = []
+            copied = []
             for item in element.items():
-                if f"{kind[0]} {item.text}" in items | copies:
+                if f"{kind[0]} {item.text}" in items:
                     ours.append(item)
-            if kind in RECORDS or (ours and ours == element.items()):
+                elif f"{kind[0]} {item.text}" in copies:
+                    copied.append(item)
+            # Keep the copies in a list that the user has edited, for example by accepting a
+            # suggestion. Without them, the list would hide the keywords of the photo.
+            if len(ours) + len(copied) == len(element.items()):
+                ours += copied
+            if kind in RECORDS or (ours and len(ours) == len(element.items())):
                 empty.append(element)
             else:
                 removed += ours

@@ -1,6 +1,7 @@
 """Sidecars of photos, read by Exiv2, which photo managers use."""
 
 import os
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -302,3 +303,24 @@ def test_unusual_sidecars_are_changed_correctly_or_not_at_all(photo, kind):
         assert path.read_text().count(">tree<") == 4
         assert undo([str(path)]) == 0
         assert path.read_text() == content
+
+
+def test_accepted_suggestion_keeps_copies_of_keywords():
+    suggested = [("Suggested", "tree"), ("Suggested", "dog")]
+    content = xmp.with_keywords(xmp.EMPTY, suggested, of_photo=[("grass",), ("sky",)])
+    accepted = content
+    for kind, parent in (
+        (b"digiKam:TagsList", b"Suggested/"),
+        (b"lr:hierarchicalSubject", b"Suggested|"),
+    ):
+        start = accepted.index(b"<" + kind)
+        end = accepted.index(b"</" + kind)
+        edited = accepted[start:end].replace(parent + b"tree", b"tree")
+        accepted = accepted[:start] + edited + accepted[end:]
+
+    restored, _ = xmp.without_own(accepted)
+    for kind in (b"digiKam:TagsList", b"lr:hierarchicalSubject", b"dc:subject"):
+        listed = restored[restored.index(b"<" + kind) : restored.index(b"</" + kind)]
+        assert re.findall(rb"li>(\w+)</", listed) == [b"grass", b"sky", b"tree"]
+    # Without an accepted suggestion, nothing is left.
+    assert xmp.without_own(content)[0] == xmp.EMPTY
