@@ -23,7 +23,6 @@ Keyword = tuple[str, ...]
 
 _RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
 _SUBJECT = "{http://purl.org/dc/elements/1.1/}subject"
-_OWN = "{urn:mldec:xmp:1.0/}keywords"
 
 # Lists of paths, and their separators. Lightroom's list is first, because its names may contain a
 # slash. Exiv2 and exiftool write different namespaces for Microsoft's list.
@@ -170,7 +169,7 @@ class _Lists:
                 keyword = tuple(level for level in levels if level)
                 if keyword:
                     self.paths[element.tag]["/".join(keyword)] = keyword
-        for tag, names in ((_SUBJECT, self.flat), (_OWN, self.own), (_PERSONS, self.persons)):
+        for tag, names in ((_SUBJECT, self.flat), (_PERSONS, self.persons)):
             if element.tag == tag:
                 names |= dict.fromkeys(texts)
 

@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def for_inference(
     model: Model, image_size: int, half: torch.dtype | None, *, fold: bool, compiled: bool = False
 ) -> Model:
-    """Return a model for inference, which shares all weights except those of a folded backbone.
+    """Return a model for inference. A folded backbone has new weights, all others are shared.
 
     The model itself is returned if neither option is set.
 

@@ -34,7 +34,7 @@ Levels = Literal["leaves", "paths", "all"]
 class ExportSettings:
     """Settings of a `data` node with the export of a labeling tool."""
 
-    file: str  # the export, in `root`, or one with this name in each of root/train and root/val
+    file: str  # name of the export in `root`, or in each of root/train and root/val
     images: str = ""  # folder in `root` that contains the images
     # class names in order, or a text file with one name per line; null: the sorted labels
     classes: str | list[str] | None = None
@@ -55,7 +55,7 @@ class Export:
     classes: list[str] = field(default_factory=list)  # declared classes
     # Path or address, labels (1 or -1), file and task for messages, and lowercase split.
     images: list[tuple[str, dict[str, int], str, str]] = field(default_factory=list)
-    unlabeled: int = 0  # images that nobody has labeled, which are left out
+    unlabeled: int = 0  # number of unlabeled images, which are left out
     ignored: Counter[str] = field(default_factory=Counter)  # unsupported annotations by type
 
 
