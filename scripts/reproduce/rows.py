@@ -361,6 +361,12 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 "MS-COCO, TResNet-L 22k 448",
                 [89.2, 83.8, 84.9, 79.0, 80.2],
                 TRESNET_Q2L,
+                [
+                    "+experiment=q2l_coco_tresnet_l_448",
+                    "backbone.name=tresnet_v2_l.miil_in21k",
+                    "head.embed_dim=2048",
+                    "head.mlp_dim=8192",
+                ],
             ),
             query2label(
                 "q2l_coco_swin_l_384",
@@ -382,7 +388,13 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
                 OURS,
                 ["+experiment=q2l_voc2007_tresnet_l_448", "data=voc2012"],
             ),
-            query2label("q2l_nuswide81_resnet101_448", "NUS-WIDE, ResNet-101 448", [65.0], OURS),
+            query2label(
+                "q2l_nuswide81_resnet101_448",
+                "NUS-WIDE, ResNet-101 448",
+                [65.0],
+                OURS,
+                ["+experiment=q2l_coco_resnet101_448", "data=nuswide81"],
+            ),
             query2label(
                 "q2l_nuswide81_tresnet_l_448",
                 "NUS-WIDE, TResNet-L 448",
@@ -398,7 +410,14 @@ TABLES: dict[str, tuple[str, list[Row]]] = {
         [
             recipe("coco_dinov3_l_frozen", "MS-COCO, frozen DINOv3 ViT-L/16 448"),
             recipe("coco_dinov3_b", "MS-COCO, DINOv3 ViT-B/16 448"),
-            recipe("coco_dinov2_b", "MS-COCO, DINOv2 ViT-B/14 448"),
+            recipe(
+                "coco_dinov2_b",
+                "MS-COCO, DINOv2 ViT-B/14 448",
+                settings=[
+                    "+experiment=coco_dinov3_b",
+                    "backbone.name=vit_base_patch14_reg4_dinov2.lvd142m",
+                ],
+            ),
             recipe("coco_clip_l_336", "MS-COCO, CLIP ViT-L/14 336, words", {"mAP": 91.76}, ADDS),
             recipe(
                 "coco_clip_l_644",
