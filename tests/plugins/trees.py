@@ -332,10 +332,10 @@ CUB = {
 }
 
 
-def write_cub(root: Path) -> None:
+def write_cub(root: Path, content: Mapping[str, tuple[int, str]] = CUB) -> None:
     names = [f"{number} {name}\n" for number, name in enumerate(CUB_ATTRIBUTES, 1)]
     images, split, labels = [], [], []
-    for number, (file, (is_train, attributes)) in enumerate(CUB.items(), 1):
+    for number, (file, (is_train, attributes)) in enumerate(content.items(), 1):
         images.append(f"{number} {file}\n")
         split.append(f"{number} {is_train}\n")
         for attribute, present in enumerate(attributes, 1):
