@@ -32,12 +32,11 @@ def cub(*, root: str, threshold: float = 0.5) -> Source:
     names = folder / "attributes.txt"
     if not names.exists():
         names = base / "attributes" / "attributes.txt"
-    split_file = base / "train_test_split.txt"
     labels = base / "attributes" / "image_attribute_labels.txt"
-    sources = [base / "images.txt", split_file, names, labels]
+    sources = [base / "images.txt", base / "train_test_split.txt", names, labels]
 
     def load(split: str, cache_dir: str | None) -> StoredImages:
-        parse = partial(_parse, *sources, split)
+        parse = partial(_parse, sources, split)
         table = cached_table(f"cub {split}", sources, parse, cache_dir)
         log_split("cub", split, table)
         return in_folder(table, base / "images")
@@ -45,8 +44,9 @@ def cub(*, root: str, threshold: float = 0.5) -> Source:
     return Source(load=load, val="test", where=folder, evaluator=evaluator)
 
 
-def _parse(images: Path, split_file: Path, names: Path, labels: Path, split: str) -> Table:
+def _parse(sources: list[Path], split: str) -> Table:
     """Return the images of one split in the order of images.txt."""
+    images, split_file, names, labels = sources
     files = _read_pairs(images)
     is_train = _read_pairs(split_file)
     classes = check_names(list(_read_pairs(names).values()), names)
