@@ -88,6 +88,7 @@ HARMLESS = {
     "train.min_steps",
     "train.stop_epoch",
     "train.patience",
+    "train.max_drop",
     "train.workers",
     "train.compile",
     "train.fold_batchnorms",
@@ -173,6 +174,8 @@ class Train:
     stop_epoch: int | None = None  # last epoch of the run; the schedule is not shortened
     # Early stopping: number of successive evaluations without an improvement of the first metric.
     patience: int | None = None
+    # Early stopping: end when the first metric is more points than this below its best value.
+    max_drop: float | None = None
     batch_size: int = 56  # images per optimizer step, over all processes and micro-batches
     # Images per process and micro-batch. batch_size becomes batch_per_gpu x processes x accumulate.
     batch_per_gpu: int | None = None
@@ -239,7 +242,7 @@ class Train:
         names = "min_steps patience batch_per_gpu pieces"
         require(names, "at least 1, or null", lambda value: value >= 1)
         require("query_noise random_queries", "0 or more", lambda value: value >= 0)
-        names = "save_every_steps save_every_minutes clip_grad"
+        names = "max_drop save_every_steps save_every_minutes clip_grad"
         require(names, "above 0, or null", lambda value: value > 0)
         require("ema_decay", "between 0 and 1, or null", lambda value: 0 < value < 1)
 

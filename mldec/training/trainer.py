@@ -127,6 +127,15 @@ class Trainer:
                 f"train.patience is {train.patience}, evaluations without progress: "
                 f"{best.evaluations_since}, the best one was in epoch {best.epoch}"
             )
+
+        # Compare the better of the moving average and the raw weights with the best value.
+        keys = (f"val/{best.metric}", f"val_raw/{best.metric}")
+        scores = [self.metrics[key] for key in keys if key in self.metrics]
+        if train.max_drop is not None and scores and best.value - max(scores) > train.max_drop:
+            return (
+                f"train.max_drop is {train.max_drop:g}, the last {best.metric} is "
+                f"{max(scores):.2f}, the best one was {best.value:.2f} in epoch {best.epoch}"
+            )
         return None
 
     def fit(self, runlog: RunLog) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import trees
@@ -37,6 +38,8 @@ RECIPES = {
     "coco_dinov3_b": SMALL_HEAD + VIT,
     "coco_clip_l_336": SMALL_HEAD + VIT + PIXELS_56 + WORDS,
     "nuswide_zsl_clip_b16": SMALL_HEAD + VIT + WORDS,
+    "cub_single_positive": RESNET + ["data.fold=null"],
+    "nuswide_single_positive": RESNET + ["data.fold=null", "data.images=."],
     "tags_tresnet_l": SMALL_HEAD + TRESNET,
     "finetune": [],
     "finetune_frozen": [],
@@ -86,8 +89,20 @@ def write_nuswide(root):
             rows.append((f"images/{number}.jpg", labels, split))
     for name in ("data.csv", "nus_wid_data.csv"):
         (root / name).write_text(trees.nuswide_csv(rows))
+    for split, numbers in SPLITS.items():
+        names = [f"images/{number}.jpg" for number in numbers]
+        np.save(root / f"formatted_{split}_images.npy", np.array(names))
+        np.save(root / f"formatted_{split}_labels.npy", np.eye(81)[numbers])
     roles = {"train class": ["cat", "sea", "sky"], "test class": ["dog"]}
     (root / "benchmark_81_v0.json").write_text(json.dumps(roles))
+
+
+def write_cub(root):
+    images = {}
+    for is_train, numbers in ((1, SPLITS["train"]), (0, SPLITS["val"])):
+        for number in numbers:
+            images[f"001.Albatross/{number}.jpg"] = (is_train, ["101", "010"][number % 2])
+    trees.write_cub(root, images)
 
 
 def write_vg500(root):
@@ -117,6 +132,7 @@ DATA = {
     "voc": write_voc,
     "nuswide81": write_nuswide,
     "nuswide_zsl": write_nuswide,
+    "cub": write_cub,
     "vg500": write_vg500,
     "csv_table": write_own,
 }

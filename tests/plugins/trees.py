@@ -320,6 +320,37 @@ def write_vg500(root: Path) -> None:
         write_picture(root / "VG_100K" / name)
 
 
+# CUB-200-2011 with three attributes: image -> (is in training, attributes). Certainties and times
+# follow, and two lines of the official file have more fields.
+
+CUB_ATTRIBUTES = ["has_bill_shape::dagger", "has_size::small_(5_-_9_in)", "has_size::large"]
+CUB = {
+    "002.Crow/Crow_0003_9.jpg": (1, "101"),
+    "001.Albatross/Albatross_0046_18.jpg": (0, "010"),
+    "001.Albatross/Albatross_0009_34.jpg": (1, "000"),
+    "002.Crow/Crow_0130_1.jpg": (0, "111"),
+}
+
+
+def write_cub(root: Path, content: Mapping[str, tuple[int, str]] = CUB) -> None:
+    names = [f"{number} {name}\n" for number, name in enumerate(CUB_ATTRIBUTES, 1)]
+    images, split, labels = [], [], []
+    for number, (file, (is_train, attributes)) in enumerate(content.items(), 1):
+        images.append(f"{number} {file}\n")
+        split.append(f"{number} {is_train}\n")
+        for attribute, present in enumerate(attributes, 1):
+            extra = " 0" if number == attribute else ""
+            labels.append(f"{number} {attribute} {present} {attribute}{extra} 27.7080\n")
+        write_picture(root / "CUB_200_2011" / "images" / file, red=number)
+    texts = {
+        "attributes.txt": "".join(names),
+        "CUB_200_2011/images.txt": "".join(images),
+        "CUB_200_2011/train_test_split.txt": "".join(split),
+        "CUB_200_2011/attributes/image_attribute_labels.txt": "".join(labels),
+    }
+    write_texts(root, texts)
+
+
 # YOLO: image -> label file or None, in the folders of a Roboflow export
 
 YOLO_YAML = """\
@@ -418,6 +449,7 @@ TREES: dict[str, Callable[[Path], None]] = {
     "cifar100": write_cifar,
     "coco": write_coco,
     "csv_table": write_csv,
+    "cub": write_cub,
     "cvat": write_cvat,
     "fiftyone": write_fiftyone,
     "label_studio": write_label_studio,

@@ -32,6 +32,7 @@ _READERS = {
     "cifar100": ("cars_cifar", "CIFAR-100"),
     "coco": ("coco", "MS-COCO"),
     "coco_zsl": ("coco", "MS-COCO zero-shot"),
+    "cub": ("cub", "CUB-200-2011"),
     "csv_table": ("csv_table", "Your own data"),
     "cvat": ("labeling", "Labeling tools"),
     "fiftyone": ("labeling", "Labeling tools"),

@@ -1,7 +1,7 @@
 """NUS-WIDE: zero-shot (925 seen tags, 81 unseen concepts) or multi-label (81 concepts).
 
 Both are read from the CSV files of the authors of ML-Decoder and ASL, or from the official text
-files.
+files. The 81 concepts are also read from the NumPy files of the papers on single positive labels.
 """
 
 import logging
@@ -29,6 +29,14 @@ log = logging.getLogger("mldec")
 
 _SPLITS = ("train", "val")
 _CONCEPTS = Path("ConceptsList", "Concepts81.txt")
+_CONCEPT_NAMES = (
+    "airport,animal,beach,bear,birds,boats,book,bridge,buildings,cars,castle,cat,cityscape,clouds,"
+    "computer,coral,cow,dancing,dog,earthquake,elk,fire,fish,flags,flowers,food,fox,frost,garden,"
+    "glacier,grass,harbor,horses,house,lake,leaf,map,military,moon,mountain,nighttime,ocean,person,"
+    "plane,plants,police,protest,railroad,rainbow,reflection,road,rocks,running,sand,sign,sky,snow,"
+    "soccer,sports,statue,street,sun,sunset,surf,swimmers,tattoo,temple,tiger,tower,town,toy,train,"
+    "tree,valley,vehicle,water,waterfall,wedding,whales,window,zebra"
+)
 _LIST_MARKS = str.maketrans("", "", "[]'\"")
 
 
@@ -70,6 +78,7 @@ def nuswide81(
     csv_file: str = "nus_wid_data.csv",
     images: str = "Flickr",
     annotated_only: bool = False,
+    numpy_lists: bool = False,
     threshold: float = 0.5,
 ) -> Source:
     """Return NUS-WIDE with the 81 concepts in alphabetical order.
@@ -82,15 +91,19 @@ def nuswide81(
         root: Folder with the CSV file and its images, or with ImageList,
             Groundtruth/TrainTestLabels, ConceptsList and the images.
         csv_file: See `nuswide_zsl`.
-        images: Image folder of the official lists, see `nuswide_official`.
+        images: Image folder of the official and the NumPy lists, see `nuswide_official`.
         annotated_only: Omit images without concepts, as in ASL.
+        numpy_lists: Read formatted_{train,val}_{images,labels}.npy in `root`, the lists of the
+            papers on single positive labels (elijahcole/single-positive-multi-label).
     """
     evaluator = multi_label(threshold)
     folder = check_folder(root, "NUS-WIDE")
     load_all = partial(_load_split, folder, csv_file)
     train = "train"
     val = "val"
-    if not (folder / csv_file).exists() and (folder / "ImageList").is_dir():
+    if numpy_lists:
+        load_all = partial(_load_numpy_split, folder, images)
+    elif not (folder / csv_file).exists() and (folder / "ImageList").is_dir():
         load_all = partial(_load_official_split, folder, images, with_tags=False)
         train = "Train"
         val = "Test"
@@ -203,9 +216,38 @@ def _load_official_split(
         sources += [tags / "TagList1k.txt", tags / f"{split}_Tags1k.dat"]
     parse = partial(_parse_official, sources, concepts)
     table = cached_table(f"nuswide-official-{split}", sources, parse, cache_dir)
+    return _present_images(table, root / images, split)
 
+
+def _load_numpy_split(root: Path, images: str, split: str, cache_dir: str | None) -> StoredImages:
+    """Return the existing images of a split of the NumPy lists."""
+    sources = [root / f"formatted_{split}_{content}.npy" for content in ("images", "labels")]
+    parse = partial(_parse_numpy, *sources)
+    table = cached_table(f"nuswide-numpy-{split}", sources, parse, cache_dir)
+    return _present_images(table, root / images, split)
+
+
+def _parse_numpy(image_list: Path, label_file: Path) -> Table:
+    """Return the images with concepts. The columns are assumed to be in alphabetical order."""
+    with naming_errors(image_list, DataError, remedy="restore it"):
+        files = []
+        for number, path in enumerate(np.load(image_list, allow_pickle=False).tolist(), 1):
+            files.append(path_inside(path, f"{image_list}, image {number:,}"))
+
+    classes = tuple(_CONCEPT_NAMES.split(","))
+    with naming_errors(label_file, DataError, remedy="restore it"):
+        matrix = np.load(label_file, allow_pickle=False)
+        shape = (len(files), len(classes))
+        if matrix.shape != shape:
+            raise ValueError(f"its shape is {matrix.shape}, and the list has {shape}")
+        labels = from_dense((matrix == 1).astype(np.int8))
+    return Table(encode_paths(files), labels, classes)
+
+
+def _present_images(table: Table, folder: Path, split: str) -> StoredImages:
+    """Return the images of a table that are in a folder."""
     # Most images are no longer on Flickr, and copies of the dataset use other file names.
-    files = _find_images(root / images, table.files)
+    files = _find_images(folder, table.files)
     is_present = files != b""
     if not is_present.all():
         count = f"{np.count_nonzero(~is_present):,} of {len(table):,} listed images are absent"
@@ -213,7 +255,7 @@ def _load_official_split(
 
     present = table.select(is_present)
     log.info(f"nuswide {split}: {len(present):,} images, {len(table.classes):,} classes")
-    return in_folder(replace(present, files=files[is_present]), root / images)
+    return in_folder(replace(present, files=files[is_present]), folder)
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:

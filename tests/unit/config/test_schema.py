@@ -34,6 +34,7 @@ PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
     [
         (Train, "epochs", [1], [0, -1]),
         (Train, "patience", [1, None], [0]),
+        (Train, "max_drop", [2, 0.5, None], [0, -1]),
         (Train, "stop_epoch", [1, 40, None], [0, 41]),
         (Train, "ema_start_epoch", [1, 40], [0, 41]),
         (Train, "workers", [0, MAX_WORKERS], [-1, MAX_WORKERS + 1]),

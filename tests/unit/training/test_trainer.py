@@ -160,6 +160,30 @@ def test_resume_restores_patience_and_late_average(tmp_path):
     assert best.evaluations_since == 1
 
 
+@pytest.mark.usefixtures("scores")
+def test_run_ends_after_a_drop_of_more_points(tmp_path):
+    # The second score is 10 points below the first one.
+    equal = trainer(settings("train.epochs=2", "train.max_drop=10"), tmp_path / "equal", images=16)
+    fit(equal, tmp_path / "equal")
+    assert equal.ended == "train.epochs is 2"
+
+    folder = tmp_path / "lower"
+    lower = trainer(settings("train.epochs=3", "train.max_drop=9.5"), folder, images=16)
+    fit(lower, folder)
+    assert lower.epoch == 2
+    assert lower.ended == (
+        "train.max_drop is 9.5, the last mAP is 40.00, the best one was 50.00 in epoch 1"
+    )
+    assert resume(trainer(lower.config, folder, images=16), folder).ended == lower.ended
+
+    # The average is still good, so the run continues.
+    lower.metrics = {"val/mAP": 49.0, "val_raw/mAP": 10.0}
+    assert lower.ended is None
+
+    config = settings("train.epochs=3", "train.max_drop=11")
+    assert resume(trainer(config, folder, images=16), folder).ended is None
+
+
 @pytest.mark.usefixtures("fp16_on_a_cpu")
 def test_resume_restores_scaler_and_loss_state(tmp_path):
     words = ["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"]

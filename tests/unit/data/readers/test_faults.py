@@ -59,6 +59,17 @@ FAULTS = {
         ("path,dog,cat\na,1,0\nb,2,1\nc,0,1\n", "row 3: the class 'dog'"),
         ("path,labels,negatives\na/1.png,dog,cat;dog\n", "'dog'"),
     ],
+    ("cub", "attributes.txt"): [(None, "attributes.txt"), ("1 small\n2 small\n", "'small'")],
+    ("cub", "CUB_200_2011/images.txt"): [
+        ("1 ../1.jpg\n2 b.jpg\n3 c.jpg\n4 d.jpg\n", "../1.jpg"),
+        ("1 a.jpg\n", "image_attribute_labels.txt"),
+    ],
+    ("cub", "CUB_200_2011/train_test_split.txt"): [("1 1\n2 0\n3 1\n", "train_test_split.txt")],
+    ("cub", "CUB_200_2011/attributes/image_attribute_labels.txt"): [
+        ("1 1 1 3 27.7\n", "1 lines, but 12 pairs"),
+        ("1 1\n", "image_attribute_labels.txt"),
+        ("1 4 1 3 2.5\n" * 12, "image 1: the class 3"),
+    ],
     ("cvat", "annotations.xml"): [
         (None, "annotations.xml"),
         (XML_ENTITY, "annotations.xml"),

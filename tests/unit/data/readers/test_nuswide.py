@@ -2,8 +2,10 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,6 +13,7 @@ from readers import names, targets
 from trees import NUSWIDE, VECTORS, nuswide_csv, tree
 
 from mldec.data.readers import nuswide81
+from mldec.errors import DataError
 
 CLASSES = ("cat", "cloud", "clouds", "dog", "sky")
 
@@ -120,3 +123,48 @@ def test_official_81_concepts_need_no_tags(official):
     # The CSV file of ASL has precedence.
     (official.root / "nus_wid_data.csv").write_text(nuswide_csv(NUSWIDE))
     assert "4 of 4 listed images are absent" in build.fault()
+
+
+# The NumPy lists
+
+
+@pytest.fixture
+def arrays(official):
+    """Write the lists of single-positive papers for the images of the official lists."""
+    rows = {"actor/0001_11.jpg": [5, 55], "b/0003_13.jpg": [0]}
+    lists = {"train": rows, "val": {"b/0001_21.jpg": [80], "actor/0009_22.jpg": []}}
+    for split, images in lists.items():
+        labels = np.zeros((len(images), 81))
+        for row, columns in enumerate(images.values()):
+            labels[row, columns] = 1
+        np.save(official.root / f"formatted_{split}_images.npy", np.array(list(images)))
+        np.save(official.root / f"formatted_{split}_labels.npy", labels)
+    build = replace(official, function=nuswide81)
+    return partial(build, numpy_lists=True), official.root
+
+
+def test_numpy_lists_have_81_concepts(arrays):
+    build, root = arrays
+    data = build()
+    assert len(data.train.classes.names) == 81
+    assert list(data.train.classes.names) == sorted(data.train.classes.names)
+    assert labels(data.train) == {"0001_11": {"boats", "sky"}, "0003_13": {"airport"}}
+    assert labels(data.val) == {"0001_21": {"zebra"}, "0009_22": set()}
+    assert data.train.dataset.name(0) == str(root / "Flickr" / "actor" / "0001_11.jpg")
+    assert [sum(row) for row in targets(build(single_positive=0).train)] == [1, 1]
+
+    (root / "Flickr" / "actor" / "0001_11.jpg").unlink()
+    assert labels(build().train) == {"0003_13": {"airport"}}
+
+
+@pytest.mark.parametrize("content", ["images", "labels"])
+def test_faulty_numpy_list_is_named(arrays, content):
+    build, root = arrays
+    path = root / f"formatted_train_{content}.npy"
+    for array in (np.array([{}]), np.zeros((3, 81)), None):
+        if array is None:
+            path.unlink()
+        else:
+            np.save(path, array)
+        with pytest.raises(DataError, match=path.name):
+            build()

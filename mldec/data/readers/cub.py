@@ -1,0 +1,87 @@
+"""CUB-200-2011 as multi-label classification of 312 attributes."""
+
+from functools import partial
+from pathlib import Path
+
+from mldec.data.cache import cached_table
+from mldec.data.settings import Source
+from mldec.data.splits import log_split
+from mldec.data.table import Table, TableBuilder
+from mldec.data.tasks import multi_label
+from mldec.data.types import StoredImages, check_folder, in_folder
+from mldec.errors import DataError, naming_errors
+from mldec.files.text import open_binary, read_lines, reading
+from mldec.names import check_names
+
+
+def cub(*, root: str, threshold: float = 0.5) -> Source:
+    """Return CUB-200-2011 with its attributes as classes, and the official split.
+
+    There are 312 attributes, 5,994 training images and 5,794 test images. An attribute is present
+    if an annotator selected it, with any certainty.
+
+    Source: preproc/format_cub.py of elijahcole/single-positive-multi-label.
+
+    Args:
+        root: Folder of the unpacked archive, with attributes.txt and CUB_200_2011/.
+    """
+    evaluator = multi_label(threshold)
+    folder = check_folder(root, "CUB-200-2011")
+    base = folder / "CUB_200_2011"
+    # Some copies have attributes.txt among the other files about attributes.
+    names = folder / "attributes.txt"
+    if not names.exists():
+        names = base / "attributes" / "attributes.txt"
+    labels = base / "attributes" / "image_attribute_labels.txt"
+    sources = [base / "images.txt", base / "train_test_split.txt", names, labels]
+
+    def load(split: str, cache_dir: str | None) -> StoredImages:
+        parse = partial(_parse, sources, split)
+        table = cached_table(f"cub {split}", sources, parse, cache_dir)
+        log_split("cub", split, table)
+        return in_folder(table, base / "images")
+
+    return Source(load=load, val="test", where=folder, evaluator=evaluator)
+
+
+def _parse(sources: list[Path], split: str) -> Table:
+    """Return the images of one split in the order of images.txt."""
+    images, split_file, names, labels = sources
+    files = _read_pairs(images)
+    is_train = _read_pairs(split_file)
+    classes = check_names(list(_read_pairs(names).values()), names)
+    attributes = _read_attributes(labels, list(files), len(classes))
+
+    builder = TableBuilder(classes)
+    with naming_errors(split_file, DataError, remedy="restore it"):
+        for image, file in files.items():
+            if (is_train[image] == "1") is (split == "train"):
+                builder.add(file, dict.fromkeys(attributes[image], 1), f"{images}, image {image}")
+    return builder.build(images)
+
+
+def _read_pairs(path: Path) -> dict[str, str]:
+    """Read lines such as `12 value`, and return the values by their numbers."""
+    with naming_errors(path, DataError, remedy="restore it"):
+        return dict(line.split(maxsplit=1) for line in read_lines(path))
+
+
+def _read_attributes(path: Path, images: list[str], num_attributes: int) -> dict[str, list[int]]:
+    """Return the indices of the attributes of each image.
+
+    Lines have the image, the attribute, 0 or 1, the certainty and the time. Some lines of the
+    official file have more fields.
+    """
+    attributes: dict[str, list[int]] = {image: [] for image in images}
+    num_lines = 0
+    with naming_errors(path, DataError, remedy="restore it"), reading(path):
+        with open_binary(path) as file:
+            for line in file:
+                image, attribute, present = line.split(maxsplit=3)[:3]
+                num_lines += 1
+                if present == b"1":
+                    attributes[image.decode()].append(int(attribute) - 1)
+        expected = len(images) * num_attributes
+        if num_lines != expected:
+            raise ValueError(f"{num_lines:,} lines, but {expected:,} pairs of image and attribute")
+    return attributes
