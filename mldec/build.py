@@ -19,9 +19,9 @@ from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.transforms import View
-from mldec.data.types import Classes, DataModule
+from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
-from mldec.losses.common import LabelCounts
+from mldec.losses.common import LabelCounts, TrainImages
 from mldec.model import Classifier
 from mldec.runtime import distributed
 
@@ -37,7 +37,7 @@ RUNTIME_ARGUMENTS = {
     "data": (),
     "backbone": (),
     "head": ("in_features", "num_classes"),
-    "loss": ("label_counts", "all_reduce"),
+    "loss": ("label_counts", "train_images", "all_reduce"),
 }
 # nn.Module without an overridden __init__ has the signature (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -220,8 +220,14 @@ def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
     return recorded(config, parts), data(parts), option
 
 
-def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
-    """Build the loss; `labels` returns the training labels, for losses that count them."""
+def loss(
+    parts: Parts, labels: Callable[[], Labels] | None = None, split: Split | None = None
+) -> nn.Module:
+    """Build the loss.
+
+    `labels` returns the training labels, for losses that count them. `split` is the training split,
+    for losses that keep a state per image.
+    """
     part = parts["loss"]
     runtime: dict[str, Any] = {}
     parameters = _signature(part.target).parameters
@@ -230,6 +236,8 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
 
     if labels is not None and "label_counts" in parameters:
         runtime["label_counts"] = lambda: label_counts(labels())
+    if labels is not None and split is not None and "train_images" in parameters:
+        runtime["train_images"] = lambda: train_images(labels(), split)
     module: nn.Module = part.call(**runtime)
     return module
 
@@ -239,6 +247,15 @@ def label_counts(labels: Labels) -> LabelCounts:
     positives = torch.from_numpy(labels.all_counts(1))
     negatives = torch.from_numpy(labels.all_counts(0))
     return LabelCounts(positives, negatives)
+
+
+def train_images(labels: Labels, split: Split) -> TrainImages:
+    """List the images of the training split. Generated images raise ConfigError."""
+    dataset = split.dataset
+    if not isinstance(dataset, StoredImages):
+        raise ConfigError("loss: it keeps a state per image, and this data generates new images")
+    names = [dataset.name(index) for index in range(len(dataset))]
+    return TrainImages(torch.from_numpy(labels.dense()), names, split.classes.names)
 
 
 def mixing(mix: Mix, classes: Classes) -> Mixing | None:

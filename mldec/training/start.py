@@ -78,6 +78,8 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
     _check_mixing(config, loss, exclusive=exclusive)
     if config.train.random_queries:
         _check_random_queries(config, loss, exclusive=exclusive)
+    if getattr(loss, "per_image", False):
+        _check_per_image(config, loss)
 
     # This raises ConfigError for settings that do not fit the classes, such as top-5 of three.
     data.make_evaluator(data.val.classes)
@@ -111,12 +113,25 @@ def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
         )
 
 
+def _check_per_image(config: Config, loss: nn.Module) -> None:
+    """Raise ConfigError if a setting does not support a loss with a state per image."""
+    name = type(loss).__name__
+    if distributed.world_size() > 1:
+        raise ConfigError(f"loss: {name} supports one process; start the run without torchrun")
+    if config.mix.enabled:
+        raise ConfigError(
+            f"loss: {name} keeps a state per image, so images cannot be mixed; "
+            f"pass mix.mixup=0 mix.cutmix=0"
+        )
+
+
 def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
     """Raise ConfigError if the data or the loss does not support queries without a class."""
     # A buffer with a dimension has a value per class. Estimated priors have no buffer.
     per_class = [name for name, values in loss.named_buffers() if values.ndim]
     if config.loss.get("class_prior") == "estimate":
         per_class.append("estimate")
+    per_class += [name for name, _ in loss.named_parameters()]
 
     reason = None
     if exclusive:
@@ -142,7 +157,7 @@ def prepare_trainer(
     # Pretrained weights are not downloaded if a checkpoint replaces them.
     torch.manual_seed(config.seed)
     data = build.data(parts)
-    loss = build.loss(parts, lambda: labels_of(data.train, config.seed))
+    loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
     if config.train.focus_few_images:
         focus_few_images(loss, len(data.train.dataset), len(data.train.classes))
     check_together(config, data, loss)
