@@ -227,6 +227,10 @@ def loss(
 
     `labels` returns the training labels, for losses that count them. `split` is the training split,
     for losses that keep a state per image.
+
+    Raises:
+        ConfigError: If the loss keeps a state per image, and there is no split with image files, or
+            there are several processes.
     """
     part = parts["loss"]
     runtime: dict[str, Any] = {}
@@ -236,8 +240,16 @@ def loss(
 
     if labels is not None and "label_counts" in parameters:
         runtime["label_counts"] = lambda: label_counts(labels())
-    if labels is not None and split is not None and "train_images" in parameters:
-        runtime["train_images"] = lambda: train_images(labels(), split)
+    if "train_images" in parameters:
+        dataset = split.dataset if split is not None else None
+        reason = f"loss: {part.target.__name__} keeps a state per training image"
+        if distributed.world_size() > 1:
+            raise ConfigError(f"{reason}, which needs one process; start the run without torchrun")
+        if labels is None or split is None or not isinstance(dataset, StoredImages):
+            raise ConfigError(f"{reason}, which needs a training on image files; pass another loss")
+        names = [dataset.name(index) for index in range(len(dataset))]
+        matrix = torch.from_numpy(labels().dense())
+        runtime["train_images"] = TrainImages(matrix, names, split.classes.names)
     module: nn.Module = part.call(**runtime)
     return module
 
@@ -247,15 +259,6 @@ def label_counts(labels: Labels) -> LabelCounts:
     positives = torch.from_numpy(labels.all_counts(1))
     negatives = torch.from_numpy(labels.all_counts(0))
     return LabelCounts(positives, negatives)
-
-
-def train_images(labels: Labels, split: Split) -> TrainImages:
-    """List the images of the training split. Generated images raise ConfigError."""
-    dataset = split.dataset
-    if not isinstance(dataset, StoredImages):
-        raise ConfigError("loss: it keeps a state per image, and this data generates new images")
-    names = [dataset.name(index) for index in range(len(dataset))]
-    return TrainImages(torch.from_numpy(labels.dense()), names, split.classes.names)
 
 
 def mixing(mix: Mix, classes: Classes) -> Mixing | None:

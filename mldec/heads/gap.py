@@ -62,15 +62,12 @@ class GAP(nn.Module):
         """Compute logits [B, K]; see `mldec.heads`."""
         tokens = as_tokens(tokens, self.in_features)
         reject_word_vectors(word_vectors, self)
-        if self.boost != 1:
-            return self._boosted(tokens)
-        pooled = self.dropout(tokens.mean(1))
+        # Without a boost, the mean can be computed first.
+        pooled = tokens.mean(1) if self.boost == 1 else tokens
+        pooled = self.dropout(pooled)
 
         with without_autocast(tokens.device):
-            return self.fc(self.bottleneck(pooled.to(self.fc.weight.dtype)))
-
-    def _boosted(self, tokens: Tensor) -> Tensor:
-        """Compute logits [B, K] from the boosted scores of the tokens [B, N, C]."""
-        with without_autocast(tokens.device):
-            scores = self.fc(self.bottleneck(self.dropout(tokens).to(self.fc.weight.dtype)))
+            scores = self.fc(self.bottleneck(pooled.to(self.fc.weight.dtype)))
+            if self.boost == 1:
+                return scores
             return torch.where(scores > 0, self.boost * scores, scores).mean(1)

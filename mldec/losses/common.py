@@ -118,17 +118,6 @@ class TrainImages(NamedTuple):
     classes: Sequence[str]  # names of the classes, [K]
 
 
-# Lists the training images when it is called.
-ListTrainImages = Callable[[], TrainImages]
-
-
-def list_images(train_images: ListTrainImages | None) -> TrainImages:
-    """List the training images. Raises ValueError if a loss was built without the function."""
-    if train_images is None:
-        raise ValueError("train_images is None: pass a function that returns TrainImages")
-    return train_images()
-
-
 def positive_weight(
     pos_weight: float | Literal["auto"] | None, cap: float, label_counts: CountLabels | None
 ) -> Tensor | None:

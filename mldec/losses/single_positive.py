@@ -14,14 +14,7 @@ from torch import Tensor, nn
 
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_text
-from mldec.losses.common import (
-    ListTrainImages,
-    TrainImages,
-    check_above_0,
-    check_range,
-    check_targets,
-    list_images,
-)
+from mldec.losses.common import TrainImages, check_above_0, check_range, check_targets
 from mldec.losses.missing import EntropyMaximization, LargeLoss, _bounded_log, _MissingLabels
 
 
@@ -29,24 +22,20 @@ class ROLE(nn.Module):
     """Regularized online label estimation (ROLE).
 
     A label estimator has one parameter for each training image and class, the logit of the
-    estimated label. Model and estimator are trained to agree with each other and with the observed
-    positives. A regularizer keeps the expected number of positives per image near
-    `expected_positives`, for both of them.
-
-    Let f be the probabilities of the model and g those of the estimator. With log(p) = log(p + eps)
-    and H(q, p) = -q log(p) - (1 - q) log(1 - p), the loss of a label is half of H(g, f) + H(f, g),
-    plus half of -log(f) - log(g) for an observed positive. The first argument of H has no gradient.
-    The regularizer of p is (mean number of positives - `expected_positives`)^2 / K^2.
+    estimated label. Let f be the probabilities of the model and g those of the estimator. With
+    log(p) = log(p + eps) and H(q, p) = -q log(p) - (1 - q) log(1 - p), the loss of a label is half
+    of H(g, f) + H(f, g), plus half of -log(f) - log(g) for an observed positive. The first argument
+    of H has no gradient. Each of f and g also has the regularizer (mean number of positives per
+    image - `expected_positives`)^2 / (2 K^2).
 
     Source: Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021, arXiv
     2106.09708), and the official code, trained end to end (without its linear initialization).
 
     Args:
-        expected_positives: Mean number of positives per image, > 0. The official code uses 2.9 for
-            MS-COCO, 1.5 for VOC, 1.9 for NUS-WIDE and 31.4 for CUB.
+        expected_positives: Mean number of positives per image, > 0.
         lr_factor: Learning rate of the estimator, relative to `optim.lr`, > 0.
         eps: Added to a probability inside the logarithm, in [0, 1).
-        train_images: Function that returns the training images.
+        train_images: The training images with their labels.
     """
 
     reduction = "mean"
@@ -59,7 +48,7 @@ class ROLE(nn.Module):
         expected_positives: float = 2.9,
         lr_factor: float = 10.0,
         eps: float = 1e-5,
-        train_images: ListTrainImages | None = None,
+        train_images: TrainImages,
     ) -> None:
         super().__init__()
         check_above_0(expected_positives=expected_positives, lr_factor=lr_factor)
@@ -69,7 +58,7 @@ class ROLE(nn.Module):
         self.eps = eps
 
         # Unobserved labels start between 0.4 and 0.6, observed positives at 0.995.
-        observed = list_images(train_images).labels == 1
+        observed = train_images.labels == 1
         bound = math.log(0.6 / 0.4)
         random = torch.empty(observed.shape).uniform_(-bound, bound)
         self.estimator = nn.Parameter(random.masked_fill(observed, math.log(0.995 / 0.005)))
@@ -94,7 +83,7 @@ class ROLE(nn.Module):
 
 
 class _PerImage(_MissingLabels):
-    """Base class: losses for missing labels that depend on the indices of the images."""
+    """Base class: losses that depend on the dataset indices of the images."""
 
     per_image = True
 
@@ -123,13 +112,11 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
 
     Args:
         alpha: Weight of unobserved labels without a pseudo-label, > 0.
-        beta: Weight of pseudo-labels, > 0. The official code uses 0.9 for MS-COCO, 0.02 for VOC,
-            0.2 for NUS-WIDE and 0.4 for CUB.
+        beta: Weight of pseudo-labels, > 0.
         share: Share of the unobserved labels that get a pseudo-label until the end, in (0, 1].
-        warmup_epochs: Number of epochs without pseudo-labels, >= 0. The official code uses 5 of 10
-            epochs for MS-COCO and VOC, 4 for NUS-WIDE and 3 for CUB.
+        warmup_epochs: Number of epochs without pseudo-labels, >= 0.
         eps: Added to a probability inside the logarithm, in [0, 1).
-        train_images: Function that returns the training images.
+        train_images: The training images with their labels.
     """
 
     unobserved: Tensor
@@ -144,7 +131,7 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         share: float = 0.9,
         warmup_epochs: int = 5,
         eps: float = 1e-5,
-        train_images: ListTrainImages | None = None,
+        train_images: TrainImages,
     ) -> None:
         super().__init__(alpha=alpha, eps=eps)
         check_above_0(beta=beta, share=share)
@@ -153,7 +140,7 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
         self.share = share
         self.warmup_epochs = warmup_epochs
 
-        unobserved = list_images(train_images).labels != 1
+        unobserved = train_images.labels != 1
         self.register_buffer("unobserved", unobserved, persistent=False)
         # Pseudo-labels in [0, 1], or -1.
         self.register_buffer("pseudo", torch.full(unobserved.shape, -1.0))
@@ -199,7 +186,7 @@ class PermanentCorrection(_PerImage, LargeLoss):
     Args:
         delta: Fraction of corrected labels, in [0, 1).
         stages: Number of stages of the run, >= 1. The first one corrects no label.
-        train_images: Function that returns the training images.
+        train_images: The training images with their labels.
     """
 
     corrections: Tensor
@@ -209,10 +196,10 @@ class PermanentCorrection(_PerImage, LargeLoss):
         *,
         delta: float = 0.001,
         stages: int = 10,
-        train_images: ListTrainImages | None = None,
+        train_images: TrainImages,
     ) -> None:
         super().__init__(mode="correct", delta=delta, stages=stages)
-        labels = list_images(train_images).labels
+        labels = train_images.labels
         # Number of corrections. It is above 1 if the same images are several times in a batch.
         self.register_buffer("corrections", torch.zeros(labels.shape, dtype=torch.uint8))
 
@@ -242,11 +229,10 @@ class VisionLanguagePseudoLabels(_PerImage, EntropyMaximization):
         scores: JSON Lines file of `mldec predict clip:MODEL --content scores`, with a softmax over
             the classes, see docs/labels.md. Paths are relative to the working directory.
         threshold: Score above which an unobserved label is a pseudo-positive, in [0, 1).
-        alpha: Weight of unobserved labels without a pseudo-label, > 0. The official values are
-            those of `EntropyMaximization`.
+        alpha: Weight of unobserved labels without a pseudo-label, > 0.
         beta: Weight of pseudo-positives, > 0.
         eps: Added to a probability inside the logarithm, in [0, 1).
-        train_images: Function that returns the training images.
+        train_images: The training images with their labels.
 
     Raises:
         DataError: If the file is invalid, or if it lacks a training image or a class.
@@ -262,14 +248,13 @@ class VisionLanguagePseudoLabels(_PerImage, EntropyMaximization):
         alpha: float = 0.1,
         beta: float = 0.7,
         eps: float = 1e-5,
-        train_images: ListTrainImages | None = None,
+        train_images: TrainImages,
     ) -> None:
         super().__init__(alpha=alpha, eps=eps)
         check_range(0, 1, threshold=threshold)
         check_above_0(beta=beta)
         self.beta = beta
-        images = list_images(train_images)
-        self.register_buffer("pseudo_positives", read_scores(scores, images) > threshold)
+        self.register_buffer("pseudo_positives", read_scores(scores, train_images) > threshold)
 
     def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
         losses = self._losses(logits, observed)

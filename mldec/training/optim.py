@@ -201,9 +201,9 @@ def build_optimizer(
     """
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
-    trained = list(loss.parameters()) if loss is not None else []
-    if loss is not None and trained:
-        groups.append({"params": trained, "lr": lr * loss.lr_factor, "weight_decay": 0.0})
+    if loss is not None and next(loss.parameters(), None) is not None:
+        rate = lr * getattr(loss, "lr_factor", 1.0)
+        groups.append({"params": list(loss.parameters()), "lr": rate, "weight_decay": 0.0})
 
     try:
         kind = get_optimizer_class(name, bind_defaults=False)

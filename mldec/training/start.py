@@ -78,8 +78,6 @@ def check_together(config: Config, data: DataModule, loss: nn.Module) -> None:
     _check_mixing(config, loss, exclusive=exclusive)
     if config.train.random_queries:
         _check_random_queries(config, loss, exclusive=exclusive)
-    if getattr(loss, "per_image", False):
-        _check_per_image(config, loss)
 
     # This raises ConfigError for settings that do not fit the classes, such as top-5 of three.
     data.make_evaluator(data.val.classes)
@@ -105,23 +103,16 @@ def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
     mix = config.mix
     if mix.enabled and mix.labels is MixLabels.union and exclusive:
         raise ConfigError("mix.labels=union: the data is single-label; leave it out")
+    if mix.enabled and getattr(loss, "per_image", False):
+        raise ConfigError(
+            f"mix.mixup, mix.cutmix: {type(loss).__name__} keeps a state per image, and a mixed "
+            f"image has none; set both to 0"
+        )
     if mix.soft and not getattr(loss, "soft", False):
         fix = "cross_entropy" if exclusive else "asl"
         raise ConfigError(
             f"loss: {type(loss).__name__} does not support the soft labels of mix; "
             f"pass loss=bce or loss={fix}"
-        )
-
-
-def _check_per_image(config: Config, loss: nn.Module) -> None:
-    """Raise ConfigError if a setting does not support a loss with a state per image."""
-    name = type(loss).__name__
-    if distributed.world_size() > 1:
-        raise ConfigError(f"loss: {name} supports one process; start the run without torchrun")
-    if config.mix.enabled:
-        raise ConfigError(
-            f"loss: {name} keeps a state per image, so images cannot be mixed; "
-            f"pass mix.mixup=0 mix.cutmix=0"
         )
 
 

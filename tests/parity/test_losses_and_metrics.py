@@ -86,7 +86,7 @@ def single_positive(kind, name):
     labels = torch.tensor(SINGLE["observed"], dtype=torch.int8)
     names = [f"{image}.jpg" for image in range(len(labels))]
     images = TrainImages(labels, names, list("abcdefg"))
-    return kind(**SINGLE[name].get("arguments", {}), train_images=lambda: images)
+    return kind(**SINGLE[name].get("arguments", {}), train_images=images)
 
 
 def check_images(loss, case, images, epoch):

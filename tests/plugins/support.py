@@ -172,7 +172,7 @@ def loss_of_option(path: Path, classes: int = 5, scores: Path | None = None) -> 
         assert scores is not None
         node["scores"] = str(scores)
         write_scores(scores, images.names, dict.fromkeys(names, 0.2) | {names[-1]: 0.9})
-    loss = target(**node, train_images=lambda: images)
+    loss = target(**node, train_images=images)
     forward = loss.forward
     loss.forward = lambda logits, targets: forward(logits, targets, torch.arange(len(logits)) % 8)
     return loss
