@@ -22,11 +22,11 @@ class ROLE(nn.Module):
     """Regularized online label estimation (ROLE).
 
     A label estimator has one parameter for each training image and class, the logit of the
-    estimated label. Let f be the probabilities of the model and g those of the estimator. With
-    log(p) = log(p + eps) and H(q, p) = -q log(p) - (1 - q) log(1 - p), the loss of a label is half
-    of H(g, f) + H(f, g), plus half of -log(f) - log(g) for an observed positive. The first argument
-    of H has no gradient. Each of f and g also has the regularizer (mean number of positives per
-    image - `expected_positives`)^2 / (2 K^2).
+    estimated label. Let f and g be the probabilities of model and estimator, and H(q, p) = -q log(p
+    + eps) - (1 - q) log(1 - p + eps). The loss of a label is (H(g, f) + H(f, g)) / 2. For an
+    observed positive, (H(1, f) + H(1, g)) / 2 is added. The first argument of H has no gradient.
+    Each of f and g also has the regularizer (mean number of positives per image -
+    `expected_positives`)^2 / (2 K^2).
 
     Source: Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021, arXiv
     2106.09708), and the official code, trained end to end (without its linear initialization).
@@ -107,8 +107,8 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
     unobserved labels of the class, divided by the number of epochs after the warmup, rounded down.
     All other labels have the loss of `EntropyMaximization`.
 
-    Source: same as `EntropyMaximization`. The official code also scores with the augmentation of
-    the training.
+    Source: same as `EntropyMaximization`. As in the official code, the images are scored with the
+    augmentation of the training.
 
     Args:
         alpha: Weight of unobserved labels without a pseudo-label, > 0.
@@ -176,8 +176,9 @@ class PseudoNegatives(_PerImage, EntropyMaximization):
 class PermanentCorrection(_PerImage, LargeLoss):
     """Binary cross-entropy with permanent correction of large losses (LL-Cp).
 
-    As `LargeLoss` with mode "correct", but a corrected label is a positive for the rest of the run.
-    From stage 1 on, each micro-batch of B images corrects `delta` B K further labels, rounded up.
+    The loss is `LargeLoss` with mode "correct", but a corrected label is a positive for the rest of
+    the run. Each micro-batch of B images corrects `delta` B K further labels, rounded up, except in
+    the first stage.
 
     Source: same as `LargeLoss`, and the authors' second repository,
     youngwk/BridgeGapExplanationPAMC. In the first one, the condition for LL-Cp compares strings by
@@ -185,7 +186,7 @@ class PermanentCorrection(_PerImage, LargeLoss):
 
     Args:
         delta: Fraction of corrected labels, in [0, 1).
-        stages: Number of stages of the run, >= 1. The first one corrects no label.
+        stages: Number of stages of the run, >= 1.
         train_images: The training images with their labels.
     """
 
@@ -223,7 +224,7 @@ class VisionLanguagePseudoLabels(_PerImage, EntropyMaximization):
 
     Source: Xing et al., "Vision-Language Pseudo-Labels for Single-Positive Multi-Label Learning"
     (arXiv 2310.15985), and the official code for ResNet-50, with CLIP ViT-L/14 at 336 pixels. The
-    official code scores augmented images in each step.
+    official code scores augmented images in each step. Its prompts are not published.
 
     Args:
         scores: JSON Lines file of `mldec predict clip:MODEL --content scores`, with a softmax over

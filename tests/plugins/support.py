@@ -149,11 +149,10 @@ def read_option(path: Path) -> tuple[Any, dict[str, Any]]:
     return getattr(importlib.import_module(module), name), node
 
 
-def loss_of_option(path: Path, classes: int = 5, scores: Path | None = None) -> nn.Module:
+def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
     """Build the loss of an option file, with label counts or images if it needs them.
 
-    A loss with a state per image has 8 images. It takes the images of a batch in order. `scores`
-    is the path of a new file with their scores.
+    A loss with a state per image has 8 images. Without indices, it takes them in order.
     """
     from mldec.losses.common import LabelCounts, TrainImages
 
@@ -168,13 +167,21 @@ def loss_of_option(path: Path, classes: int = 5, scores: Path | None = None) -> 
     labels = torch.nn.functional.one_hot(torch.arange(8) % classes, classes)
     names = [str(number) for number in range(classes)]
     images = TrainImages(labels, [f"/{image}.jpg" for image in range(8)], names)
-    if "scores" in parameters:
-        assert scores is not None
-        node["scores"] = str(scores)
-        write_scores(scores, images.names, dict.fromkeys(names, 0.2) | {names[-1]: 0.9})
-    loss = target(**node, train_images=images)
+    with tempfile.TemporaryDirectory() as folder:
+        if "scores" in parameters:
+            node["scores"] = f"{folder}/scores.jsonl"
+            scores = dict.fromkeys(names, 0.2) | {names[-1]: 0.9}
+            write_scores(Path(node["scores"]), images.names, scores)
+        loss = target(**node, train_images=images)
+
     forward = loss.forward
-    loss.forward = lambda logits, targets: forward(logits, targets, torch.arange(len(logits)) % 8)
+
+    def in_order(logits: torch.Tensor, targets: torch.Tensor, index: Any = None) -> torch.Tensor:
+        if index is None:
+            index = torch.arange(len(logits), device=logits.device) % 8
+        return forward(logits, targets, index)
+
+    loss.forward = in_order
     return loss
 
 

@@ -31,8 +31,8 @@ def path(request):
 
 
 @pytest.fixture
-def loss(path, tmp_path):
-    return loss_of_option(path, scores=tmp_path / "scores.jsonl")
+def loss(path):
+    return loss_of_option(path)
 
 
 def test_loss_decreases_along_negative_gradient(path, loss):
