@@ -25,8 +25,8 @@ class ROLE(nn.Module):
     estimated label. Let f and g be the probabilities of model and estimator, and H(q, p) = -q log(p
     + eps) - (1 - q) log(1 - p + eps). The loss of a label is (H(g, f) + H(f, g)) / 2. For an
     observed positive, (H(1, f) + H(1, g)) / 2 is added. The first argument of H has no gradient.
-    Each of f and g also has the regularizer (mean number of positives per image -
-    `expected_positives`)^2 / (2 K^2).
+    Each of f and g also has the regularizer (mean number of positives per image of the micro-batch
+    - `expected_positives`)^2 / (2 K^2).
 
     Source: Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021, arXiv
     2106.09708), and the official code, trained end to end (without its linear initialization).
