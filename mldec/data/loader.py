@@ -1,6 +1,5 @@
 """Data loaders with random numbers that are a function of seed and epoch."""
 
-import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -11,13 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.data.labels import Labels, from_dense
-from mldec.data.sampling import SampleRandom, draw_images, sample_seed, seeded
+from mldec.data.sampling import Draws, SampleRandom, sample_seed, seeded
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
 
@@ -148,8 +146,8 @@ class TrainBatches(Sampler[list[Key]]):
         batch_size: Images per global batch, over all ranks and accumulation steps.
         accumulate: Number of accumulation steps.
         repeats: Appearances of each image in succession.
-        factors: Mean number of appearances of each image per epoch, float64 [num_images], see
-            `draw_images`. The attribute `num_images` is then the number of images in an epoch.
+        draws: Random draws of the images, see `Sampling.draws`. None: each image once. The
+            attribute `num_images` is the number of images in an epoch.
 
     Raises:
         ConfigError: If there are too few images for the batch size.
@@ -162,14 +160,14 @@ class TrainBatches(Sampler[list[Key]]):
         batch_size: int,
         accumulate: int = 1,
         repeats: int = 1,
-        factors: np.ndarray | None = None,
+        draws: Draws | None = None,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if factors is not None:
-            num_images = math.ceil(factors.sum())
-        self.factors = factors
+        if draws is not None:
+            num_images = draws.length
+        self.draws = draws
         self.parts = accumulate * world_size  # micro-batches per global batch
         self.num_images = num_images
         self.batch_size = batch_size
@@ -222,8 +220,8 @@ class TrainBatches(Sampler[list[Key]]):
     def _order(self) -> tuple[Tensor, Tensor]:
         """Return the images of the epoch and their numbers of previous appearances, [L]."""
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        if self.factors is not None:
-            return draw_images(self.factors, generator)
+        if self.draws is not None:
+            return self.draws.draw(generator)
 
         order = torch.randperm(self.num_images, generator=generator)
         return order, torch.zeros(self.num_images, dtype=torch.int8)

@@ -132,6 +132,20 @@ def positive_weight(
     return (negatives / positives).clamp(max=cap).float()
 
 
+def scaled_log_odds(logit_adjustment: float, label_counts: CountLabels | None) -> Tensor | None:
+    """Return the logit adjustment of a loss: tau times the log-odds of the classes, float32 [K].
+
+    The loss adds it to the logits. The logits of the model then exclude the class prior, so that
+    rare classes get higher scores. None if tau, the setting `logit_adjustment`, is 0.
+
+    Source: Menon et al. 2021, arXiv 2007.07314, with log-odds instead of log-priors.
+    """
+    check_range(0, logit_adjustment=logit_adjustment)
+    if logit_adjustment == 0:
+        return None
+    return logit_adjustment * count(label_counts).log_odds()
+
+
 def check_class_count(name: str, values: Tensor | None, logits: Tensor) -> None:
     """Raise ConfigError unless `values` is None or has one value per class."""
     if values is not None and len(values) != logits.shape[-1]:

@@ -1,4 +1,4 @@
-"""Stored images, splits, repeat-factor sampling, and fingerprints."""
+"""Stored images, splits, sampling of rare classes, and fingerprints."""
 
 import io
 import math
@@ -17,7 +17,7 @@ from mldec.data.digits import SceneSettings, digits
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.labels import from_dense, from_entries
 from mldec.data.loader import labels_of
-from mldec.data.sampling import Sampling, draw_images, repeat_factors
+from mldec.data.sampling import Sampling, draw_by_class, draw_images, repeat_factors
 from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
@@ -202,10 +202,68 @@ def test_epoch_is_shuffled_and_counts_appearances():
 
 def test_sampling_settings_are_used():
     labels = from_dense(rare())
-    assert Sampling().factors(lambda: pytest.fail("the labels were read")) is None
+    assert Sampling().draws(lambda: pytest.fail("the labels were read")) is None
     for threshold, used in ((None, 0.001), (0.1, 0.1)):
-        sampling = Sampling(sampler="repeat_factor", repeat_threshold=threshold)
-        assert np.array_equal(sampling.factors(lambda: labels), repeat_factors(labels, used))
+        draws = Sampling(sampler="repeat_factor", repeat_threshold=threshold).draws(lambda: labels)
+        images, _ = draws.draw(torch.Generator().manual_seed(3))
+        assert draws.length == len(images)
+        assert np.array_equal(images, epoch(repeat_factors(labels, used), 3)[0])
+    draws = Sampling(sampler="class_aware").draws(lambda: labels)
+    images, _ = draws.draw(torch.Generator().manual_seed(3))
+    assert draws.length == len(images) == len(labels)
+    assert np.array_equal(images, class_epoch(labels, 3)[0])
+
+
+# Class-aware sampling
+
+
+def class_epoch(labels, seed):
+    images, appearances = draw_by_class(labels, torch.Generator().manual_seed(seed))
+    return images.numpy(), appearances.numpy()
+
+
+@pytest.mark.parametrize("default", [0, -1])
+def test_classes_are_drawn_equally_often(default):
+    # One label per image, so that the image tells the class. Class 4 has no image.
+    positives = np.array([1, 5, 60, 134, 0])
+    matrix = np.repeat(np.eye(5, dtype=np.int8), positives, axis=0)
+    matrix[matrix == 0] = default
+    labels = from_dense(matrix[np.random.default_rng(0).permutation(200)], default=default)
+    counts = np.zeros(200, int)
+    for seed in range(200):
+        images, _ = class_epoch(labels, seed)
+        own = np.bincount(images, minlength=200)
+        counts += own
+        drawn = own @ (labels.dense() == 1)
+        assert drawn.tolist() == [50, 50, 50, 50, 0]
+
+        # The images of a class are drawn in turn.
+        for column in range(4):
+            of_class = own[labels.dense()[:, column] == 1]
+            assert of_class.max() - of_class.min() <= 1
+
+    # 200 epochs draw each of the 134 images about 74.6 times: a binomial deviation of 6.8.
+    assert np.abs(counts[labels.dense()[:, 3] == 1] - 10_000 / 134).max() < 5 * 6.8
+
+
+def test_images_of_several_classes_are_drawn_for_each():
+    # The expected number of draws of an image is the sum over its classes.
+    labels = from_dense(np.array([[1, 1], [0, 1], [0, 1], [0, 0]], np.int8))
+    counts = np.zeros(4)
+    for seed in range(600):
+        counts += np.bincount(class_epoch(labels, seed)[0], minlength=4)
+    expected = 600 * np.array([2 + 2 / 3, 2 / 3, 2 / 3, 0])
+    np.testing.assert_allclose(counts, expected, atol=5 * np.sqrt(600 / 4))
+
+
+def test_draws_by_class_are_shuffled_and_count_appearances():
+    labels = from_dense(rare())
+    images, appearances = class_epoch(labels, 0)
+    for index in np.unique(images):
+        own = appearances[images == index]
+        assert own.tolist() == list(range(len(own)))
+    assert np.array_equal(class_epoch(labels, 0), (images, appearances))
+    assert not np.array_equal(class_epoch(labels, 1)[0], images)
 
 
 # Fingerprints
