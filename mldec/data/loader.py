@@ -1,5 +1,6 @@
 """Data loaders with random numbers that are a function of seed and epoch."""
 
+import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mldec.data.labels import Labels, from_dense
-from mldec.data.sampling import Draws, SampleRandom, sample_seed, seeded
+from mldec.data.sampling import SampleRandom, draw_images, sample_seed, seeded
 from mldec.data.types import DataModule, ImageDataset, Split, StoredImages
 from mldec.errors import ConfigError, DataError, brief
 
@@ -146,8 +148,8 @@ class TrainBatches(Sampler[list[Key]]):
         batch_size: Images per global batch, over all ranks and accumulation steps.
         accumulate: Number of accumulation steps.
         repeats: Appearances of each image in succession.
-        draws: Random draws of the images, see `Sampling.draws`. None: each image once. The
-            attribute `num_images` is the number of images in an epoch.
+        factors: Mean number of appearances of each image per epoch, float64 [num_images], see
+            `draw_images`. The attribute `num_images` is then the number of images in an epoch.
 
     Raises:
         ConfigError: If there are too few images for the batch size.
@@ -160,14 +162,14 @@ class TrainBatches(Sampler[list[Key]]):
         batch_size: int,
         accumulate: int = 1,
         repeats: int = 1,
-        draws: Draws | None = None,
+        factors: np.ndarray | None = None,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if draws is not None:
-            num_images = draws.length
-        self.draws = draws
+        if factors is not None:
+            num_images = math.ceil(factors.sum())
+        self.factors = factors
         self.parts = accumulate * world_size  # micro-batches per global batch
         self.num_images = num_images
         self.batch_size = batch_size
@@ -220,8 +222,8 @@ class TrainBatches(Sampler[list[Key]]):
     def _order(self) -> tuple[Tensor, Tensor]:
         """Return the images of the epoch and their numbers of previous appearances, [L]."""
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        if self.draws is not None:
-            return self.draws.draw(generator)
+        if self.factors is not None:
+            return draw_images(self.factors, generator)
 
         order = torch.randperm(self.num_images, generator=generator)
         return order, torch.zeros(self.num_images, dtype=torch.int8)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,23 +16,12 @@ from mldec.data.labels import Labels
 from mldec.data.splits import parse_fold
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Random draws of the training images of an epoch, instead of each image once."""
-
-    length: int  # number of draws L per epoch
-
-    # Returns the index of each drawn image, and the number of its previous appearances in the
-    # epoch, int64 [L] each.
-    draw: Callable[[torch.Generator], tuple[Tensor, Tensor]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Sampling settings of a `data` node, shared by all readers."""
 
     # "repeat_factor": images of rare classes are repeated within an epoch. "class_aware": each
-    # class is drawn equally often, see `draw_by_class`.
+    # class is drawn equally often, see `class_aware_factors`.
     sampler: Literal["shuffle", "repeat_factor", "class_aware"] = "shuffle"
 
     # Threshold of `repeat_factors`, in (0, 1]. None means 0.001, as in LVIS.
@@ -53,18 +41,16 @@ class Sampling:
         if self.repeat_threshold is not None and not 0 < self.repeat_threshold <= 1:
             raise ValueError(f"repeat_threshold is {self.repeat_threshold}; it must be in (0, 1]")
 
-    def draws(self, labels: Callable[[], Labels]) -> Draws | None:
-        """Return the draws of the training images, or None if each image appears once per epoch.
+    def factors(self, labels: Callable[[], Labels]) -> np.ndarray | None:
+        """Return the mean number of appearances of each training image per epoch, float64 [N].
 
-        `labels` is called only if necessary.
+        Returns None if each image appears once. `labels` is called only if necessary.
         """
         if self.sampler == "shuffle":
             return None
         if self.sampler == "class_aware":
-            return Draws(len(labels()), partial(draw_by_class, labels()))
-
-        factors = repeat_factors(labels(), self.repeat_threshold or 0.001)
-        return Draws(math.ceil(factors.sum()), partial(draw_images, factors))
+            return class_aware_factors(labels())
+        return repeat_factors(labels(), self.repeat_threshold or 0.001)
 
 
 SHUFFLED = Sampling()  # each image once per epoch
@@ -88,10 +74,29 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
     return factors
 
 
+def class_aware_factors(labels: Labels) -> np.ndarray:
+    """Return the mean number of appearances of each image if classes are sampled, float64 [N].
+
+    N times per epoch, one of the K classes with positives is drawn, then one of its n_k positive
+    images. An image appears N / K times the sum of 1 / n_k over its classes, on average. Images
+    without positives never appear.
+
+    Source: ClassAwareSampler of wutong16/DistributionBalancedLoss (arXiv 2007.09654). An epoch of
+    it has K / 4 times the largest n_k instead of N images.
+    """
+    positive = labels.values == 1
+    counts = labels.counts()
+    shares = 1 / counts[labels.classes[positive]]
+    sums = np.bincount(labels.images()[positive], weights=shares, minlength=len(labels))
+
+    # The sum of the factors is N, but rounding may exceed it.
+    return sums * (len(labels) / np.count_nonzero(counts)) * (1 - 1e-12)
+
+
 def draw_images(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw the images of an epoch by systematic sampling.
 
-    The number of appearances of an image is its factor, at least 1, rounded down or up at random.
+    The number of appearances of an image is its factor, at least 0, rounded down or up at random.
     It is the number of integers in the image's interval of the shuffled cumulative factors plus a
     random offset. The number L of draws is the sum of the factors, rounded up.
 
@@ -112,51 +117,6 @@ def draw_images(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor
     appearances = torch.arange(length) - starts
     order = torch.randperm(length, generator=generator)
     return torch.repeat_interleave(images, counts)[order], appearances[order]
-
-
-def draw_by_class(labels: Labels, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw the images of an epoch by class: first a class, then an image with this class.
-
-    The classes are drawn in turn, in random order, so their numbers of draws differ by at most 1.
-    The images of a class are drawn in turn too. The number of draws is the number of images N.
-    Classes without positives are skipped, and images without positives are never drawn.
-
-    Source: Wu et al. (arXiv 2007.09654), whose code draws three images of a class in succession.
-
-    Returns:
-        The index of each drawn image, and the number of its previous appearances, int64 [N] each.
-    """
-    # Sort the positives by class.
-    entries = np.flatnonzero(labels.values == 1)
-    entries = entries[np.argsort(labels.classes[entries], kind="stable")]
-    counts = labels.counts()
-    images = torch.from_numpy(labels.images()[entries])
-    images_of_class = images.split(counts[counts > 0].tolist())
-
-    classes = _in_turn(len(images_of_class), len(labels), generator)
-    draws_of_class = classes.bincount(minlength=len(images_of_class)).tolist()
-    drawn = []
-    for own_images, draws in zip(images_of_class, draws_of_class, strict=True):
-        drawn.append(own_images[_in_turn(len(own_images), draws, generator)])
-
-    # Replace the class of each draw by the next image of this class.
-    order = torch.empty_like(classes)
-    order[classes.argsort(stable=True)] = torch.cat(drawn)
-
-    # The sorted draws of an image are consecutive.
-    positions = order.argsort(stable=True)
-    totals = order.bincount()
-    starts = totals.cumsum(0) - totals
-    appearances = torch.empty_like(order)
-    appearances[positions] = torch.arange(len(order)) - starts[order[positions]]
-    return order, appearances
-
-
-def _in_turn(size: int, count: int, generator: torch.Generator) -> Tensor:
-    """Return the first `count` elements of successive permutations of 0 to `size` - 1, int64."""
-    rounds = -(-count // size)
-    keys = torch.rand(rounds, size, generator=generator)
-    return keys.argsort(dim=1, stable=True).flatten()[:count]
 
 
 # Only one thread at a time may use the global generators.

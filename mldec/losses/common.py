@@ -133,12 +133,10 @@ def positive_weight(
 
 
 def scaled_log_odds(logit_adjustment: float, label_counts: CountLabels | None) -> Tensor | None:
-    """Return the logit adjustment of a loss: tau times the log-odds of the classes, float32 [K].
+    """Return tau times the log-odds of the classes, float32 [K]; None if tau is 0.
 
-    The loss adds it to the logits. The logits of the model then exclude the class prior, so that
-    rare classes get higher scores. None if tau, the setting `logit_adjustment`, is 0.
-
-    Source: Menon et al. 2021, arXiv 2007.07314, with log-odds instead of log-priors.
+    Source: logit adjustment of Menon et al. 2021, arXiv 2007.07314, with log-odds. The loss adds it
+    to the logits, so that the logits of the model exclude the class prior.
     """
     check_range(0, logit_adjustment=logit_adjustment)
     if logit_adjustment == 0:

@@ -270,7 +270,7 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters trainable"
 
     splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
-    if trainer.batches.draws is not None:
+    if trainer.batches.factors is not None:
         sampler = f"data.sampler={trainer.data.sampling.sampler}"
         splits += f" ({trainer.batches.num_images:,} images per epoch: {sampler})"
 

@@ -59,7 +59,7 @@ class Trainer:
             batch_size=config.train.batch_size,
             accumulate=config.train.accumulate,
             repeats=config.train.repeats,
-            draws=data.sampling.draws(lambda: labels_of(data.train, config.seed)),
+            factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),

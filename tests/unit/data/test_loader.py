@@ -1,22 +1,18 @@
 """Batches: images, order and random numbers."""
 
 import random
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from numbered import Numbers, as_data
 
-from mldec.data.labels import from_dense
 from mldec.data.loader import TrainBatches, eval_loader, train_loader
-from mldec.data.sampling import Draws, Sampling, draw_images, sample_seed
+from mldec.data.sampling import sample_seed
 from mldec.errors import ConfigError, DataError
 
 FACTORS = np.array([1, 1, 2.5, 1, 1.2, 3, 1, 1])
-REPEATED = Draws(12, partial(draw_images, FACTORS))
-LABELS = from_dense((np.arange(40).reshape(8, 5) % 7 == 0).astype(np.int8))
-BY_CLASS = Sampling(sampler="class_aware").draws(lambda: LABELS)
+RARE = np.array([0.4, 0.4, 0, 0.4, 0.4, 5.4, 0.5, 0.5])  # of class-aware sampling
 
 
 def epoch(number, *, workers=0, start=0, count=23, **arguments):
@@ -54,25 +50,23 @@ def test_epoch_resumes_from_any_step():
         rest = epoch(1, accumulate=2, start=start, workers=2 * (start == 3))
         assert torch.equal(rest, whole[4 * start :])
 
-    drawn = {"batch_size": 4, "draws": REPEATED, "repeats": 2}
+    drawn = {"batch_size": 4, "factors": FACTORS, "repeats": 2}
     assert len(keys(**drawn)) == 3  # 12 images per epoch, in batches of 4
     for start in range(3):
         assert keys(start=start, **drawn) == keys(**drawn)[start:]
-    by_class = {"batch_size": 4, "draws": BY_CLASS, "number": 2}
-    assert keys(start=1, **by_class) == keys(**by_class)[1:]
-    assert keys(**by_class) != keys(**{**by_class, "number": 3})
 
 
-def test_ranks_share_the_draws_by_class():
-    (whole,) = keys(batch_size=8, draws=BY_CLASS)
-    ranks = [keys(batch_size=8, draws=BY_CLASS, rank=rank, world_size=2)[0] for rank in (0, 1)]
+def test_ranks_share_the_images_of_class_aware_sampling():
+    (whole,) = keys(batch_size=8, factors=RARE)
+    ranks = [keys(batch_size=8, factors=RARE, rank=rank, world_size=2)[0] for rank in (0, 1)]
     assert sorted(ranks[0] + ranks[1]) == sorted(whole)
-    assert len(set(whole)) == 8  # an image with several appearances has several random numbers
+    assert len(set(whole)) == 8  # each appearance of an image has its own random numbers
+    assert keys(1, batch_size=8, factors=RARE) != keys(batch_size=8, factors=RARE)
 
 
 def test_appearances_of_an_image_have_different_random_numbers():
     for number in range(5):
-        (batch,) = keys(number, batch_size=12, draws=REPEATED)
+        (batch,) = keys(number, batch_size=12, factors=FACTORS)
         assert len(set(batch)) == len(batch) == 12
         assert sorted(repetition for _, index, repetition in batch if index == 5) == [0, 1, 2]
 

@@ -17,7 +17,7 @@ from mldec.data.digits import SceneSettings, digits
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.labels import from_dense, from_entries
 from mldec.data.loader import labels_of
-from mldec.data.sampling import Sampling, draw_by_class, draw_images, repeat_factors
+from mldec.data.sampling import Sampling, class_aware_factors, draw_images, repeat_factors
 from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
@@ -202,68 +202,58 @@ def test_epoch_is_shuffled_and_counts_appearances():
 
 def test_sampling_settings_are_used():
     labels = from_dense(rare())
-    assert Sampling().draws(lambda: pytest.fail("the labels were read")) is None
+    assert Sampling().factors(lambda: pytest.fail("the labels were read")) is None
     for threshold, used in ((None, 0.001), (0.1, 0.1)):
-        draws = Sampling(sampler="repeat_factor", repeat_threshold=threshold).draws(lambda: labels)
-        images, _ = draws.draw(torch.Generator().manual_seed(3))
-        assert draws.length == len(images)
-        assert np.array_equal(images, epoch(repeat_factors(labels, used), 3)[0])
-    draws = Sampling(sampler="class_aware").draws(lambda: labels)
-    images, _ = draws.draw(torch.Generator().manual_seed(3))
-    assert draws.length == len(images) == len(labels)
-    assert np.array_equal(images, class_epoch(labels, 3)[0])
+        sampling = Sampling(sampler="repeat_factor", repeat_threshold=threshold)
+        assert np.array_equal(sampling.factors(lambda: labels), repeat_factors(labels, used))
+    sampling = Sampling(sampler="class_aware")
+    assert np.array_equal(sampling.factors(lambda: labels), class_aware_factors(labels))
 
 
 # Class-aware sampling
 
 
-def class_epoch(labels, seed):
-    images, appearances = draw_by_class(labels, torch.Generator().manual_seed(seed))
-    return images.numpy(), appearances.numpy()
+def test_class_aware_factors_are_expected_numbers_of_draws():
+    # Draw a class, then one of its images. The last class has no image.
+    labels = rare()
+    by_class = [np.flatnonzero(labels[:, k] == 1) for k in range(4)]
+    expected = np.zeros(len(labels))
+    for images in by_class:
+        for image in images:
+            expected[image] += len(labels) / 4 / len(images)
+    for default in (0, -1):
+        factors = class_aware_factors(from_dense(labels, default=default))
+        np.testing.assert_allclose(factors, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("default", [0, -1])
-def test_classes_are_drawn_equally_often(default):
-    # One label per image, so that the image tells the class. Class 4 has no image.
-    positives = np.array([1, 5, 60, 134, 0])
-    matrix = np.repeat(np.eye(5, dtype=np.int8), positives, axis=0)
-    matrix[matrix == 0] = default
-    labels = from_dense(matrix[np.random.default_rng(0).permutation(200)], default=default)
-    counts = np.zeros(200, int)
-    for seed in range(200):
-        images, _ = class_epoch(labels, seed)
-        own = np.bincount(images, minlength=200)
-        counts += own
-        drawn = own @ (labels.dense() == 1)
-        assert drawn.tolist() == [50, 50, 50, 50, 0]
+@pytest.mark.parametrize("counts", [(1, 5, 60, 134), (1, 1, 3, 3_000), (7, 7, 7, 7)])
+def test_each_class_is_drawn_equally_often(counts):
+    # One label per image, so that an image tells its class.
+    classes = np.repeat(np.arange(4), counts)
+    labels = from_dense(np.eye(4, dtype=np.int8)[classes])
+    drawn = np.zeros(4)
+    for seed in range(50):
+        images, _ = epoch(class_aware_factors(labels), seed)
+        assert len(images) == sum(counts)
+        drawn += np.bincount(classes[images], minlength=4)
 
-        # The images of a class are drawn in turn.
-        for column in range(4):
-            of_class = own[labels.dense()[:, column] == 1]
+        # The images of a class are drawn equally often too.
+        for k in range(4):
+            of_class = np.bincount(images, minlength=len(classes))[classes == k]
             assert of_class.max() - of_class.min() <= 1
-
-    # 200 epochs draw each of the 134 images about 74.6 times: a binomial deviation of 6.8.
-    assert np.abs(counts[labels.dense()[:, 3] == 1] - 10_000 / 134).max() < 5 * 6.8
+    np.testing.assert_allclose(drawn / drawn.sum(), 1 / 4, rtol=0.02)
 
 
-def test_images_of_several_classes_are_drawn_for_each():
-    # The expected number of draws of an image is the sum over its classes.
+def test_images_without_a_class_are_not_drawn():
     labels = from_dense(np.array([[1, 1], [0, 1], [0, 1], [0, 0]], np.int8))
     counts = np.zeros(4)
     for seed in range(600):
-        counts += np.bincount(class_epoch(labels, seed)[0], minlength=4)
+        images, _ = epoch(class_aware_factors(labels), seed)
+        counts += np.bincount(images, minlength=4)
+    # The variance of a number of draws is at most 1/4.
     expected = 600 * np.array([2 + 2 / 3, 2 / 3, 2 / 3, 0])
-    np.testing.assert_allclose(counts, expected, atol=5 * np.sqrt(600 / 4))
-
-
-def test_draws_by_class_are_shuffled_and_count_appearances():
-    labels = from_dense(rare())
-    images, appearances = class_epoch(labels, 0)
-    for index in np.unique(images):
-        own = appearances[images == index]
-        assert own.tolist() == list(range(len(own)))
-    assert np.array_equal(class_epoch(labels, 0), (images, appearances))
-    assert not np.array_equal(class_epoch(labels, 1)[0], images)
+    np.testing.assert_allclose(counts, expected, atol=5 * math.sqrt(600 / 4))
+    assert counts[3] == 0
 
 
 # Fingerprints
