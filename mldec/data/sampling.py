@@ -75,11 +75,11 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
 
 
 def class_aware_factors(labels: Labels) -> np.ndarray:
-    """Return the mean number of appearances of each image if classes are sampled, float64 [N].
+    """Return the mean number of appearances of each image with class-aware sampling, float64 [N].
 
-    N times per epoch, one of the K classes with positives is drawn, then one of its n_k positive
-    images. An image appears N / K times the sum of 1 / n_k over its classes, on average. Images
-    without positives never appear.
+    It draws a class N times per epoch, and each time one of the n_k images with this class. An
+    image appears N / K times the sum of 1 / n_k over its classes on average, where K is the number
+    of classes with positives. Images without positives never appear.
 
     Source: ClassAwareSampler of wutong16/DistributionBalancedLoss (arXiv 2007.09654). An epoch of
     it has K / 4 times the largest n_k instead of N images.

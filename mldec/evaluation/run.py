@@ -323,12 +323,11 @@ def metrics_by_frequency(
     the training images of the classes. Classes without an evaluated positive are ignored. Wu et
     al. (arXiv 2007.09654) use 20 and 100.
     """
-    groups = {"head": positives >= high, "tail": positives < low}
-    groups["medium"] = ~(groups["head"] | groups["tail"])
+    groups = torch.from_numpy(np.digitize(positives, [low, high]))
     average_precision = torch.tensor(results.per_class["AP"])
     metrics = {}
-    for name in ("head", "medium", "tail"):
-        members = torch.from_numpy(groups[name])
+    for group, name in ((2, "head"), (1, "medium"), (0, "tail")):
+        members = groups == group
         metrics[f"{name}_mAP"] = average_precision[members].nanmean().item()
         metrics[f"classes_{name}"] = float(members.sum())
     return metrics
