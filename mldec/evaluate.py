@@ -15,7 +15,7 @@ from mldec.cli import (
     command,
     run_command,
 )
-from mldec.errors import CheckpointError, say
+from mldec.errors import CheckpointError, ConfigError, say
 from mldec.evaluation.output import is_count, meaning
 from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write_result
 
@@ -58,6 +58,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="with --class-list: the training classes; default: from the checkpoint",
     )
+    arguments.add_argument(
+        "--metrics",
+        choices=("all",),
+        help="all: also compute LRAP, coverage, ranking loss, one-error, AUROC and F1 per image",
+    )
+    arguments.add_argument(
+        "--groups",
+        nargs=2,
+        type=int,
+        metavar=("LOW", "HIGH"),
+        help="also compute the mAP of head, medium and tail classes, with at least HIGH, at least "
+        "LOW and fewer training images; reads the training labels",
+    )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
     arguments.add_argument(
@@ -77,6 +90,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
     check_targets(json=args.json, csv=args.csv, txt=args.write_classes)
 
     from mldec.checkpoint import load_model
+    from mldec.data.loader import labels_of
     from mldec.evaluation import run as evaluation
     from mldec.evaluation.open import open_for_evaluation
     from mldec.evaluation.options import EvalOptions
@@ -93,6 +107,11 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
     config = setup.config
     device = setup.device
+    classes = setup.data.val.classes
+    if args.groups and (classes.exclusive or setup.data.train.classes.names != classes.names):
+        raise ConfigError(
+            "--groups: it requires multi-label data with equal classes in both splits; leave it out"
+        )
     with distributed.processes(device):
         is_hidden = not distributed.is_main()
         order = memory_format(channels_last=config.train.channels_last)
@@ -105,9 +124,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
                 progress=partial(progress_bar, desc="evaluate", hidden=is_hidden),
                 logit_threshold=setup.logit_threshold(),
                 compiled=args.compile,
+                all_metrics=args.metrics == "all",
             )
 
-        names = setup.data.val.classes.names
+        if args.groups:
+            positives = labels_of(setup.data.train).counts()
+            bounds = sorted(args.groups)
+            results.metrics.update(evaluation.metrics_by_frequency(results, positives, *bounds))
+        names = classes.names
         if setup.thresholds is not None:
             # There is one threshold for all classes, or one per class.
             repeats = len(names) // len(setup.thresholds)

@@ -20,11 +20,16 @@ from mldec.data.splits import parse_fold
 class Sampling:
     """Sampling settings of a `data` node, shared by all readers."""
 
-    # "repeat_factor": images of rare classes are repeated within an epoch.
-    sampler: Literal["shuffle", "repeat_factor"] = "shuffle"
+    # "repeat_factor": images of rare classes are repeated within an epoch. "class_aware": each
+    # class is drawn equally often, see `class_aware_factors`.
+    sampler: Literal["shuffle", "repeat_factor", "class_aware"] = "shuffle"
 
     # Threshold of `repeat_factors`, in (0, 1]. None means 0.001, as in LVIS.
     repeat_threshold: float | None = None
+
+    # Text file with one image id per line. Only these images of the training split are used. An id
+    # is a file name without folder, extension and leading zeros.
+    train_list: str | None = None
 
     # "i/N": fold i of N (1-based) of the training images is the validation split, and the other
     # folds are the training split. The validation split of the dataset is not read.
@@ -43,6 +48,8 @@ class Sampling:
         """
         if self.sampler == "shuffle":
             return None
+        if self.sampler == "class_aware":
+            return class_aware_factors(labels())
         return repeat_factors(labels(), self.repeat_threshold or 0.001)
 
 
@@ -67,10 +74,29 @@ def repeat_factors(labels: Labels, threshold: float) -> np.ndarray:
     return factors
 
 
+def class_aware_factors(labels: Labels) -> np.ndarray:
+    """Return the mean number of appearances of each image with class-aware sampling, float64 [N].
+
+    It draws a class N times per epoch, and each time one of the n_k images with this class. An
+    image appears N / K times the sum of 1 / n_k over its classes on average, where K is the number
+    of classes with positives. Images without positives never appear.
+
+    Source: ClassAwareSampler of wutong16/DistributionBalancedLoss (arXiv 2007.09654). An epoch of
+    it has K / 4 times the largest n_k instead of N images.
+    """
+    positive = labels.values == 1
+    counts = labels.counts()
+    shares = 1 / counts[labels.classes[positive]]
+    sums = np.bincount(labels.images()[positive], weights=shares, minlength=len(labels))
+
+    # The sum of the factors is N, but rounding may exceed it.
+    return sums * (len(labels) / np.count_nonzero(counts)) * (1 - 1e-12)
+
+
 def draw_images(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw the images of an epoch by systematic sampling.
 
-    The number of appearances of an image is its factor, at least 1, rounded down or up at random.
+    The number of appearances of an image is its factor, at least 0, rounded down or up at random.
     It is the number of integers in the image's interval of the shuffled cumulative factors plus a
     random offset. The number L of draws is the sum of the factors, rounded up.
 

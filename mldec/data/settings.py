@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
 from mldec.data.labels import listed_positives, random_positives
@@ -16,6 +17,7 @@ from mldec.data.tasks import MakeEvaluator, ZeroShot
 from mldec.data.transforms import TrainTransform, View
 from mldec.data.types import Classes, DataModule, ImageFiles, Split, StoredImages
 from mldec.errors import ConfigError, DataError, documented
+from mldec.files.text import read_lines
 from mldec.words.types import PREFIX, PROMPT, VectorOrigin, WordVectors
 
 log = logging.getLogger("mldec")
@@ -202,6 +204,7 @@ def assemble(
     def load_val() -> Split:
         images = source.load(val, files.cache_dir)
         if sampling.fold is not None:
+            images = _select_listed(images, sampling.train_list)
             images = _select_fold(source, images, sampling.fold, held_out=True)
         if zero_shot is None:
             classes = source.classes(images.classes)
@@ -217,6 +220,7 @@ def assemble(
     def load_train() -> Split:
         load = source.load_train or source.load
         images = load(source.train, files.cache_dir)
+        images = _select_listed(images, sampling.train_list)
         images = observed.of_images(images, source.train)
         if sampling.fold is not None:
             images = _select_fold(source, images, sampling.fold, held_out=False)
@@ -237,6 +241,23 @@ def assemble(
         bad_images=files.bad_images,
         sampling=sampling,
     )
+
+
+def _select_listed(images: StoredImages, train_list: str | None) -> StoredImages:
+    """Return the training images of a list, see `Sampling.train_list`, or all without a list."""
+    if train_list is None:
+        return images
+
+    path = Path(train_list).expanduser()
+    ids = [Path(images.name(index)).stem.lstrip("0") for index in range(len(images))]
+    listed = {Path(line).stem.lstrip("0") for line in read_lines(path)}
+    unknown = listed.difference(ids)
+    if unknown:
+        fault = f"{len(unknown):,} listed images are not in the training split"
+        raise DataError(f"{path}: {fault}, such as {min(unknown)}; set data.train or correct it")
+
+    log.info(f"{path}: {len(listed):,} of {len(images):,} training images are listed")
+    return images.select(np.isin(ids, list(listed)))
 
 
 def _select_fold(

@@ -20,6 +20,7 @@ from mldec.errors import ConfigError, DataError
 from mldec.evaluation.inference import for_inference
 from mldec.evaluation.output import Results
 from mldec.evaluators import Evaluator
+from mldec.evaluators.ranking import ranking_metrics
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import (
@@ -210,18 +211,22 @@ def evaluate_all(
     logit_threshold: float | Tensor | None = None,
     observe: Callable[[Batch, list[Tensor]], None] | None = None,
     compiled: bool = False,
+    all_metrics: bool = False,
 ) -> list[Results]:
     """Evaluate several models on the validation images. Each image is loaded once.
 
     The models are set to evaluation mode, and their modes are restored. For the first arguments see
     `score`. `logit_threshold` is one threshold or float64 [K]; None uses the data's own
     threshold. `observe` is called with each batch of this process and the logits float32 [b, K] of
-    each model. `compiled` compiles the models.
+    each model. `compiled` compiles the models. `all_metrics` adds the metrics of
+    `ranking_metrics`; it raises ConfigError if the evaluator of the data does not support them.
 
     Returns:
         The results of each model, identical on all processes.
     """
     evaluators = [evaluator_of(data, logit_threshold) for _ in models]
+    if all_metrics and not hasattr(evaluators[0], "predictions"):
+        raise ConfigError("--metrics all: it requires multi-label data; leave it out")
 
     # Start with an empty batch, because a process may have no images.
     empty = torch.zeros(0, len(data.val.classes))
@@ -251,6 +256,8 @@ def evaluate_all(
     results = []
     for evaluator in evaluators:
         metrics = evaluator.compute()
+        if all_metrics:
+            metrics |= ranking_metrics(evaluator)
         confusions = evaluator.pairs() if hasattr(evaluator, "pairs") else None
         results.append(Results(metrics, evaluator.per_class(), images, all_bad, confusions))
     return results
@@ -305,6 +312,25 @@ class MeanLoss:
         total = as_float64(torch.stack(self.sums)).sum(0)
         total = distributed.total(torch.cat([total, total.new_tensor([self.images])]))
         return (total[:-1] / total[-1]).tolist()
+
+
+def metrics_by_frequency(
+    results: Results, positives: np.ndarray, low: int, high: int
+) -> dict[str, float]:
+    """Return the mAP and the number of the head, medium and tail classes.
+
+    These have at least `high`, at least `low` and fewer training images; `positives` int [K] are
+    the training images of the classes. Classes without an evaluated positive are ignored. Wu et
+    al. (arXiv 2007.09654) use 20 and 100.
+    """
+    groups = torch.from_numpy(np.digitize(positives, [low, high]))
+    average_precision = torch.tensor(results.per_class["AP"])
+    metrics = {}
+    for group, name in ((2, "head"), (1, "medium"), (0, "tail")):
+        members = groups == group
+        metrics[f"{name}_mAP"] = average_precision[members].nanmean().item()
+        metrics[f"classes_{name}"] = float(members.sum())
+    return metrics
 
 
 def evaluator_of(data: DataModule, logit_threshold: float | Tensor | None) -> Evaluator:

@@ -46,7 +46,8 @@ def average_precision(
 
     def of_chunk(start: int) -> list[list[float]]:
         columns = slice(start, start + COLUMNS)
-        chunk = zip(_columns(score_blocks, columns), _columns(target_blocks, columns), strict=True)
+        own_scores = columns_of(score_blocks, columns)
+        chunk = zip(own_scores, columns_of(target_blocks, columns), strict=True)
         return [_of_class(column, labels, interpolations) for column, labels in chunk]
 
     # NumPy releases the GIL while it sorts.
@@ -73,7 +74,7 @@ def _as_blocks(values: Blocks) -> list[Tensor]:
     return [torch.as_tensor(block) for block in values]
 
 
-def _columns(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
+def columns_of(blocks: Sequence[Tensor], columns: slice) -> np.ndarray:
     """Return some columns of all row blocks as [k, N]."""
     return torch.cat([block[:, columns] for block in blocks]).t().contiguous().numpy()
 

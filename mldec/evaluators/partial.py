@@ -4,13 +4,12 @@ import torch
 from torch import Tensor
 
 from mldec.errors import DataError
-from mldec.evaluators.average_precision import Predictions, average_precision_of_all
-from mldec.evaluators.multi_label import Counts, checked_top_k, logit_of, on_device
-from mldec.evaluators.multi_label import top_k as mark_top_k
+from mldec.evaluators.average_precision import average_precision_of_all
+from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.runtime import distributed
 
 
-class PartialLabelEvaluator:
+class PartialLabelEvaluator(MultiLabelEvaluator):
     """mAP, precision, recall and F1 over the annotated labels (1 and 0).
 
     mAP_naive treats labels of -1 as negative, for comparison.
@@ -18,28 +17,9 @@ class PartialLabelEvaluator:
     Source: Alibaba-MIIL/PartialLabelingCSL, AP_partial. The paper reports `mAP_partial` on Open
     Images.
 
-    Args:
-        num_classes: Number of classes K.
-        threshold: See `MultiLabelEvaluator`.
-        top_k: See `MultiLabelEvaluator`. Unannotated labels are ignored after the selection.
+    For the arguments see `MultiLabelEvaluator`; `skip_empty` has no effect. Unannotated labels are
+    ignored after the selection of the top k.
     """
-
-    def __init__(
-        self, num_classes: int, *, threshold: float = 0.5, top_k: int | None = None
-    ) -> None:
-        self.logit_threshold: float | Tensor = logit_of(threshold)
-        self.top_k = checked_top_k(top_k, num_classes)
-
-        self.predictions = Predictions(num_classes)
-        self.at_threshold = Counts(num_classes)
-        self.at_top_k = Counts(num_classes)
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Add a batch: logits [B, K], targets [B, K] of 1, 0 or -1 (not annotated)."""
-        logits, targets = self.predictions.add(logits, targets)
-        self.logit_threshold = on_device(self.logit_threshold, logits.device)
-        self.at_threshold.update(logits > self.logit_threshold, targets)
-        self.at_top_k.update(mark_top_k(logits, self.top_k), targets)
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics in percent, then numbers of classes.
@@ -65,7 +45,7 @@ class PartialLabelEvaluator:
         negatives = distributed.join_columns(_count(targets, 0))
 
         valid = (positives > 0) & (negatives > 0)
-        self._per_class = {
+        self._columns = {
             "AP": torch.where(valid, 100 * per_class_ap, torch.nan).tolist(),
             "AP_naive": (100 * naive).tolist(),
             "positives": positives.tolist(),
@@ -93,7 +73,7 @@ class PartialLabelEvaluator:
 
     def per_class(self) -> dict[str, list[float]]:
         """Return AP (NaN if invalid) and AP_naive in percent, and the label counts, per class."""
-        return self._per_class
+        return self._columns
 
 
 def _count(targets: list[Tensor], value: int) -> Tensor:

@@ -8,7 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mldec.losses.common import CountLabels, check_range, check_targets, positive_weight
+from mldec.losses.common import (
+    CountLabels,
+    check_range,
+    check_targets,
+    positive_weight,
+    scaled_log_odds,
+)
 
 
 class AsymmetricLoss(nn.Module):
@@ -31,10 +37,12 @@ class AsymmetricLoss(nn.Module):
         pos_weight: Factor of the loss of positives: a number, "auto" (negatives / positives of each
             class in the training labels), or None for 1. The official code has no factor.
         pos_weight_cap: Upper bound of the factors of "auto", > 0.
+        logit_adjustment: Strength tau >= 0 of the logit adjustment, see `BinaryCrossEntropy`.
         reduction: "sum" over batch and classes, or "mean". The learning rates of the paper assume
             "sum".
         eps: Lower bound of a probability inside the logarithm.
-        label_counts: Function that counts the training labels. Required for "auto".
+        label_counts: Function that counts the training labels. Required for "auto" and for the
+            logit adjustment.
     """
 
     exclusive = False
@@ -49,6 +57,7 @@ class AsymmetricLoss(nn.Module):
         focal_grad: bool = False,
         pos_weight: float | Literal["auto"] | None = None,
         pos_weight_cap: float = 100.0,
+        logit_adjustment: float = 0.0,
         reduction: Literal["sum", "mean"] = "sum",
         eps: float = 1e-8,
         label_counts: CountLabels | None = None,
@@ -64,15 +73,19 @@ class AsymmetricLoss(nn.Module):
         self.reduction = reduction
         self.eps = eps
 
-        # A buffer moves to the device with the loss.
+        # Buffers move to the device with the loss.
         self.pos_weight: Tensor | None
         self.register_buffer(
             "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
         )
+        self.logit_adjustment: Tensor | None
+        self.register_buffer("logit_adjustment", scaled_log_odds(logit_adjustment, label_counts))
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] in [0, 1]."""
         logits, targets = check_targets(logits, targets, soft=True)
+        if self.logit_adjustment is not None:
+            logits = logits + self.logit_adjustment
 
         # The clip increases the probability of a negative. Easy negatives reach 1 and loss 0.
         positive = logits.sigmoid()

@@ -140,6 +140,18 @@ def positive_weight(
     return (negatives / positives).clamp(max=cap).float()
 
 
+def scaled_log_odds(logit_adjustment: float, label_counts: CountLabels | None) -> Tensor | None:
+    """Return tau times the log-odds of the classes, float32 [K]; None if tau is 0.
+
+    Source: logit adjustment of Menon et al. 2021, arXiv 2007.07314, with log-odds. The loss adds it
+    to the logits, so that the logits of the model exclude the class prior.
+    """
+    check_range(0, logit_adjustment=logit_adjustment)
+    if logit_adjustment == 0:
+        return None
+    return logit_adjustment * count(label_counts).log_odds()
+
+
 def check_class_count(name: str, values: Tensor | None, logits: Tensor) -> None:
     """Raise ConfigError unless `values` is None or has one value per class."""
     if values is not None and len(values) != logits.shape[-1]:

@@ -16,8 +16,8 @@ from mldec.losses.common import (
     check_range,
     check_targets,
     check_valid,
-    count,
     positive_weight,
+    scaled_log_odds,
 )
 
 
@@ -35,9 +35,8 @@ class BinaryCrossEntropy(nn.Module):
         gamma_neg: Focusing of negatives, >= 0, as in `AsymmetricLoss`: the loss of a negative is
             multiplied by score^gamma_neg, without a gradient.
         logit_adjustment: Strength tau >= 0 of the logit adjustment, which favors rare classes. The
-            loss adds tau log(positives / negatives) of each class to its logit, so that the logit
-            of the model excludes the class prior. Scores are then not probabilities; `mldec
-            calibrate` corrects them. Source: Menon et al. 2021, arXiv 2007.07314, with log-odds.
+            loss adds tau log(positives / negatives) of each class to its logit, see
+            `scaled_log_odds`. Scores are then not probabilities; `mldec calibrate` corrects them.
         reduction: "mean" over batch and classes, including unannotated labels, or "sum".
         label_counts: Function that counts the training labels. Required for "auto" and for the
             logit adjustment.
@@ -60,7 +59,7 @@ class BinaryCrossEntropy(nn.Module):
     ) -> None:
         super().__init__()
         check_range(0, 1, smoothing=smoothing)
-        check_range(0, gamma_neg=gamma_neg, logit_adjustment=logit_adjustment)
+        check_range(0, gamma_neg=gamma_neg)
         if target_threshold is not None:
             check_range(0, 1, target_threshold=target_threshold)
 
@@ -80,10 +79,7 @@ class BinaryCrossEntropy(nn.Module):
             "pos_weight", positive_weight(pos_weight, pos_weight_cap, label_counts)
         )
         self.logit_adjustment: Tensor | None
-        adjustment = None
-        if logit_adjustment > 0:
-            adjustment = logit_adjustment * count(label_counts).log_odds()
-        self.register_buffer("logit_adjustment", adjustment)
+        self.register_buffer("logit_adjustment", scaled_log_odds(logit_adjustment, label_counts))
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K] in [0, 1] or -1 (unannotated)."""

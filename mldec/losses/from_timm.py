@@ -38,7 +38,7 @@ class ZLPR(_FromTimm):
 class DistributionBalancedLoss(_FromTimm):
     """Binary cross-entropy that compensates for rare classes and co-occurring labels.
 
-    The official code uses class-aware sampling of the training images. This project does not.
+    The official code samples the training images by class (data.sampler=class_aware).
 
     Source: Wu et al., ECCV 2020 (arXiv 2007.09654); defaults from the official code
     (wutong16/DistributionBalancedLoss, configs/coco/LT_resnet50_pfc_DB.py).

@@ -277,7 +277,8 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
 
     splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
     if trainer.batches.factors is not None:
-        splits += f" ({trainer.batches.num_images:,} images per epoch: data.sampler=repeat_factor)"
+        sampler = f"data.sampler={trainer.data.sampling.sampler}"
+        splits += f" ({trainer.batches.num_images:,} images per epoch: {sampler})"
 
     precision = learner.precision.value
     if learner.precision is not wanted:

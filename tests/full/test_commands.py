@@ -6,11 +6,14 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from support import QUICK
+from support import QUICK, one_line
 
-from mldec.checkpoint import loading
+from mldec import build
+from mldec.checkpoint import load_model, loading
+from mldec.data.loader import labels_of
 from mldec.files.torch_files import read_torch
 from mldec.words.digits import NAMES
 
@@ -55,6 +58,31 @@ def test_evaluate_gives_the_metrics_of_the_run(cli, best, tmp_path):
     rows = list(csv.DictReader((tmp_path / "r.csv").open()))
     assert [row["class"] for row in rows] == list(NAMES)
     assert float(rows[3]["AP"]) == pytest.approx(found["per_class"]["three"]["AP"], abs=1e-3)
+
+
+def test_evaluate_prints_more_metrics_on_request(cli, best, tmp_path):
+    words = ["--plugin", "patches", "--json", tmp_path / "r.json"]
+    out = cli.out("evaluate", best, *words, "--metrics", "all", "--groups", 20, 12)
+    found = json.loads((tmp_path / "r.json").read_text())
+    metrics = found["metrics"]
+    assert 0 < metrics["LRAP"] < 100
+    assert 1 < metrics["coverage"] < 10
+    assert "LRAP" in out
+
+    # The groups follow the training labels. The order of the bounds does not matter.
+    config = load_model(best, plugins=["patches"]).config
+    data = build.data(build.check(config, ["data"]))
+    counts = labels_of(data.train).counts()
+    precisions = np.array([row["AP"] for row in found["per_class"].values()], float)
+    groups = {"head": counts >= 20, "medium": (counts >= 12) & (counts < 20), "tail": counts < 12}
+    for name, members in groups.items():
+        assert metrics[f"classes_{name}"] == members.sum()
+        if members.any():
+            assert metrics[f"{name}_mAP"] == pytest.approx(np.nanmean(precisions[members]))
+        else:
+            assert metrics[f"{name}_mAP"] is None
+    one_line(cli("evaluate", best, "--metrics", "some").err, "--metrics", "some")
+    one_line(cli("evaluate", best, "--groups", "20", "many").err, "--groups", "many")
 
 
 def test_resumed_run_with_label_counts_equals_whole_run(cli, here):

@@ -29,6 +29,8 @@ PIXELS_56 = ["data.image_size=56"]  # a multiple of the patch size 14
 
 RECIPES = {
     "asl_coco_tresnet_l_448": TRESNET,
+    "coco_lt": RESNET + ["data.train=train2014", "data.val=val2014"],
+    "cxr_lt": ["backbone.model_args={depths:[1,1,1,1],dims:[8,8,16,16]}"],
     "q2l_coco_resnet101_448": QUERY2LABEL + RESNET,
     "q2l_coco_swin_l_384": QUERY2LABEL + SWIN,
     "q2l_coco_cvt_w24_384": QUERY2LABEL + ["backbone.name=cvt"],
@@ -126,9 +128,17 @@ def write_own(root):
     (root / "data.csv").write_text("\n".join(lines) + "\n")
 
 
+def write_coco_with_list(root):
+    """Write eight images per split, and the list of training images of a long-tailed part."""
+    write_coco(root, images=8)
+    (root / "longtail2017").mkdir()
+    names = [f"COCO_train2014_{number:012}" for number in range(8)]
+    (root / "longtail2017" / "img_id.pkl").write_text("\n".join(names))
+
+
 # Writers of a small tree, by the reader of an experiment.
 DATA = {
-    "coco": lambda root: write_coco(root, images=8),
+    "coco": write_coco_with_list,
     "voc": write_voc,
     "nuswide81": write_nuswide,
     "nuswide_zsl": write_nuswide,

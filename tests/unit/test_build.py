@@ -16,7 +16,7 @@ from mldec.data.labels import from_dense
 from mldec.data.types import Classes
 from mldec.errors import ConfigError
 from mldec.heads import GAP, Cosine
-from mldec.losses import BinaryCrossEntropy
+from mldec.losses import AsymmetricLoss, BinaryCrossEntropy
 from mldec.training import start
 from mldec.training.optim import check_trainable
 
@@ -126,6 +126,17 @@ def test_logit_adjustment_is_subtracted_at_the_start():
     # The adjusted start has the same loss as the start at the frequencies.
     targets = torch.tensor([[1, 0, -1]])
     torch.testing.assert_close(loss(adjusted, targets), BinaryCrossEntropy()(logits, targets))
+
+
+def test_logit_adjustment_of_asl_shifts_the_logits():
+    loss = counting_loss("loss=asl", "loss.logit_adjustment=1.5", labels=lambda: LABELS)
+    logits = torch.tensor([[0.3, -1.0, 2.0]], requires_grad=True)
+    targets = torch.tensor([[1, 0, 1]])
+    shifted = logits + 1.5 * torch.tensor([4 / 1, 2 / 3, 2 / 4]).log()
+    value = AsymmetricLoss()(shifted, targets)
+    torch.testing.assert_close(loss(logits, targets), value)
+    gradients = [torch.autograd.grad(each, logits)[0] for each in (loss(logits, targets), value)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize(("epochs", "overfits"), [(6, True), (5, False)])

@@ -32,6 +32,7 @@ def voc(
     year: int = 2007,
     train: str = "trainval",
     val: str = "test",
+    val_year: int | None = None,
     difficult_train: Difficult = "negative",
     difficult_val: Difficult = "ignore",
     threshold: float = 0.5,
@@ -43,6 +44,7 @@ def voc(
         year: 2007 or 2012. 2008 to 2011 have the same layout.
         train: Training split, a list in ImageSets/Main.
         val: Validation split. The labels of the test split of 2012 are not public.
+        val_year: Year of the validation split, if it is another year.
         difficult_train: Training target of a class with difficult objects only: "negative" (0),
             "positive" (1) or "ignore" (-1). "ignore" requires a loss that accepts -1, such as
             loss=partial loss.mode=ignore.
@@ -50,8 +52,15 @@ def voc(
             devkit.
     """
     evaluator = multi_label(threshold)
-    folder = _find_folder(check_folder(root, f"Pascal VOC {year}"), year)
-    load = partial(_load_split, folder, difficult_val)
+    base = check_folder(root, f"Pascal VOC {year}")
+    folder = _find_folder(base, year)
+    val_folder = folder if val_year is None else _find_folder(base, val_year)
+
+    def load(split: str, cache_dir: str | None) -> StoredImages:
+        # A fold is a part of the training split.
+        split_folder = val_folder if split == val else folder
+        return _load_split(split_folder, difficult_val, split, cache_dir)
+
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     return replace(source, load_train=partial(_load_split, folder, difficult_train))
 

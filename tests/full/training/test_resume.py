@@ -39,6 +39,7 @@ SETTINGS = [
     ([*ONE_LABEL, "mix.mixup=0.1", "mix.cutmix=1.0"], {"loss": "bce"}),
     (FINE_TUNING, {"network": "test_resnet"}),
     (FINE_TUNING, {"network": "test_resnet", "sampling": REPEATED}),
+    (MIXED, {"network": "test_resnet", "sampling": Sampling(sampler="class_aware")}),
     ([*MIXED, "mix.labels=weighted"], {"network": "test_resnet"}),
     ([*MIXED, "mix.labels=union"], {"network": "test_resnet"}),
 ]

@@ -12,6 +12,7 @@ from mldec.data.sampling import sample_seed
 from mldec.errors import ConfigError, DataError
 
 FACTORS = np.array([1, 1, 2.5, 1, 1.2, 3, 1, 1])
+RARE = np.array([0.4, 0.4, 0, 0.4, 0.4, 5.4, 0.5, 0.5])  # of class-aware sampling
 
 
 def epoch(number, *, workers=0, start=0, count=23, **arguments):
@@ -53,6 +54,14 @@ def test_epoch_resumes_from_any_step():
     assert len(keys(**drawn)) == 3  # 12 images per epoch, in batches of 4
     for start in range(3):
         assert keys(start=start, **drawn) == keys(**drawn)[start:]
+
+
+def test_ranks_share_the_images_of_class_aware_sampling():
+    (whole,) = keys(batch_size=8, factors=RARE)
+    ranks = [keys(batch_size=8, factors=RARE, rank=rank, world_size=2)[0] for rank in (0, 1)]
+    assert sorted(ranks[0] + ranks[1]) == sorted(whole)
+    assert len(set(whole)) == 8  # each appearance of an image has its own random numbers
+    assert keys(1, batch_size=8, factors=RARE) != keys(batch_size=8, factors=RARE)
 
 
 def test_appearances_of_an_image_have_different_random_numbers():

@@ -1,4 +1,4 @@
-"""Stored images, splits, repeat-factor sampling, and fingerprints."""
+"""Stored images, splits, sampling of rare classes, and fingerprints."""
 
 import io
 import math
@@ -17,7 +17,7 @@ from mldec.data.digits import SceneSettings, digits
 from mldec.data.fingerprint import check_same, fingerprint
 from mldec.data.labels import from_dense, from_entries
 from mldec.data.loader import labels_of
-from mldec.data.sampling import Sampling, draw_images, repeat_factors
+from mldec.data.sampling import Sampling, class_aware_factors, draw_images, repeat_factors
 from mldec.data.table import Table, encode_paths
 from mldec.data.transforms import EvalTransform
 from mldec.data.types import (
@@ -206,6 +206,54 @@ def test_sampling_settings_are_used():
     for threshold, used in ((None, 0.001), (0.1, 0.1)):
         sampling = Sampling(sampler="repeat_factor", repeat_threshold=threshold)
         assert np.array_equal(sampling.factors(lambda: labels), repeat_factors(labels, used))
+    sampling = Sampling(sampler="class_aware")
+    assert np.array_equal(sampling.factors(lambda: labels), class_aware_factors(labels))
+
+
+# Class-aware sampling
+
+
+def test_class_aware_factors_are_expected_numbers_of_draws():
+    # Draw a class, then one of its images. The last class has no image.
+    labels = rare()
+    by_class = [np.flatnonzero(labels[:, k] == 1) for k in range(4)]
+    expected = np.zeros(len(labels))
+    for images in by_class:
+        for image in images:
+            expected[image] += len(labels) / 4 / len(images)
+    for default in (0, -1):
+        factors = class_aware_factors(from_dense(labels, default=default))
+        np.testing.assert_allclose(factors, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("counts", [(1, 5, 60, 134), (1, 1, 3, 3_000), (7, 7, 7, 7)])
+def test_each_class_is_drawn_equally_often(counts):
+    # One label per image, so that an image tells its class.
+    classes = np.repeat(np.arange(4), counts)
+    labels = from_dense(np.eye(4, dtype=np.int8)[classes])
+    drawn = np.zeros(4)
+    for seed in range(50):
+        images, _ = epoch(class_aware_factors(labels), seed)
+        assert len(images) == sum(counts)
+        drawn += np.bincount(classes[images], minlength=4)
+
+        # The images of a class are drawn equally often too.
+        for k in range(4):
+            of_class = np.bincount(images, minlength=len(classes))[classes == k]
+            assert of_class.max() - of_class.min() <= 1
+    np.testing.assert_allclose(drawn / drawn.sum(), 1 / 4, rtol=0.02)
+
+
+def test_images_without_a_class_are_not_drawn():
+    labels = from_dense(np.array([[1, 1], [0, 1], [0, 1], [0, 0]], np.int8))
+    counts = np.zeros(4)
+    for seed in range(600):
+        images, _ = epoch(class_aware_factors(labels), seed)
+        counts += np.bincount(images, minlength=4)
+    # The variance of a number of draws is at most 1/4.
+    expected = 600 * np.array([2 + 2 / 3, 2 / 3, 2 / 3, 0])
+    np.testing.assert_allclose(counts, expected, atol=5 * math.sqrt(600 / 4))
+    assert counts[3] == 0
 
 
 # Fingerprints

@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+import math
 
+import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, recall_score
+from sklearn.metrics import average_precision_score, recall_score, roc_auc_score
 from torch import nn
 
 from mldec.config.compose import compose, override
@@ -15,7 +17,13 @@ from mldec.data.types import Classes, DataModule, Split, fixed_sample
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.output import Results, report, same_scores, to_csv
-from mldec.evaluation.run import all_scores, evaluate, evaluate_all, score
+from mldec.evaluation.run import (
+    all_scores,
+    evaluate,
+    evaluate_all,
+    metrics_by_frequency,
+    score,
+)
 from mldec.evaluators.multi_label import MultiLabelEvaluator
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.files.atomic import to_json
@@ -151,6 +159,32 @@ def test_thresholds_override_the_data(config):
 def test_unusable_scores_raise_an_error(config, call, error, name):
     with pytest.raises(error, match=name):
         call(config)
+
+
+def test_all_metrics_are_added_on_request(config):
+    usual = evaluate(Colours(), data(), config, device=CPU).metrics
+    every = evaluate(Colours(), data(), config, device=CPU, all_metrics=True).metrics
+    logits, targets = expected(range(20))
+    assert every.keys() > usual.keys()
+    assert usual.items() <= every.items()
+    assert every["AUROC_macro"] == pytest.approx(100 * roc_auc_score(targets, logits))
+    with pytest.raises(ConfigError, match="--metrics"):
+        evaluate(Colours(), data(exclusive=True), config, device=CPU, all_metrics=True)
+
+
+def test_groups_have_the_mean_of_their_classes():
+    precisions = [90.0, math.nan, 50.0, 40.0, 30.0, math.nan]
+    results = Results({}, {"AP": precisions}, 10, [], None)
+    found = metrics_by_frequency(results, np.array([100, 500, 99, 20, 19, 0]), 20, 100)
+    assert found == {
+        "head_mAP": 90,
+        "classes_head": 2,
+        "medium_mAP": 45,
+        "classes_medium": 2,
+        "tail_mAP": 30,
+        "classes_tail": 2,
+    }
+    assert math.isnan(metrics_by_frequency(results, np.full(6, 7), 1, 9)["tail_mAP"])
 
 
 def test_confusions_of_single_label_data(config):

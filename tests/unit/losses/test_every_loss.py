@@ -100,6 +100,7 @@ WRONG = [
     (lambda: AsymmetricLoss(pos_weight="auto"), ValueError, "label_counts"),
     (lambda: BinaryCrossEntropy(gamma_neg=-1.0), ValueError, "gamma_neg is -1.0"),
     (lambda: BinaryCrossEntropy(logit_adjustment=-0.1), ValueError, "logit_adjustment is -0.1"),
+    (lambda: AsymmetricLoss(logit_adjustment=1), ValueError, "label_counts"),
     (lambda: CrossEntropy(smoothing=1.0), ValueError, "smoothing is 1.0"),
     (lambda: DistributionBalancedLoss(), ValueError, "label_counts"),
     (lambda: GeneralizedRobustLoss(w=[2.0]), ValueError, "w is"),

@@ -138,6 +138,13 @@ def test_resume_restores_order_and_augmentation_mid_epoch(tmp_path):
     check_resume(make, tmp_path, step=6)
 
 
+def test_resume_restores_draws_by_class_mid_epoch(tmp_path):
+    config = settings("train.epochs=2", "train.save_every_steps=1", "train.batch_size=6")
+    make = partial(trainer, config, images=16, sampling=Sampling(sampler="class_aware"))
+    assert make(tmp_path).batches.num_images == 16
+    check_resume(make, tmp_path, step=4)
+
+
 @pytest.mark.usefixtures("scores")
 def test_resume_restores_patience_and_late_average(tmp_path):
     words = ["train.epochs=7", "train.patience=2", "train.ema_start_epoch=3"]

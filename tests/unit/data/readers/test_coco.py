@@ -1,6 +1,7 @@
 """MS-COCO with all labels, partial labels, and zero-shot."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -44,9 +45,10 @@ def test_word_vectors_are_matched_by_name(build):
     assert data.train.classes.word_vectors is data.val.classes.word_vectors, "read once"
 
 
-def test_layout_of_2017_with_inner_folders(build):
+@pytest.fixture
+def build_2017(build):
+    """Return the reader of the same data in the layout of 2017."""
     root = build.root
-    old = build()
     for split, objects in COCO.items():
         split = split.replace("2014", "2017")
         content = coco_content(split, objects)
@@ -54,10 +56,26 @@ def test_layout_of_2017_with_inner_folders(build):
             image["file_name"] = f"\u00e4 b/{image['id']:012d}.jpg"
             write_picture(root / split / image["file_name"])
         write(root, split, content)
-    new = build(train="train2017", val="val2017")
+    return partial(build, train="train2017", val="val2017")
+
+
+def test_layout_of_2017_with_inner_folders(build, build_2017):
+    root = build.root
+    old = build()
+    new = build_2017()
     assert new.val.dataset.name(0) == str(root / "val2017" / "\u00e4 b" / "000000000008.jpg")
     assert targets(new.train) == targets(old.train)
     assert targets(new.val) == targets(old.val)
+
+
+def test_long_tail_list_has_ids_of_2017(build_2017, tmp_path):
+    # COCO-MLT: `longtail2017/img_id.pkl` of its authors is a text file with one id per line.
+    listing = tmp_path / "img_id.pkl"
+    listing.write_text("30\n4\n")
+    data = build_2017(train_list=str(listing))
+    assert names(data.train) == ["000000000004.jpg", "000000000030.jpg"]
+    assert targets(data.train) == [[1, 0, 1], [0, 1, 0]]
+    assert len(data.val.dataset) == len(build_2017().val.dataset)
 
 
 def test_labels_are_dropped_in_training_only(build):

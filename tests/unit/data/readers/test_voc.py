@@ -73,6 +73,31 @@ def test_year_selects_folder(build):
     assert "VOC2012" in build.fault(root=str(kaggle), year=2012)
 
 
+def test_long_tail_list_of_2012_is_validated_on_2007(build, tmp_path):
+    # VOC-MLT: `longtail2012/img_id.txt` of its authors, and the test images of 2007.
+    parent = build.root.parent
+    trainval = {f"2008_{number:06}": [("cow", number % 2)] for number in range(1, 20)}
+    write_voc(parent / "VOC2012", {"trainval": trainval, "test": trainval})
+    listing = tmp_path / "img_id.txt"
+    listed = [f"2008_{number:06}" for number in range(8, 14)]
+    listing.write_text("".join(f"{image}\n" for image in reversed(listed)))
+    settings = {"year": 2012, "val_year": 2007, "train_list": str(listing)}
+    data = build(root=str(parent), **settings, difficult_train="positive")
+    assert ids(data.train) == listed
+    assert labels(data.train) == [{"cow": 1}] * 6
+    assert data.val.dataset.name(0) == str(build.root / "JPEGImages" / "000020.jpg")
+    assert labels(data.val) == labels(build().val)
+
+    # A fold is a part of the listed images.
+    data = build(root=str(parent), **settings, fold="1/2")
+    assert sorted(ids(data.train) + ids(data.val)) == listed
+
+    listing.write_text("2008_000004\n2008_000029\n")
+    fault = build.fault(root=str(parent), **settings)
+    assert fault.startswith(str(listing))
+    assert "2008_000029" in fault
+
+
 @pytest.mark.parametrize(
     "text",
     [
