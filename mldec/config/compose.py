@@ -245,7 +245,7 @@ def explain(error: BaseException) -> str:
     # Our own message for an unknown key has a suggestion.
     key = after_key.split()[0]
     try:
-        check_key(key)
+        check_key(key.partition("[")[0])  # without the index of a list
     except ConfigError as better:
         return str(better)
     return f"{key}: {reason.strip().splitlines()[-1]}"

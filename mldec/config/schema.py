@@ -127,6 +127,7 @@ class ScheduleName(Enum):
     onecycle = "onecycle"
     cosine = "cosine"
     cosine_epochs = "cosine_epochs"  # constant within an epoch, as in timm
+    step = "step"  # reduced after fixed epochs, as torch's StepLR and MultiStepLR
 
 
 class MixMode(Enum):
@@ -379,21 +380,32 @@ class Optim:
 
 @dataclass(kw_only=True)
 class Schedule:
-    """OneCycle as in the official code (Adam's beta1 cycles too), or warm-up and cosine."""
+    """OneCycle as in the official code (Adam's beta1 cycles too), or warm-up and decay."""
 
     name: ScheduleName = ScheduleName.onecycle
     pct_start: float | None = None  # onecycle: fraction of the steps with a rising rate; null: 0.2
-    warmup_epochs: float | None = None  # cosine, cosine_epochs: linear warm-up; null: 0
+    warmup_epochs: float | None = None  # cosine, cosine_epochs, step: linear warm-up; null: 0
     min_lr: float | None = None  # cosine, cosine_epochs: final rate; null: 0
     warmup_lr: float | None = None  # cosine_epochs: initial rate; null: 1e-5, as in timm
     # cosine_epochs: number of final epochs at min_lr, at most half of train.epochs; null: 0
     cooldown_epochs: int | None = None
+    # step: ascending numbers of epochs after which gamma multiplies the rate
+    milestones: list[int] = field(default_factory=list)
+    gamma: float | None = None  # step: factor of the rate at each milestone; null: 0.1
 
     def __post_init__(self) -> None:
         require = partial(_require, self, "schedule.")
         names = "warmup_epochs min_lr warmup_lr cooldown_epochs"
         require(names, "0 or more", lambda value: value >= 0)
-        require("pct_start", "between 0 and 1", lambda value: 0 < value < 1)
+        require("pct_start gamma", "between 0 and 1", lambda value: 0 < value < 1)
+        rule = "ascending epochs from 1, such as [10,20]"
+        require("milestones", rule, self._are_milestones)
+
+    def _are_milestones(self, epochs: list[int]) -> bool:
+        """Return True for ascending epochs. Only `step` requires any."""
+        if self.name is ScheduleName.step and not epochs:
+            return False
+        return epochs == sorted(set(epochs)) and all(epoch >= 1 for epoch in epochs)
 
 
 @dataclass(kw_only=True)

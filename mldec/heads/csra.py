@@ -3,8 +3,10 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mldec.errors import ConfigError
 from mldec.heads.layers import (
     as_tokens,
     at_least_one,
@@ -20,30 +22,25 @@ class CSRA(nn.Module):
     Let s_j = x_j . m_i + b_i be the score of class i at token x_j. The attention of the class is
     softmax_j(T s_j), and its logit is l_i = mean_j(s_j) + lambda sum_j softmax_j(T s_j) s_j. Each
     head has its own classifier (m, b) and temperature T, and the logits of the heads are summed.
-    The temperatures are 1, 2, 4, and so on. With several heads, the last temperature is infinite,
-    and the sum becomes max_j(s_j). CSRA with lambda = 0 and one head equals `GAP`.
+    The temperatures are 1, 2, 3, and so on; with 4 heads, the third is 4. With several heads, the
+    last temperature is infinite, and the sum becomes max_j(s_j). CSRA with lambda = 0 and one head
+    equals `GAP`.
 
-    This head follows the paper, not the official code (pipeline/csra.py), so the published results
-    cannot be reproduced exactly. The official code differs in these points:
-
-    - Each m_i is divided by its norm, in training and inference.
-    - The temperatures are not powers of two: 1 to 5 and infinity for 6 heads, 1 to 7 and infinity
-      for 8 heads.
-    - Scores have no bias b_i. The bias does not change the attention.
-    - `lam` is 0.1 for VOC, 0.4 or 0.5 for MS-COCO and 0.3 for WIDER.
+    The official code divides each m_i by its norm and has no bias: `normalize`. Its `lam` is 0.1
+    for VOC, 0.4 or 0.5 for MS-COCO and 0.3 for WIDER. It supports 1, 2, 4, 6 and 8 heads.
 
     Source: Zhu and Wu 2021, arXiv 2108.02456, equation 8, and figure 3 for 1, 2 and 4 heads; code
-    Kevinz-code/CSRA.
+    Kevinz-code/CSRA, pipeline/csra.py.
 
     Args:
         in_features: Width C of the tokens.
         num_classes: Number of classes K.
         num_heads: Number of heads H.
         lam: Weight lambda of the attention, >= 0, shared by all heads.
+        normalize: Whether to divide each m_i by its norm and to omit b_i, as in the official code.
         dropout: Dropout probability of a feature. It is dropped in all tokens of an image.
     """
 
-    class_tensors = ("fc.weight", "fc.bias")
     take_classes = take_rows
 
     def __init__(
@@ -53,22 +50,31 @@ class CSRA(nn.Module):
         *,
         num_heads: int = 1,
         lam: float = 0.1,
+        normalize: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         at_least_one(num_heads=num_heads)
         self.in_features = in_features
         self.lam = lam
-        self.temperatures = [2.0**head for head in range(num_heads)]
+        self.normalize = normalize
+        self.temperatures = [float(head) for head in range(1, num_heads + 1)]
+        if num_heads == 4:
+            self.temperatures[2] = 4.0
         if num_heads > 1:
             self.temperatures[-1] = math.inf
 
         self.dropout = nn.Dropout1d(dropout)
         # Each class has one row per head, and its rows are consecutive.
-        self.fc = nn.Linear(in_features, num_heads * num_classes)
+        self.fc = nn.Linear(in_features, num_heads * num_classes, bias=not normalize)
+        self.class_tensors = ("fc.weight",) if normalize else ("fc.weight", "fc.bias")
 
     def set_bias_from_prior(self, logits: Tensor) -> None:
         """Initialize the biases from prior logits [K]."""
+        if self.normalize:
+            raise ConfigError(
+                "train.start_at_frequency: head.normalize=true has no bias per class; set one only"
+            )
         heads = len(self.temperatures)
         # Each head adds its bias to the mean, and lambda times its bias to the attended sum.
         self.fc.bias.data.copy_(logits.repeat_interleave(heads) / (heads * (1 + self.lam)))
@@ -80,7 +86,10 @@ class CSRA(nn.Module):
         tokens = self.dropout(tokens.transpose(1, 2)).transpose(1, 2)
 
         with without_autocast(tokens.device):
-            scores = self.fc(tokens.to(self.fc.weight.dtype))
+            weight = self.fc.weight
+            if self.normalize:
+                weight = F.normalize(weight, dim=1)
+            scores = F.linear(tokens.to(weight.dtype), weight, self.fc.bias)
             scores = scores.unflatten(2, (-1, len(self.temperatures)))  # [B, N, K, H]
             attended = []
             for s, temperature in zip(scores.unbind(3), self.temperatures, strict=True):

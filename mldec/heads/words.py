@@ -156,6 +156,82 @@ class WordGAP(nn.Module):
             return image_vectors @ word_vectors.to(dtype).T + self.bias
 
 
+class RAMMatch(nn.Module):
+    """Match the tokens with the classes by optimal transport: the matching of Recover and Match.
+
+    This is another RAM than `RAM` (Recognize Anything). Let s_ji be the cosine similarity of W x_j
+    + w, for token j, and the word vector of class i. Class i attends to token j with the weight
+    P_ji, and its logit is l_i = exp(a) sum_j P_ji s_ji + b with scalars a and b. P / K is the
+    entropic optimal transport plan between tokens and classes:
+
+    - The cost is 1 - softmax_i(100 s_ji), and the regularization is 0.1.
+    - The mass of token j is softmax_j(10 max_i s_ji), and each class has the mass 1 / K.
+
+    The plan has no gradient. In the official code, the logits are sum_j (P_ji / K) s_ji divided by
+    a temperature. Here they do not depend on K, which is smaller for unseen classes.
+
+    Not reproduced: the adapters and self-attention inside CLIP's encoders, the score of the class
+    token, the contrastive loss, and the cost in training that depends on the labels and on a frozen
+    CLIP.
+
+    Source: Tan et al., "Recover and Match" (CVPR 2025, arXiv 2503.15337), and the official code,
+    EricTan7/RAM, model/model.py and model/ot_solver.py.
+
+    Args:
+        in_features: Width C of the tokens.
+        num_classes: Number of training classes. Ignored.
+        word_dim: Width D_w of word vectors.
+        iterations: Number of Sinkhorn iterations. The official code stops after at most 100, once
+            the change is below 1e-3.
+        dropout: Dropout probability of the token features.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        word_dim: int = 512,
+        iterations: int = 30,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        at_least_one(word_dim=word_dim, iterations=iterations)
+        self.word_dim = word_dim
+        self.iterations = iterations
+        self.dropout = nn.Dropout(dropout)
+        self.proj = nn.Linear(in_features, word_dim)
+        self.logit_scale = nn.Parameter(torch.tensor(10.0).log())
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
+        """Compute logits [B, K]; see `mldec.heads`."""
+        tokens = as_tokens(tokens, self.proj.in_features)
+        word_vectors = F.normalize(check_word_vectors(word_vectors, self.word_dim), dim=1)
+
+        dtype = self.proj.weight.dtype
+        with without_autocast(tokens.device):
+            projected = self.proj(self.dropout(tokens.to(dtype)))
+            cosines = F.normalize(projected, dim=2) @ word_vectors.to(dtype).T  # [B, N, K]
+            attended = (self.match(cosines) * cosines).sum(1)
+            return self.logit_scale.exp() * attended + self.bias
+
+    @torch.no_grad()
+    def match(self, cosines: Tensor) -> Tensor:
+        """Return the weights P of the tokens for each class, which sum to 1, [B, N, K]."""
+        cost = 1 - (100 * cosines).softmax(2)
+        mass = (10 * cosines.amax(2, keepdim=True)).softmax(1)  # [B, N, 1]
+        kernel = (-cost / 0.1).exp()
+
+        # Scale rows and columns of the kernel until the plan has both marginals (Sinkhorn).
+        rows = mass
+        columns = torch.ones_like(kernel[:, 0, :, None])  # [B, K, 1]
+        for _ in range(self.iterations):
+            rows = cosines.shape[2] * mass / (kernel @ columns)
+            columns = 1 / (kernel.transpose(1, 2) @ rows)
+        return rows * kernel * columns.transpose(1, 2)
+
+
 class Cosine(nn.Module):
     """Scaled cosine similarity between the embeddings of an image and of each class.
 

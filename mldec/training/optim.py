@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -300,6 +301,8 @@ def build_schedule(
     warmup_lr: float = 1e-5,
     cooldown_steps: int = 0,
     epoch_steps: int = 1,
+    milestones: Sequence[int] = (),
+    gamma: float = 0.1,
 ) -> LRScheduler:
     """Build a learning-rate schedule. Its only state is the number of finished steps.
 
@@ -312,19 +315,24 @@ def build_schedule(
             "cosine": a linear warmup from 0, followed by a half cosine from `lr` to `min_lr`.
             "cosine_epochs", as in timm: one rate per epoch. The warmup from `warmup_lr` replaces
             the first part of the half cosine.
+            "step", as torch's MultiStepLR: `gamma` multiplies the rate at each milestone. A linear
+            warmup starts at 0 in the first step and reaches `lr` at step `warmup_steps`.
         lr: Maximum learning rate.
         steps: Number of optimizer steps of the run.
         pct_start: Fraction of the steps with a rising rate ("onecycle").
-        warmup_steps: Number of warmup steps ("cosine", "cosine_epochs").
+        warmup_steps: Number of warmup steps ("cosine", "cosine_epochs", "step").
         min_lr: Final learning rate ("cosine", "cosine_epochs").
         warmup_lr: Initial learning rate ("cosine_epochs").
         cooldown_steps: Number of final steps at `min_lr` ("cosine_epochs").
         epoch_steps: Number of steps per epoch.
+        milestones: Ascending numbers of finished steps after which the rate is reduced ("step").
+        gamma: Factor of the rate at each milestone ("step").
     """
     if name == "onecycle":
         return _one_cycle(optimizer, steps, pct_start)
 
-    # LambdaLR multiplies the rate of each group by the return value of `by_step` or `by_epoch`.
+    # LambdaLR multiplies the rate of each group by the return value of `by_step`, `by_epoch` or
+    # `by_milestone`. MultiStepLR depends on the previous rate, so `fast_forward` cannot set it.
     def cosine(progress: float) -> float:
         return (min_lr + (lr - min_lr) * (1 + math.cos(math.pi * min(1.0, progress))) / 2) / lr
 
@@ -339,6 +347,14 @@ def build_schedule(
             return (warmup_lr + (lr - warmup_lr) * step / warmup_steps) / lr
         return cosine(step / (steps - cooldown_steps))
 
+    def by_milestone(step: int) -> float:
+        factor = gamma ** bisect_right(milestones, step)
+        if step < warmup_steps:
+            factor *= step / warmup_steps
+        return factor
+
+    if name == "step":
+        return LambdaLR(optimizer, by_milestone)
     if name == "cosine_epochs":
         return LambdaLR(optimizer, by_epoch)
     return LambdaLR(optimizer, by_step)

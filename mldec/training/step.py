@@ -171,6 +171,8 @@ class Learner:
             warmup_lr=1e-5 if schedule.warmup_lr is None else schedule.warmup_lr,
             cooldown_steps=round(cooldown * steps_per_epoch),
             epoch_steps=round(steps_per_epoch),
+            milestones=[round(epoch * steps_per_epoch) for epoch in schedule.milestones],
+            gamma=0.1 if schedule.gamma is None else schedule.gamma,
         )
 
     @property

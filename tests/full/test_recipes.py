@@ -11,6 +11,7 @@ from readers import write_picture
 from support import write_coco
 
 from mldec.config.compose import compose
+from mldec.config.schema import Decay, Schedule, ScheduleName
 from mldec.files.torch_files import read_torch
 
 # Small networks of each family, whose parameters have the same names.
@@ -43,6 +44,9 @@ RECIPES = {
     "cub_single_positive": RESNET + ["data.fold=null"],
     "nuswide_single_positive": RESNET + ["data.fold=null", "data.images=."],
     "tags_tresnet_l": SMALL_HEAD + TRESNET,
+    "csra_coco": RESNET,
+    "csra_voc2007": RESNET,
+    "hill_coco": RESNET,
     "finetune": [],
     "finetune_frozen": [],
     "finetune_dinov2": VIT + PIXELS_56,
@@ -171,6 +175,9 @@ def test_recipe_trains_two_steps(name, cli, here, monkeypatch):
     config = compose([f"+experiment={name}"])
     reader = config.data["_target_"].rpartition(".")[2]
     DATA[reader](here / "data")
+    if "observed_list" in config.data:
+        lines = [f"COCO_train2014_{number:012}.jpg,{number % 3}" for number in range(8)]
+        (here / "data" / "coco_train_0.4left.txt").write_text("\n".join(lines))
     if "word_dim" in config.head:
         write_word_vectors(here / "data" / "words.txt", config.head["word_dim"])
     if "cvt" in name:
@@ -205,6 +212,25 @@ def test_recipes_have_official_settings():
     assert (config.train.epochs, config.train.batch_size) == (80, 128)
     optim = config.optim
     assert (optim.name, optim.lr, optim.weight_decay) == ("adamw", 1e-4, 1e-2)
+
+    step = {"name": ScheduleName.step, "warmup_epochs": 2}
+    for name, heads, lam, every in (("coco", 4, 0.5, 5), ("voc2007", 1, 0.1, 4)):
+        config = compose([f"+experiment=csra_{name}"])
+        head = {"num_heads": heads, "lam": lam, "normalize": True}
+        assert config.head == {"_target_": "mldec.heads.CSRA", **head}
+        assert (config.data["crop"], config.data["flip"], config.data["cutout"]) == (0.7, True, 0)
+        assert (config.train.epochs, config.train.batch_size) == (30, 16)
+        optim = config.optim
+        assert (optim.name, optim.lr, optim.backbone_lr) == ("momentum", 0.1, 0.01)
+        assert (optim.weight_decay, optim.decay) == (1e-4, Decay.all)
+        assert config.schedule == Schedule(**step, milestones=list(range(every, 30, every)))
+
+    hill = compose(["+experiment=hill_coco"])
+    assert hill.loss == {"_target_": "mldec.losses.HillLoss"}
+    assert (hill.train.epochs, hill.train.stop_epoch, hill.train.batch_size) == (80, 31, 128)
+    assert hill.data["observed_list"] == f"{hill.data['root']}/coco_train_0.4left.txt"
+    assert (hill.backbone["mean"], hill.backbone["std"]) == ([0, 0, 0], [1, 1, 1])
+    assert hill.optim == compose(["+experiment=coco_tresnet_l"]).optim
 
     asl = compose(["+experiment=asl_coco_tresnet_l_448"]).train
     assert (asl.epochs, asl.stop_epoch, asl.batch_size) == (80, 41, 128)

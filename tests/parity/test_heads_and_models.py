@@ -9,6 +9,7 @@ import torch
 from mldec import build
 from mldec.config.compose import compose, override
 from mldec.data.types import Classes
+from mldec.heads import CSRA, RAMMatch
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import OFFICIAL_NAMES as QUERY2LABEL
 from mldec.heads.query2label import Query2Label
@@ -53,6 +54,62 @@ def test_query2label_logits(name):
     weights["input_proj.weight"] = weights["input_proj.weight"].flatten(1)  # a 1 x 1 convolution
     head.load_state_dict(weights)
     check(head, facts["features_seed"], facts["features"], f"query2label_{name}")
+
+
+CSRA_NUMBERS = official.read("csra")
+MATCHES = official.read("ram_match")
+
+
+def normals(random, *shape):
+    return torch.from_numpy(random.standard_normal(shape))
+
+
+def assert_official(found, expected):
+    np.testing.assert_allclose(found.detach().flatten(), expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "case", CSRA_NUMBERS["cases"], ids=lambda case: f"{case['num_heads']}-{case['normalize']}"
+)
+def test_csra_logits_and_gradients(case):
+    heads = case["num_heads"]
+    random = np.random.RandomState(heads)
+    features = normals(random, 2, 4, 2, 3).requires_grad_()
+    weight = normals(random, heads, 2, 4)
+    gradient = normals(random, 2, 2)
+
+    settings = {"num_heads": heads, "normalize": case["normalize"], "lam": CSRA_NUMBERS["lam"]}
+    head = CSRA(4, 2, **settings).double()
+    with torch.no_grad():
+        head.fc.weight.copy_(weight.transpose(0, 1).flatten(0, 1))
+        if head.fc.bias is not None:
+            head.fc.bias.zero_()
+    logits = head(features)
+    logits.backward(gradient)
+    assert_official(logits, case["logits"])
+    assert_official(features.grad, case["features_gradient"])
+    weight_gradient = head.fc.weight.grad.unflatten(0, (2, heads)).transpose(0, 1)
+    assert_official(weight_gradient, case["weight_gradient"])
+
+
+@pytest.mark.parametrize("case", MATCHES["cases"], ids=lambda case: f"{case['classes']} classes")
+def test_ram_match_logits_and_gradients(case):
+    classes = case["classes"]
+    random = np.random.RandomState(case["tokens"])
+    tokens = normals(random, 2, case["tokens"], 6).requires_grad_()
+    word_vectors = normals(random, classes, 6)
+    gradient = normals(random, 2, classes)
+
+    head = RAMMatch(6, 0, word_dim=6, iterations=case["iterations"]).double()
+    with torch.no_grad():
+        head.proj.weight.copy_(torch.eye(6))
+        head.proj.bias.zero_()
+        # The official logits have the factor 1 / K and a temperature.
+        head.logit_scale.fill_(-np.log(classes * case["temperature"]))
+    logits = head(tokens, word_vectors)
+    logits.backward(gradient)
+    assert_official(logits, case["logits"])
+    assert_official(tokens.grad, case["token_gradient"])
 
 
 # tests/full/checkpoint/test_released.py compares two larger models.

@@ -17,6 +17,8 @@ from mldec.train import run
 
 ONE_LABEL = ["optim.name=lamb", "schedule.name=cosine_epochs", "schedule.warmup_epochs=1"]
 ONE_LABEL += ["schedule.cooldown_epochs=1", "train.repeats=3", "train.accumulate=2"]
+STEPS = ["optim.name=momentum", "schedule.name=step", "schedule.milestones=[1,2]"]
+STEPS += ["schedule.warmup_epochs=1.5", "schedule.gamma=0.3"]
 FINE_TUNING = [
     "train.freeze=[backbone.network.conv1,backbone.network.bn1,backbone.network.layer1]",
     "train.freeze_batchnorm=frozen",
@@ -34,6 +36,7 @@ SETTINGS = [
     ([], {}),
     (["train.accumulate=2", "train.clip_grad=0.5", "train.precision=fp16"], {}),
     (["train.ema_decay=null"], {}),
+    (STEPS, {}),
     (["train.ema_start_epoch=2"], {}),
     (["train.ema_start_epoch=3"], {}),
     ([*ONE_LABEL, "mix.mixup=0.1", "mix.cutmix=1.0"], {"loss": "bce"}),

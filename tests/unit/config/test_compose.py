@@ -79,6 +79,7 @@ def test_every_option_of_every_part_composes(part, digits):
         # Errors of Hydra and OmegaConf in one line.
         ("epochs", ["epochs"]),
         ("train.epochs=abc", ["train.epochs", "'abc'"]),
+        ("schedule.milestones=[a]", ["schedule.milestones", "'a'"]),
         ("train.precision=fp8", ["train.precision", "'fp8'"]),
         ("backbone=timm", ["backbone.name"]),
         ("init.classes=by_name", ["init.path"]),

@@ -20,6 +20,7 @@ from mldec.config.schema import (
     MixLabels,
     Optim,
     Schedule,
+    ScheduleName,
     Train,
     matches,
 )
@@ -46,6 +47,7 @@ PARTS = {"data": {}, "backbone": {}, "head": {}, "loss": {}}
         (Optim, "lr", [1e-9], [0.0, math.nan]),
         (Optim, "layer_decay", [0.5, None], [0.0, 1.0]),
         (Schedule, "pct_start", [0.01, 0.99, None], [0.0, 1.0]),
+        (Schedule, "gamma", [0.1, None], [0.0, 1.0, -0.1]),
     ],
 )
 def test_ranges(section, name, good, bad):
@@ -68,6 +70,9 @@ def whole(**settings):
             lambda: whole(train=Train(cache_features=True, freeze=["backbone"])),
             "train.cache_features",
         ),
+        (lambda: Schedule(name=ScheduleName.step), "schedule.milestones"),
+        (lambda: Schedule(milestones=[0, 4]), "schedule.milestones"),
+        (lambda: Schedule(milestones=[8, 4]), "schedule.milestones"),
         (lambda: whole(name="a/b"), "name"),
         (lambda: whole(device="tpu"), "device"),
         (lambda: whole(seed=MAX_SEED + 1), "seed"),

@@ -12,7 +12,17 @@ from torchvision.transforms.v2.functional import resize
 
 from mldec.backbones import TimmBackbone
 from mldec.errors import ConfigError, UserError
-from mldec.heads import CSRA, GAP, RAM, Cosine, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
+from mldec.heads import (
+    CSRA,
+    GAP,
+    RAM,
+    Cosine,
+    MLDecoder,
+    Query2Label,
+    RAMMatch,
+    WordGAP,
+    WordGroupDecoder,
+)
 from mldec.model import Classifier, Viewed
 
 WIDTH, CLASSES, WORD = 16, 7, 5
@@ -23,6 +33,7 @@ HEADS = {
     "gap": lambda **own: GAP(WIDTH, CLASSES, **own),
     "bottleneck": lambda **own: GAP(WIDTH, CLASSES, bottleneck=3, **own),
     "csra": lambda **own: CSRA(WIDTH, CLASSES, num_heads=3, **own),
+    "csra_normalized": lambda **own: CSRA(WIDTH, CLASSES, num_heads=3, normalize=True, **own),
     "full": lambda **own: MLDecoder(WIDTH, CLASSES, num_layers=2, **FULL, **own),
     "groups": lambda **own: MLDecoder(WIDTH, CLASSES, num_groups=3, **SIZES, **own),
     "plain": lambda **own: MLDecoder(
@@ -43,9 +54,10 @@ HEADS = {
     "word_groups": lambda **own: WordGroupDecoder(
         WIDTH, 0, word_dim=WORD, group_size=2, **SIZES, **own
     ),
+    "ram_match": lambda **own: RAMMatch(WIDTH, 0, word_dim=WORD, **own),
     "cosine": lambda: Cosine(WIDTH, 0, bias=True),
 }
-ZERO_SHOT = ("zero_shot", "zero_shot_wide", "word_gap", "word_groups", "cosine")
+ZERO_SHOT = ("zero_shot", "zero_shot_wide", "word_gap", "word_groups", "ram_match", "cosine")
 
 
 def vectors(head):
@@ -74,7 +86,7 @@ def test_logits_do_not_depend_on_layout_and_batch(name):
 @torch.no_grad()
 def test_prior_shifts_the_logits(name):
     head = randomize(HEADS[name]())
-    if not hasattr(head, "set_bias_from_prior"):
+    if not hasattr(head, "set_bias_from_prior") or name == "csra_normalized":
         pytest.skip("no bias per class")
     priors = noise(2, CLASSES, seed=1)
     logits = []
@@ -148,9 +160,10 @@ def copy_shared(old, new):
     new.load_state_dict(state, strict=False)
 
 
-@pytest.mark.parametrize(
-    "name", ["gap", "bottleneck", "csra", "full", "query2label", "ram", "ram_plus"]
-)
+COPIED = ["gap", "bottleneck", "csra", "csra_normalized", "full", "query2label", "ram", "ram_plus"]
+
+
+@pytest.mark.parametrize("name", COPIED)
 @torch.no_grad()
 def test_copied_classes_keep_their_logits(name):
     sources = [3, None, 0, 6, None, 3, 5]

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from random_weights import noise, randomize
 
-from mldec.heads import CSRA, GAP, Cosine, WordGAP, WordGroupDecoder
+from mldec.errors import ConfigError
+from mldec.heads import CSRA, GAP, Cosine, RAMMatch, WordGAP, WordGroupDecoder
 
 IN, WORD, DIM = 24, 5, 16
 SMALL = {"embed_dim": DIM, "num_heads": 4, "mlp_dim": 20, "word_dim": WORD}
@@ -30,7 +31,8 @@ def test_gap_matches_formula(bottleneck):
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "temperatures"), [(1, [1]), (2, [1, 1e9]), (4, [1, 2, 4, 1e9])]
+    ("num_heads", "temperatures"),
+    [(1, [1]), (2, [1, 1e9]), (3, [1, 2, 1e9]), (4, [1, 2, 4, 1e9]), (6, [1, 2, 3, 4, 5, 1e9])],
 )
 @torch.no_grad()
 def test_csra_matches_formula(num_heads, temperatures):
@@ -45,6 +47,27 @@ def test_csra_matches_formula(num_heads, temperatures):
                 expected[image, i] += m @ (x.mean(0) + 0.3 * attended)
                 expected[image, i] += 1.3 * head.fc.bias[num_heads * i + h]
     torch.testing.assert_close(head(TOKENS), expected)
+
+
+@torch.no_grad()
+def test_normalized_csra_ignores_the_norm_of_rows_and_has_no_bias():
+    head = randomize(CSRA(IN, 3, num_heads=2, normalize=True))
+    logits = head(TOKENS)
+    head.fc.weight.mul_(torch.arange(1, 7)[:, None])
+    torch.testing.assert_close(head(TOKENS), logits)
+    torch.testing.assert_close(head(-TOKENS[:, :1]), -head(TOKENS[:, :1]))
+    with pytest.raises(ConfigError, match=r"head\.normalize"):
+        head.set_bias_from_prior(torch.zeros(3))
+
+
+@torch.no_grad()
+def test_ram_match_has_the_marginals_of_the_transport_plan():
+    head = RAMMatch(IN, 0, word_dim=WORD, iterations=1000)
+    cosines = noise(2, 9, 4).tanh() / 10
+    weights = head.match(cosines)
+    torch.testing.assert_close(weights.sum(1), torch.ones(2, 4, dtype=torch.float64))
+    mass = (10 * cosines.max(2).values).softmax(1)
+    torch.testing.assert_close(weights.sum(2) / 4, mass)
 
 
 @torch.no_grad()

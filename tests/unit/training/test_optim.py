@@ -13,7 +13,7 @@ from timm.scheduler import create_scheduler_v2
 from timm.utils import freeze as timm_freeze
 from torch import nn
 from torch.optim import Adam, AdamW
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, OneCycleLR
 
 from mldec.backbones import TimmBackbone
 from mldec.config.schema import FreezeBatchNorm, Train
@@ -317,6 +317,32 @@ def test_cosine_epochs_equals_timm(epochs, warmup, cooldown, warmup_lr, min_lr):
         theirs.step(epoch + 1)
 
 
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_step_equals_torch_with_the_warmup_of_csra(warmup):
+    built, reference = layered(), layered()
+    steps = 3  # per epoch
+    theirs = MultiStepLR(reference, milestones=[4, 6], gamma=0.2)
+    ours = build_schedule(
+        built,
+        name="step",
+        lr=0.01,
+        steps=8 * steps,
+        warmup_steps=warmup * steps,
+        milestones=[4 * steps, 6 * steps],
+        gamma=0.2,
+    )
+    for epoch in range(8):
+        for step in range(steps):
+            # CSRA's WarmUpLR sets the rate after each step, starting at 0.
+            ramp = min(1.0, (epoch * steps + step) / (warmup * steps)) if warmup else 1.0
+            for number in (0, 2):
+                expected = ramp * reference.param_groups[number]["lr"]
+                assert built.param_groups[number]["lr"] == pytest.approx(expected, rel=1e-9)
+            ours.step()
+        reference.step()
+        theirs.step()
+
+
 def layered():
     """Return an optimizer of two linear layers with different rates."""
     model = Classifier(nn.Linear(3, 3), nn.Linear(3, 2))
@@ -328,6 +354,7 @@ SCHEDULES = [
     {"name": "onecycle"},
     {"name": "cosine", "warmup_steps": 7, "min_lr": 1e-5},
     {"name": "cosine_epochs", "warmup_steps": 20, "cooldown_steps": 10, "epoch_steps": 5},
+    {"name": "step", "warmup_steps": 7, "milestones": [7, 20, 50]},
 ]
 
 
