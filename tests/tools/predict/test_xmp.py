@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -96,6 +97,21 @@ def test_equal_keywords_do_not_change_the_file(photo):
     assert write_sidecar(row(photo, "dog")) == path
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
     assert ElementTree.parse(path).getroot().tag == "{adobe:ns:meta/}xmpmeta"
+
+
+def test_numbers_of_sidecars(photo):
+    photo.with_name("photo.xmp").write_text(OF_USER, encoding="utf-8")
+    photo.with_name("photo.png").touch()  # photo.xmp belongs to two images, so it is not used
+    for names, expected in (
+        (["tree"], {"written": 1, "unchanged": 1}),
+        (["tree"], {"unchanged": 2}),
+        (["sky"], {"written": 1, "unchanged": 1}),
+        ([], {"removed": 1, "unchanged": 1}),
+        ([], {"unchanged": 1}),
+    ):
+        counts = Counter()
+        write_sidecar(row(photo, *names), "New", counts)
+        assert {name: counts[name] for name in counts if name != "missing"} == expected
 
 
 def test_no_sidecar_without_classes(photo):
