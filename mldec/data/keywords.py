@@ -18,10 +18,7 @@ from PIL.IptcImagePlugin import getiptcinfo
 from mldec.data.images import FORMATS
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_binary, reading
-from mldec.files.xmp import without_own
-
-# A keyword with its parents, such as ("Places", "Paris"), or ("dog",).
-Keyword = tuple[str, ...]
+from mldec.files.xmp import Keyword, without_own
 
 _RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
 _SUBJECT = "{http://purl.org/dc/elements/1.1/}subject"
@@ -237,28 +234,22 @@ class _Lists:
                 people.append(keyword)
             else:
                 content.append(keyword)
-        return PhotoKeywords(
-            tuple(content),
-            tuple(dict.fromkeys(people)),
-            tuple(self.own),
-            tuple(keywords),
-            self.taken,
-        )
+        distinct = tuple(dict.fromkeys(people))
+        return PhotoKeywords(tuple(content), distinct, tuple(self.own), tuple(keywords), self.taken)
 
 
 def _capture(image: Image.Image) -> tuple[str, float] | None:
     """Return the camera model and the capture time of an image, if its EXIF data has both."""
     try:
         exif = image.getexif()
-        model = exif.get(Base.Model)
         details = exif.get_ifd(IFD.Exif)
         time = datetime.strptime(details[Base.DateTimeOriginal], "%Y:%m:%d %H:%M:%S")
         fraction = details.get(Base.SubsecTimeOriginal, "").strip("\0 ")
         seconds = time.replace(tzinfo=UTC).timestamp() + float(f"0.{fraction}")
+        return str(exif[Base.Model]), seconds
     except Exception:
         # Damaged EXIF data raises various exceptions. Keywords do not depend on it.
         return None
-    return (str(model), seconds) if model else None
 
 
 def _names_of_regions(root: Element) -> Iterator[str]:

@@ -80,19 +80,14 @@ def similar_pairs(hashes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, n
     return np.concatenate(rows), np.concatenate(columns)
 
 
-def burst_pairs(taken: Sequence[Sequence[Any] | None], seconds: float) -> np.ndarray:
+def burst_pairs(taken: Sequence[Any], seconds: float) -> np.ndarray:
     """Return the index pairs of consecutive images of a camera, int64 [2, P].
 
     Args:
         taken: Camera model and capture time in seconds of each image, or None.
-        seconds: Maximum time between two images. No pairs are returned for 0.
+        seconds: Maximum time between two images of a pair. There are no pairs for 0.
     """
-    known = []
-    for index, camera_and_time in enumerate(taken):
-        if camera_and_time is not None:
-            known.append((*camera_and_time, index))
-    known.sort()
-
+    known = sorted((*place, index) for index, place in enumerate(taken) if place is not None)
     pairs = []
     for (camera, time, index), (next_camera, next_time, next_index) in pairwise(known):
         if camera == next_camera and next_time - time <= seconds and seconds > 0:
@@ -101,10 +96,7 @@ def burst_pairs(taken: Sequence[Sequence[Any] | None], seconds: float) -> np.nda
 
 
 def similar_groups(
-    images: StoredImages,
-    taken: Sequence[Sequence[Any] | None],
-    seconds: float,
-    cache_dir: str | None,
+    images: StoredImages, taken: Sequence[Any], seconds: float, cache_dir: str | None
 ) -> np.ndarray:
     """Return the group of each image, int32 [N]. Similar images and bursts are in the same group.
 

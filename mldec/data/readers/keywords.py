@@ -16,7 +16,7 @@ import numpy as np
 
 from mldec.data.cache import cached_per_file, stamp
 from mldec.data.images import READ, UnsupportedFiles
-from mldec.data.keywords import Keyword, paths_of, read_keywords, sidecars
+from mldec.data.keywords import paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.settings import Source
 from mldec.data.similar import check_installed, similar_groups
@@ -25,6 +25,7 @@ from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
+from mldec.files.xmp import Keyword
 from mldec.names import check_names, format_list, given_names, indices_of
 from mldec.runtime import distributed
 from mldec.words.vectors import read_class_list
@@ -85,8 +86,6 @@ def keywords(
     if min_photos < 1:
         raise ValueError(f"min_photos is {min_photos}; it must be at least 1")
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
-    if burst_seconds < 0:
-        raise ValueError(f"burst_seconds is {burst_seconds}; it must be at least 0")
     if similar == "together":
         check_installed("data.similar")
     folder = check_folder(root, "the photos")
@@ -245,11 +244,6 @@ class Names:
             for name in names:
                 self.synonyms[name.casefold()] = names[0]
 
-    def of_keyword(self, keyword: Keyword) -> list[str]:
-        """Return the names of a keyword and its parents. The last one is its own name."""
-        names = paths_of(keyword) if self.levels == "paths" else keyword
-        return [self.synonyms.get(name.casefold(), name) for name in names]
-
     def table(self, photos: Mapping[str, Sequence[Keyword]], least: int, where: Path) -> Table:
         """Return the photos with the classes of at least `least` photos, sorted by name."""
         counts: Counter[str] = Counter()  # photos per lowercase name
@@ -258,7 +252,8 @@ class Names:
         for keywords in photos.values():
             names: set[str] = set()
             for keyword in keywords:
-                of_keyword = self.of_keyword(keyword)
+                path = paths_of(keyword) if self.levels == "paths" else keyword
+                of_keyword = [self.synonyms.get(name.casefold(), name) for name in path]
                 names.update(name.casefold() for name in of_keyword)
                 for name in of_keyword if self.levels == "all" else of_keyword[-1:]:
                     spellings[name.casefold()][name] += 1

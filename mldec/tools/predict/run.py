@@ -81,7 +81,7 @@ class Job:
                 if self.args.suggest:
                     row = xmp.suggestions(row)
                 if self.args.xmp:
-                    xmp.write_sidecar(row, self.args.xmp_parent, sidecars)
+                    sidecars.update(xmp.write_sidecar(row, self.args.xmp_parent))
             except DataError as error:
                 row = Row(row.image, error=str(error), retry=True)
             if row.error is not None:

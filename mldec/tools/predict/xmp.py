@@ -34,24 +34,21 @@ def suggestions(row: Row) -> Row:
     return replace(row, predictions=missing)
 
 
-def write_sidecar(
-    row: Row, parent: str | None = None, counts: Counter[str] | None = None
-) -> Path | None:
+def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
     """Write predicted classes to the sidecar of an image file, unless the file has them.
 
     Keywords of an earlier call are replaced. Keywords of the user, all other bytes, the mode, the
-    owner and a link to the sidecar are kept. A slash in a name separates levels. `counts` is
-    increased by the numbers of sidecars that are "written", "removed" and "unchanged".
+    owner and a link to the sidecar are kept. A slash in a name separates levels.
 
     Returns:
-        Path of the sidecar. None if the row has an error, or no classes and no earlier sidecar.
+        The result of `_update` for each sidecar of the image. Empty if the row has an error.
 
     Raises:
         ConfigError: If the image is part of another file.
         DataError: If the metadata of the photo cannot be read, or the sidecar cannot be written.
     """
     if row.error is not None:
-        return None
+        return []
     photo = _photo_of(row, "--xmp")
     of_photo = read_keywords(photo)
     present = _names(of_photo)
@@ -61,13 +58,13 @@ def write_sidecar(
             path = f"{parent}/{name}" if parent else name
             keywords.append(tuple(level.strip() for level in path.split("/")))
 
-    counts = Counter() if counts is None else counts
+    results = []
     sidecar = sidecar_of(photo)
     for other in sidecars(photo):
         if other.exists() and not (sidecar.exists() and other.samefile(sidecar)):
-            counts[_update(other)] += 1
-    counts[_update(sidecar, keywords, of_photo.listed)] += 1
-    return sidecar if sidecar.exists() else None
+            results.append(_update(other))
+    results.append(_update(sidecar, keywords, of_photo.listed))
+    return results
 
 
 def _photo_of(row: Row, option: str) -> Path:
@@ -158,7 +155,7 @@ def undo(paths: Sequence[str]) -> int:
 
 
 def sidecar_counts(counts: Counter[str]) -> str:
-    """Return the counts of `write_sidecar` as text."""
+    """Return the number of sidecars with each result of `_update` as text."""
     return (
         f"{counts['written']:,} sidecars written, {counts['removed']:,} removed, "
         f"{counts['unchanged']:,} unchanged"

@@ -12,8 +12,9 @@ from PIL import Image
 from mldec.data.keywords import read_keywords
 from mldec.errors import ConfigError, DataError
 from mldec.files import xmp
+from mldec.tools.predict import xmp as sidecars
 from mldec.tools.predict.answers import Prediction, Row
-from mldec.tools.predict.xmp import undo, write_sidecar
+from mldec.tools.predict.xmp import undo
 
 SUBJECT, TAGS, OWN = "Xmp.dc.subject", "Xmp.digiKam.TagsList", "Xmp.mldec.keywords"
 PATHS_KEY = "Xmp.lr.hierarchicalSubject"
@@ -43,6 +44,15 @@ def photo(tmp_path):
 def row(photo, *names):
     predictions = [Prediction(i, name, 0.9) for i, name in enumerate(names)]
     return Row(photo.name, predictions, path=str(photo))
+
+
+def write_sidecar(row, parent=None):
+    """Write the sidecar of a photo, and return its path. None if it does not exist."""
+    sidecars.write_sidecar(row, parent)
+    if row.path is None:
+        return None
+    path = sidecars.sidecar_of(Path(row.path))
+    return path if path.exists() else None
 
 
 def read(path):
@@ -109,9 +119,9 @@ def test_numbers_of_sidecars(photo):
         ([], {"removed": 1, "unchanged": 1}),
         ([], {"unchanged": 1}),
     ):
-        counts = Counter()
-        write_sidecar(row(photo, *names), "New", counts)
-        assert {name: counts[name] for name in counts if name != "missing"} == expected
+        counts = Counter(sidecars.write_sidecar(row(photo, *names), "New"))
+        del counts["missing"]
+        assert counts == expected
 
 
 def test_no_sidecar_without_classes(photo):
