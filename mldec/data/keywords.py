@@ -6,20 +6,19 @@ people tags (`MPReg`), IPTC IIM 4.2, and the namespaces that exiftool and Exiv2 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from unicodedata import normalize
 from xml.etree.ElementTree import Element, TreeBuilder, XMLParser
 
 from PIL import Image
+from PIL.ExifTags import IFD, Base
 from PIL.IptcImagePlugin import getiptcinfo
 
 from mldec.data.images import FORMATS
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_binary, reading
-from mldec.files.xmp import without_own
-
-# A keyword with its parents, such as ("Places", "Paris"), or ("dog",).
-Keyword = tuple[str, ...]
+from mldec.files.xmp import Keyword, without_own
 
 _RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
 _SUBJECT = "{http://purl.org/dc/elements/1.1/}subject"
@@ -55,12 +54,14 @@ class PhotoKeywords:
         own: Keywords that mldec has added (`mldec:keywords`), as written. They are in no other
             list, unless the user has the same name under another parent.
         listed: All keywords of the user that are in a list, unlike the names of faces.
+        taken: Camera model and capture time in seconds, from the EXIF data of the file.
     """
 
     content: tuple[Keyword, ...]
     people: tuple[Keyword, ...]
     own: tuple[str, ...]
     listed: tuple[Keyword, ...]
+    taken: tuple[str, float] | None
 
     def names(self) -> set[str]:
         """Return the names and the paths ("Places/Paris") that the user has given to the photo.
@@ -140,6 +141,7 @@ class _Lists:
         self.flat: dict[str, None] = {}
         self.own: dict[str, None] = {}
         self.persons: dict[str, None] = {}
+        self.taken: tuple[str, float] | None = None
 
     def add_xmp(self, path: Path, content: bytes) -> None:
         """Add the lists of an XMP packet of the file `path`."""
@@ -174,7 +176,7 @@ class _Lists:
                 names |= dict.fromkeys(texts)
 
     def add_embedded(self, photo: Path) -> None:
-        """Add the XMP packet and the IPTC keywords in an image file."""
+        """Add the XMP packet, the IPTC keywords and the capture time in an image file."""
         try:
             with Image.open(photo, formats=FORMATS) as image:
                 # PNG files may have metadata after the pixels.
@@ -182,6 +184,7 @@ class _Lists:
                     image.load()
                 xmp = image.info.get("xmp")
                 iptc = getiptcinfo(image) or {}
+                self.taken = _capture(image)
         except MemoryError:
             raise
         except Exception:
@@ -231,9 +234,22 @@ class _Lists:
                 people.append(keyword)
             else:
                 content.append(keyword)
-        return PhotoKeywords(
-            tuple(content), tuple(dict.fromkeys(people)), tuple(self.own), tuple(keywords)
-        )
+        distinct = tuple(dict.fromkeys(people))
+        return PhotoKeywords(tuple(content), distinct, tuple(self.own), tuple(keywords), self.taken)
+
+
+def _capture(image: Image.Image) -> tuple[str, float] | None:
+    """Return the camera model and the capture time of an image, if its EXIF data has both."""
+    try:
+        exif = image.getexif()
+        details = exif.get_ifd(IFD.Exif)
+        time = datetime.strptime(details[Base.DateTimeOriginal], "%Y:%m:%d %H:%M:%S")
+        fraction = details.get(Base.SubsecTimeOriginal, "").strip("\0 ")
+        seconds = time.replace(tzinfo=UTC).timestamp() + float(f"0.{fraction}")
+        return str(exif[Base.Model]), seconds
+    except Exception:
+        # Damaged EXIF data raises various exceptions. Keywords do not depend on it.
+        return None
 
 
 def _names_of_regions(root: Element) -> Iterator[str]:

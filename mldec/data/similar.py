@@ -1,7 +1,10 @@
-"""Near-duplicates: images with similar perceptual hashes, such as bursts and edited copies."""
+"""Near-duplicates: similar perceptual hashes, such as edited copies, and bursts of a camera."""
 
 import importlib.util
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -77,9 +80,32 @@ def similar_pairs(hashes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, n
     return np.concatenate(rows), np.concatenate(columns)
 
 
-def similar_groups(hashes: np.ndarray) -> np.ndarray:
-    """Return the group of each image, int32 [N]. Similar images are in the same group."""
-    pairs = similar_pairs(hashes, hashes)
-    links = coo_array((np.ones(len(pairs[0]), bool), pairs), shape=(len(hashes), len(hashes)))
+def burst_pairs(taken: Sequence[Any], seconds: float) -> np.ndarray:
+    """Return the index pairs of consecutive images of a camera, int64 [2, P].
+
+    Args:
+        taken: Camera model and capture time in seconds of each image, or None.
+        seconds: Maximum time between two images of a pair. There are no pairs for 0.
+    """
+    known = sorted((*place, index) for index, place in enumerate(taken) if place is not None)
+    pairs = []
+    for (camera, time, index), (next_camera, next_time, next_index) in pairwise(known):
+        if camera == next_camera and next_time - time <= seconds and seconds > 0:
+            pairs.append((index, next_index))
+    return np.array(pairs, np.int64).reshape(-1, 2).T
+
+
+def similar_groups(
+    images: StoredImages, taken: Sequence[Any], seconds: float, cache_dir: str | None
+) -> np.ndarray:
+    """Return the group of each image, int32 [N]. Similar images and bursts are in the same group.
+
+    See `perceptual_hashes` and `burst_pairs` for the arguments.
+    """
+    hashes = perceptual_hashes(images, cache_dir)
+    bursts = burst_pairs(taken, seconds)
+    pairs = np.concatenate([similar_pairs(hashes, hashes), bursts], axis=1)
+    count = len(hashes)
+    links = coo_array((np.ones(pairs.shape[1], bool), tuple(pairs)), shape=(count, count))
     _, groups = connected_components(links, directed=False)
     return groups

@@ -111,8 +111,7 @@ def choose(
     everything -= everything.mean(0)
     everything /= everything.std(0) + 1e-6
     everything /= np.linalg.norm(everything, axis=1, keepdims=True) + 1e-6
-    features = everything[: len(features)]
-    labeled = everything[len(features) :]
+    features, labeled = np.split(everything, [len(features)])
 
     # Without labeled images, all distances are the largest one of unit vectors.
     distance = np.full(len(features), 4.0, np.float32)
@@ -196,9 +195,7 @@ def run(args: argparse.Namespace) -> int:
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     engine = open_engine(EngineOptions.of(vars(args)))
     assert isinstance(engine, TorchEngine)
-    labeled = []
-    if args.skip_labeled:
-        labeled = labeled_images(engine, args.checkpoint, args.data)
+    labeled = labeled_images(engine, args.checkpoint, args.data) if args.skip_labeled else []
     candidates = Candidates(labeled, inputs)
 
     predictor = Predictor(

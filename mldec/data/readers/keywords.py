@@ -16,16 +16,18 @@ import numpy as np
 
 from mldec.data.cache import cached_per_file, stamp
 from mldec.data.images import READ, UnsupportedFiles
-from mldec.data.keywords import Keyword, paths_of, read_keywords, sidecars
+from mldec.data.keywords import paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.settings import Source
-from mldec.data.similar import check_installed, perceptual_hashes, similar_groups
+from mldec.data.similar import check_installed, similar_groups
 from mldec.data.splits import check_fraction, hold_out_groups, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
+from mldec.files.xmp import Keyword
 from mldec.names import check_names, format_list, given_names, indices_of
+from mldec.runtime import distributed
 from mldec.words.vectors import read_class_list
 
 log = logging.getLogger("mldec")
@@ -44,6 +46,7 @@ def keywords(
     missing: Literal["negative", "unknown"] = "negative",
     synonyms: str | None = None,
     similar: Literal["together", "ignore"] = "together",
+    burst_seconds: float = 2.0,
     val_fraction: float = 0.1,
     split: Literal["stratified", "hash"] = "stratified",
     seed: int = 0,
@@ -71,6 +74,8 @@ def keywords(
             separated by semicolons.
         similar: "together": Near-duplicates, such as bursts and edited copies, are in the same
             split. "ignore": Photos are not compared.
+        burst_seconds: Consecutive photos of a camera model with at most this time between them
+            are near-duplicates, too, by the capture time in their EXIF data. 0 turns this off.
         val_fraction: Fraction of held-out photos, in (0, 1).
         split: "stratified" holds out about the same share of positives of each class. "hash" uses a
             hash of the path, so that a photo keeps its split if other photos are added.
@@ -91,6 +96,10 @@ def keywords(
 
     @cache
     def load_all(cache_dir: str | None) -> tuple[Table, np.ndarray]:
+        # Rank 0 reads the library, and sends the result to the other ranks.
+        return distributed.on_main(lambda: read_all(cache_dir))
+
+    def read_all(cache_dir: str | None) -> tuple[Table, np.ndarray]:
         """Return all photos with their labels, and the group of each photo."""
         photos = read_library(folder, cache_dir)
         tagged = choose_keywords(photos, excluded, people=people)
@@ -103,11 +112,13 @@ def keywords(
         if similar == "ignore":
             return table, np.arange(len(table))
 
-        group = similar_groups(perceptual_hashes(in_folder(table, folder), cache_dir))
+        taken = [photos[file]["taken"] for file in tagged]
+        group = similar_groups(in_folder(table, folder), taken, burst_seconds, cache_dir)
         sizes = np.bincount(group)
         log.info(
             f"keywords: {sizes[sizes > 1].sum():,} photos are in {(sizes > 1).sum():,} groups of "
-            f"near-duplicates, which are in one split; the largest has {sizes.max():,}"
+            f"near-duplicates and bursts (data.burst_seconds), each in one split; the largest has "
+            f"{sizes.max():,}"
         )
         return table, group
 
@@ -157,7 +168,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
         except DataError as error:
             return {"error": str(error)}
 
-    values = cached_per_file("keywords 1", folder, stamps, compute, cache_dir)
+    values = cached_per_file("keywords 2", folder, stamps, compute, cache_dir)
     errors = [value["error"] for value in values.values() if "error" in value]
     if errors:
         log.warning(f"keywords: {len(errors):,} photos are left out; the first: {errors[0]}")
@@ -233,11 +244,6 @@ class Names:
             for name in names:
                 self.synonyms[name.casefold()] = names[0]
 
-    def of_keyword(self, keyword: Keyword) -> list[str]:
-        """Return the names of a keyword and its parents. The last one is its own name."""
-        names = paths_of(keyword) if self.levels == "paths" else keyword
-        return [self.synonyms.get(name.casefold(), name) for name in names]
-
     def table(self, photos: Mapping[str, Sequence[Keyword]], least: int, where: Path) -> Table:
         """Return the photos with the classes of at least `least` photos, sorted by name."""
         counts: Counter[str] = Counter()  # photos per lowercase name
@@ -246,7 +252,8 @@ class Names:
         for keywords in photos.values():
             names: set[str] = set()
             for keyword in keywords:
-                of_keyword = self.of_keyword(keyword)
+                path = paths_of(keyword) if self.levels == "paths" else keyword
+                of_keyword = [self.synonyms.get(name.casefold(), name) for name in path]
                 names.update(name.casefold() for name in of_keyword)
                 for name in of_keyword if self.levels == "all" else of_keyword[-1:]:
                     spellings[name.casefold()][name] += 1

@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,17 +75,20 @@ class Job:
 
     def rows(self, items: Iterator[Item], stop: StopRequest, *, hint: str = "") -> Iterator[Row]:
         """Yield the row of each item, after its sidecar is written and its error printed."""
+        sidecars: Counter[str] = Counter()
         for row in self.predictor.rows(items, stop, hint=hint):
             try:
                 if self.args.suggest:
                     row = xmp.suggestions(row)
                 if self.args.xmp:
-                    xmp.write_sidecar(row, self.args.xmp_parent)
+                    sidecars.update(xmp.write_sidecar(row, self.args.xmp_parent))
             except DataError as error:
                 row = Row(row.image, error=str(error), retry=True)
             if row.error is not None:
                 print_error(row.error)
             yield row
+        if self.args.xmp:
+            log.info(f"--xmp: {xmp.sidecar_counts(sidecars)}")
 
 
 def run(args: argparse.Namespace) -> int:

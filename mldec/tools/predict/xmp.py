@@ -1,6 +1,7 @@
 """XMP sidecars with keywords for photo managers: photo.jpg.xmp. Photos are not changed."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,21 +34,21 @@ def suggestions(row: Row) -> Row:
     return replace(row, predictions=missing)
 
 
-def write_sidecar(row: Row, parent: str | None = None) -> Path | None:
+def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
     """Write predicted classes to the sidecar of an image file, unless the file has them.
 
     Keywords of an earlier call are replaced. Keywords of the user, all other bytes, the mode, the
     owner and a link to the sidecar are kept. A slash in a name separates levels.
 
     Returns:
-        Path of the sidecar. None if the row has an error, or no classes and no earlier sidecar.
+        The result of `_update` for each sidecar of the image. Empty if the row has an error.
 
     Raises:
         ConfigError: If the image is part of another file.
         DataError: If the metadata of the photo cannot be read, or the sidecar cannot be written.
     """
     if row.error is not None:
-        return None
+        return []
     photo = _photo_of(row, "--xmp")
     of_photo = read_keywords(photo)
     present = _names(of_photo)
@@ -57,12 +58,13 @@ def write_sidecar(row: Row, parent: str | None = None) -> Path | None:
             path = f"{parent}/{name}" if parent else name
             keywords.append(tuple(level.strip() for level in path.split("/")))
 
+    results = []
     sidecar = sidecar_of(photo)
     for other in sidecars(photo):
         if other.exists() and not (sidecar.exists() and other.samefile(sidecar)):
-            _update(other)
-    _update(sidecar, keywords, of_photo.listed)
-    return sidecar if sidecar.exists() else None
+            results.append(_update(other))
+    results.append(_update(sidecar, keywords, of_photo.listed))
+    return results
 
 
 def _photo_of(row: Row, option: str) -> Path:
@@ -91,8 +93,8 @@ def sidecar_of(photo: Path) -> Path:
     return shared
 
 
-def _update(path: Path, keywords: Sequence[Keyword] = (), of_photo: Sequence[Keyword] = ()) -> bool:
-    """Replace our keywords in a sidecar; return True if it has changed.
+def _update(path: Path, keywords: Sequence[Keyword] = (), of_photo: Sequence[Keyword] = ()) -> str:
+    """Replace our keywords in a sidecar; return "written", "removed", "unchanged" or "missing".
 
     A new list starts with the keywords in the other lists of the sidecar, else `of_photo`. A
     sidecar without other content is removed.
@@ -107,16 +109,16 @@ def _update(path: Path, keywords: Sequence[Keyword] = (), of_photo: Sequence[Key
             content = with_keywords(content, keywords, of_photo=listed)
 
         if content == before:
-            return False
+            return "unchanged" if target.exists() else "missing"
         if content == EMPTY and not path.is_symlink():
             with writing(path):
                 path.unlink()
-            return True
+            return "removed"
         # Names of photos may be longer than the name of a temporary file.
         tag = f"{crc32(os.fsencode(target.name)):08x}{TAG}"
         with replacing(target, of_user=True, tag=tag) as file:
             file.write(content)
-        return True
+        return "written"
 
 
 def undo(paths: Sequence[str]) -> int:
@@ -135,7 +137,7 @@ def undo(paths: Sequence[str]) -> int:
         else:
             files += [path] + sidecars(path)
 
-    changed = 0
+    counts: Counter[str] = Counter()
     errors = 0
     for path in progress_bar(files, desc="--xmp-undo", unit=" files"):
         try:
@@ -143,10 +145,18 @@ def undo(paths: Sequence[str]) -> int:
                 with writing(path):
                     path.unlink()
             elif path.suffix.lower() == ".xmp" and path.exists():
-                changed += _update(path)
+                counts[_update(path)] += 1
         except DataError as error:
             print_error(str(error))
             errors += 1
     failed = f", {errors:,} with an error" if errors else ""
-    say(f"--xmp-undo: {changed:,} sidecars restored{failed}")
+    say(f"--xmp-undo: {sidecar_counts(counts)}{failed}")
     return int(errors > 0)
+
+
+def sidecar_counts(counts: Counter[str]) -> str:
+    """Return the number of sidecars with each result of `_update` as text."""
+    return (
+        f"{counts['written']:,} sidecars written, {counts['removed']:,} removed, "
+        f"{counts['unchanged']:,} unchanged"
+    )

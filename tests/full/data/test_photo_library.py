@@ -50,6 +50,29 @@ def test_metadata_of_exiftool(tmp_path, suffix):
     assert set(keywords.people) == PEOPLE
 
 
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_capture_time_of_exiftool(tmp_path, suffix):
+    photo = tmp_path / f"a.{suffix}"
+    picture().save(photo)
+    assert read_keywords(photo).taken is None
+    exiftool("-EXIF:DateTimeOriginal=2023:05:06 07:08:09", "-XMP-dc:Subject=sea", str(photo))
+    assert read_keywords(photo).taken is None  # no camera
+    exiftool("-EXIF:Model=A 1", "-EXIF:SubSecTimeOriginal=25", str(photo))
+    camera, seconds = read_keywords(photo).taken
+    exiftool("-EXIF:DateTimeOriginal=2023:05:06 07:08:10", str(photo))
+    assert (camera, seconds % 1) == ("A 1", 0.25)
+    assert read_keywords(photo).taken == (camera, seconds + 1)
+
+    # Neither an invalid time nor damaged EXIF data affects the keywords.
+    exiftool("-n", "-EXIF:DateTimeOriginal=0000:00:00 00:00:00", str(photo))
+    assert read_keywords(photo).taken is None
+    assert read_keywords(photo).content == (("sea",),)
+    if suffix != "png":  # it has a checksum
+        content = photo.read_bytes().replace(b"0000:00:", b"\xff\xfe\0\1:00:")
+        photo.write_bytes(content.replace(b"A 1\0", b"A\xff1\0"))
+        assert read_keywords(photo).content == (("sea",),)
+
+
 @pytest.mark.parametrize("charset", ["UTF8", "Latin"])
 def test_iptc_of_exiftool(tmp_path, charset):
     for suffix in ("jpg", "tif"):

@@ -16,7 +16,7 @@ from pictures import picture
 
 from mldec.files import xmp
 from mldec.tools.predict.answers import Prediction, Row
-from mldec.tools.predict.xmp import undo, write_sidecar
+from mldec.tools.predict.xmp import sidecar_of, undo, write_sidecar
 
 pytestmark = pytest.mark.skipif(shutil.which("exiftool") is None, reason="needs exiftool")
 
@@ -48,7 +48,9 @@ def exiv2_lists_of(path):
 
 def suggest(photo, *names, parent="Suggested"):
     predictions = [Prediction(index, name, 0.9) for index, name in enumerate(names)]
-    return write_sidecar(Row(photo.name, predictions, path=str(photo)), parent)
+    write_sidecar(Row(photo.name, predictions, path=str(photo)), parent)
+    path = sidecar_of(photo)
+    return path if path.exists() else None
 
 
 def content_of(folder):

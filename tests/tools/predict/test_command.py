@@ -183,8 +183,9 @@ def test_unusable_sidecar_is_an_error_of_its_photo(cli, best, photos):
     Path("list.txt").write_text("0.png\n1.png\n2.png")
     (photos / "1.png.xmp").write_text("broken")
     words = ["--list", "list.txt", "--root", photos, *SHARED, "--xmp", "--jsonl", "r.jsonl"]
-    status, _, err = cli("predict", best, *words)
+    status, out, err = cli("predict", best, *words)
     assert status == 1
+    assert "2 sidecars written, 0 removed, 0 unchanged" in out + err
     assert "1.png.xmp" in err
     assert (photos / "1.png.xmp").read_text() == "broken"
     rows = rows_of(Path("r.jsonl").read_text())
@@ -203,14 +204,17 @@ def test_suggest_leaves_out_keywords_of_the_photo(cli, best, photos):
     text = PngInfo()
     text.add_itxt("XML:com.adobe.xmp", XMP.format(first))
     Image.open(photos / "0.png").save(photos / "0.png", pnginfo=text)
-    [after] = rows_of(cli.out(*words, "--xmp", "--xmp-parent", "New"))
+    writing = cli(*words, "--xmp", "--xmp-parent", "New")
+    assert "1 sidecars written" in writing.err
+    [after] = rows_of(writing.out)
     assert [prediction["name"] for prediction in after["predictions"]] == [second]
     sidecar = photos / "0.png.xmp"
     assert f"<rdf:li>New/{second}</rdf:li>" in sidecar.read_text()
 
     # Neither a checkpoint nor decodable images are needed.
-    for arguments in (["gone.pt", photos], [photos]):
-        cli.out("predict", *arguments, "--xmp-undo")
+    for arguments, removed in ((["gone.pt", photos], 1), ([photos], 0)):
+        out = cli.out("predict", *arguments, "--xmp-undo")
+        assert f"0 sidecars written, {removed} removed, 0 unchanged" in out
         assert not sidecar.exists()
     words = ["predict", best, photos, *SHARED, "--xmp-parent"]
     one_line(cli.fault(*words, "A//B", "--xmp"), "--xmp-parent")

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,8 +12,9 @@ from PIL import Image
 from mldec.data.keywords import read_keywords
 from mldec.errors import ConfigError, DataError
 from mldec.files import xmp
+from mldec.tools.predict import xmp as sidecars
 from mldec.tools.predict.answers import Prediction, Row
-from mldec.tools.predict.xmp import undo, write_sidecar
+from mldec.tools.predict.xmp import undo
 
 SUBJECT, TAGS, OWN = "Xmp.dc.subject", "Xmp.digiKam.TagsList", "Xmp.mldec.keywords"
 PATHS_KEY = "Xmp.lr.hierarchicalSubject"
@@ -42,6 +44,15 @@ def photo(tmp_path):
 def row(photo, *names):
     predictions = [Prediction(i, name, 0.9) for i, name in enumerate(names)]
     return Row(photo.name, predictions, path=str(photo))
+
+
+def write_sidecar(row, parent=None):
+    """Write the sidecar of a photo, and return its path. None if it does not exist."""
+    sidecars.write_sidecar(row, parent)
+    if row.path is None:
+        return None
+    path = sidecars.sidecar_of(Path(row.path))
+    return path if path.exists() else None
 
 
 def read(path):
@@ -96,6 +107,21 @@ def test_equal_keywords_do_not_change_the_file(photo):
     assert write_sidecar(row(photo, "dog")) == path
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
     assert ElementTree.parse(path).getroot().tag == "{adobe:ns:meta/}xmpmeta"
+
+
+def test_numbers_of_sidecars(photo):
+    photo.with_name("photo.xmp").write_text(OF_USER, encoding="utf-8")
+    photo.with_name("photo.png").touch()  # photo.xmp belongs to two images, so it is not used
+    for names, expected in (
+        (["tree"], {"written": 1, "unchanged": 1}),
+        (["tree"], {"unchanged": 2}),
+        (["sky"], {"written": 1, "unchanged": 1}),
+        ([], {"removed": 1, "unchanged": 1}),
+        ([], {"unchanged": 1}),
+    ):
+        counts = Counter(sidecars.write_sidecar(row(photo, *names), "New"))
+        del counts["missing"]
+        assert counts == expected
 
 
 def test_no_sidecar_without_classes(photo):

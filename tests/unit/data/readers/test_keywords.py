@@ -1,5 +1,6 @@
 """Photo libraries: classes, excluded keywords, splits, and the cache."""
 
+import ast
 import logging
 import os
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from pictures import picture
+from PIL import Image
+from support import in_processes
 
 from mldec.data.keywords import read_keywords
 from mldec.data.readers import keywords
@@ -132,6 +135,61 @@ def test_near_duplicates_are_in_one_split(library):
         assert any("burst" in name for name in names[1])
         again, _ = library.splits(**arguments)
         assert (again.storage.files == train.storage.files).all()
+
+
+def split_names(library, **arguments):
+    """Return the names of the photos of both splits."""
+    arguments = {"similar": "together", "val_fraction": 0.4, **arguments}
+    splits = library.splits(**arguments)
+    return [{Path(part.name(i)).name for i in range(len(part))} for part in splits]
+
+
+def test_bursts_by_capture_time_are_in_one_split(tmp_path):
+    """Photos of camera A are 0.9 s apart. Photos of other cameras have the same times."""
+    library = Library(tmp_path / "photos", tmp_path / "cache")
+
+    def add(name, camera, number):
+        library.add(name, ["sea"])
+        exif = Image.Exif()
+        exif[0x0110] = camera
+        tenths = 9 * number
+        exif.get_ifd(0x8769).update(
+            {0x9003: f"2023:05:06 23:59:{tenths // 10:02}", 0x9291: f"{tenths % 10}0"}
+        )
+        with Image.open(library.folder / name) as image:
+            image.save(library.folder / name, exif=exif)
+
+    for number in range(6):
+        add(f"burst{number}.jpg", "A", number)
+        add(f"other{number}.jpg", f"B{number}", number)
+    for method in ("stratified", "hash"):
+        parts = split_names(library, split=method, burst_seconds=0.91)
+        assert all(parts)
+        bursts = [{name for name in names if "burst" in name} for names in parts]
+        assert sorted(map(len, bursts)) == [0, 6]
+    for seconds in (0, 0.8):
+        parts = split_names(library, burst_seconds=seconds)
+        assert all(any("burst" in name for name in names) for names in parts)
+
+
+def _check_rank(rank, count, library, folder):
+    """Count the photos that a rank reads. Rank 0 reads all, and the others none."""
+    read = []
+
+    def read_and_count(path):
+        read.append(path)
+        return read_keywords(path)
+
+    sys.modules["mldec.data.readers.keywords"].read_keywords = read_and_count
+    names = split_names(library)
+    (folder / str(rank)).write_text(repr((len(read), [sorted(part) for part in names])))
+
+
+def test_one_rank_reads_the_library(library, tmp_path):
+    in_processes(_check_rank, 2, library, tmp_path)
+    results = [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert [count for count, _ in results] == [23, 0]
+    assert results[0][1] == results[1][1]
 
 
 def test_cache_is_read_and_follows_changes(library, monkeypatch):
