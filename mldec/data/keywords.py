@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
-from xml.etree.ElementTree import Element, TreeBuilder, XMLParser
+from xml.etree.ElementTree import Element, fromstring
 
 from PIL import Image
 from PIL.IptcImagePlugin import getiptcinfo
@@ -124,13 +124,6 @@ def sidecars(photo: Path) -> list[Path]:
     return [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".xmp", ".XMP")]
 
 
-class _WithoutDoctype(TreeBuilder):
-    """Reject document types, which could define entities. XMP has none."""
-
-    def doctype(self, name: str, public: str, system: str) -> None:
-        raise ValueError("it has a document type")
-
-
 class _Lists:
     """The lists of keywords in the metadata of a photo."""
 
@@ -147,9 +140,7 @@ class _Lists:
             # New lists of mldec contain copies of keywords, which the user may have removed since.
             content, own = without_own(content)
             self.own |= dict.fromkeys(own)
-            parser = XMLParser(target=_WithoutDoctype())
-            parser.feed(content)
-            root = parser.close()
+            root = fromstring(content)
 
         # Deeper levels may describe other images, such as the parts of a collage.
         for rdf in root.iter(f"{_RDF}RDF"):

@@ -202,7 +202,13 @@ class TrainBatches(Sampler[list[Key]]):
         return min(self.batch_size, self.num_images - step * self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, appearances = self._order()
+        # [L]: the images of the epoch, and their numbers of previous appearances.
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
+        if self.factors is not None:
+            order, appearances = draw_images(self.factors, generator)
+        else:
+            order = torch.randperm(self.num_images, generator=generator)
+            appearances = torch.zeros(self.num_images, dtype=torch.int8)
 
         # All ranks draw the same order. Each rank takes its micro-batches of a step.
         first_part = self.rank * self.accumulate
@@ -218,15 +224,6 @@ class TrainBatches(Sampler[list[Key]]):
                     repetition += int(appearances[shuffled]) * self.repeats
                     keys.append((self.epoch, int(order[shuffled]), repetition))
                 yield keys
-
-    def _order(self) -> tuple[Tensor, Tensor]:
-        """Return the images of the epoch and their numbers of previous appearances, [L]."""
-        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        if self.factors is not None:
-            return draw_images(self.factors, generator)
-
-        order = torch.randperm(self.num_images, generator=generator)
-        return order, torch.zeros(self.num_images, dtype=torch.int8)
 
 
 class SeededDataset(Dataset[Any]):
@@ -259,7 +256,7 @@ def train_loader(
     Set `batches.epoch` and `batches.start` before each iteration over the loader. `pin` uses pinned
     memory. `mixing` mixes each micro-batch.
     """
-    return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
+    return _loader(data, data.train, batches, workers, pin, seed=batches.seed, mixing=mixing)
 
 
 def eval_loader(
@@ -284,7 +281,7 @@ def eval_loader(
     for start in indices[::batch_size][rank::world_size]:
         batches.append([(0, index, 0) for index in indices[start : start + batch_size]])
 
-    return _loader(data, split, batches, 0, workers, pin)
+    return _loader(data, split, batches, workers, pin)
 
 
 def stack(samples: Sequence[Sample], *, mixing: Mixer | None = None, seed: int = 0) -> Batch:
@@ -350,9 +347,10 @@ def _loader(
     data: DataModule,
     split: Split,
     keys: Sampler[list[Key]] | list[list[Key]],
-    seed: int,
     workers: int,
     pin: bool,
+    *,
+    seed: int = 0,
     mixing: Mixer | None = None,
 ) -> Loader[Batch]:
     """Return a loader of a split. `keys` yields the sample keys of each batch."""

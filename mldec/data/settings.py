@@ -223,7 +223,13 @@ def assemble(
 
         # Column c of the targets must be the same class in training and evaluation.
         classes = load_val().classes
-        _check_same_classes(source.where, images.classes, classes.names)
+        if images.classes != classes.names:
+            only = sorted(set(images.classes) ^ set(classes.names))
+            difference = f"{only[0]!r} is in one only" if only else "their order differs"
+            counts = f"train ({len(images.classes)}) and val ({len(classes.names)})"
+            raise DataError(
+                f"{source.where}: the classes of {counts} differ: {difference}; correct one"
+            )
         if zero_shot is not None:
             images, classes = zero_shot.training(images)
         images = _without_absent(source, source.train, images, files.absent)
@@ -253,17 +259,6 @@ def _select_fold(
     return part
 
 
-def _check_same_classes(where: Path, train: tuple[str, ...], val: tuple[str, ...]) -> None:
-    """Raise DataError unless both splits have the same classes in the same order."""
-    if train == val:
-        return
-
-    in_one_only = sorted(set(train) ^ set(val))
-    difference = f"{in_one_only[0]!r} is in one only" if in_one_only else "their order differs"
-    counts = f"train ({len(train)}) and val ({len(val)})"
-    raise DataError(f"{where}: the classes of {counts} differ: {difference}; correct one")
-
-
 def _without_absent(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:
     """Return the existing images of a split. `absent` is the setting of `FileSettings`."""
     if not len(images):
@@ -273,10 +268,6 @@ def _without_absent(source: Source, split: str, images: StoredImages, absent: st
         return images
 
     is_absent = storage.absent()
-    if is_absent.any():
-        storage = storage.renormalized(is_absent)
-        images = replace(images, storage=storage)
-        is_absent = storage.absent()
     count = int(is_absent.sum())
     if not count:
         return images

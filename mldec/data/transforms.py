@@ -264,7 +264,12 @@ class TrainTransform:
         self.flip = view.flip
         self.cutout = view.cutout
         self.augment = _augment(view.augment, view.image_size, kind)
-        self.erase = _erasing(view.erase)
+        self.erase: Callable[[Tensor], Tensor] | None = None
+        if view.erase:
+            # torchvision takes a second to import and is rarely needed.
+            from torchvision.transforms.v2 import RandomErasing
+
+            self.erase = RandomErasing(view.erase, (0.02, 0.33), (0.3, 3.3), value=MEAN_COLOR)
 
         # Random crop, erasing and the augmentations of libraries do not accept a generator.
         uses_library = view.augment not in ("official", "none")
@@ -288,22 +293,13 @@ class TrainTransform:
         if self.cutout:
             image = cutout(image, self.cutout, rng)
 
-        tensor = to_tensor(self.augment(image, rng))
+        if self.augment:
+            image = self.augment(image, rng)
+        tensor = to_tensor(image)
         return self.erase(tensor) if self.erase else tensor
 
 
 Transform = EvalTransform | TrainTransform
-
-
-def _erasing(probability: float) -> Callable[[Tensor], Tensor] | None:
-    """Create the random erasing operation, if the probability is above 0."""
-    if not probability:
-        return None
-
-    # torchvision takes a second to import and is rarely needed.
-    from torchvision.transforms import v2
-
-    return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOR)
 
 
 def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], Picture]:
@@ -336,7 +332,7 @@ def _cropped(image: Picture, *, random_crop: Any, interpolation: str) -> Picture
 Augment = Callable[[Image.Image, SampleRandom], Image.Image]
 
 
-def _augment(name: str, size: int, interpolation: str) -> Augment:
+def _augment(name: str, size: int, interpolation: str) -> Augment | None:
     """Create the augmentation `name`, see `View`."""
     if name.startswith("rand-"):
         return partial(_by_library, operation=_timm_augment(name, size, interpolation))
@@ -348,11 +344,7 @@ def _augment(name: str, size: int, interpolation: str) -> Augment:
         return partial(_by_library, operation=v2.RandAugment())
     if name == "official":
         return augment_by_pair
-    return _unchanged
-
-
-def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
-    return image
+    return None
 
 
 def _by_library(

@@ -1,7 +1,6 @@
 """Types of datasets: classes, stored images, splits and data modules."""
 
 import os
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -231,20 +230,6 @@ class ImageFiles(Storage):
                 listings[parent] = {entry.name for entry in entries}
             absent[index] = name not in listings[parent]
         return absent
-
-    def renormalized(self, absent: np.ndarray) -> "ImageFiles":
-        """Replace absent paths (bool [N]) by another Unicode form if such a file exists.
-
-        macOS writes accents as separate characters (NFD), other systems do not (NFC).
-        """
-        files = self.files.tolist()
-        for index in np.flatnonzero(absent):
-            path = os.fsdecode(files[index])
-            for form in ("NFC", "NFD"):
-                other = unicodedata.normalize(form, path)
-                if other != path and (self.folder / other).is_file():
-                    files[index] = os.fsencode(other)
-        return replace(self, files=np.array(files, np.bytes_))
 
 
 def in_folder(table: Table, folder: Path) -> StoredImages:

@@ -145,6 +145,9 @@ def comments(kind: Any) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef)
 
     found = {}
+    for base in kind.__bases__:
+        if dataclasses.is_dataclass(base):
+            found |= comments(base)
     for node in definition.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue

@@ -20,7 +20,7 @@ from mldec.data.keywords import Keyword, paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.settings import Source
 from mldec.data.similar import check_installed, perceptual_hashes, similar_groups
-from mldec.data.splits import check_fraction, hold_out_groups, log_split
+from mldec.data.splits import HELD_OUT, HoldOut, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
@@ -44,9 +44,7 @@ def keywords(
     missing: Literal["negative", "unknown"] = "negative",
     synonyms: str | None = None,
     similar: Literal["together", "ignore"] = "together",
-    val_fraction: float = 0.1,
-    split: Literal["stratified", "hash"] = "stratified",
-    seed: int = 0,
+    division: HoldOut = HELD_OUT,
     threshold: float = 0.5,
     skip_empty: bool = True,
     top_k: int | None = None,
@@ -71,13 +69,9 @@ def keywords(
             separated by semicolons.
         similar: "together": Near-duplicates, such as bursts and edited copies, are in the same
             split. "ignore": Photos are not compared.
-        val_fraction: Fraction of held-out photos, in (0, 1).
-        split: "stratified" holds out about the same share of positives of each class. "hash" uses a
-            hash of the path, so that a photo keeps its split if other photos are added.
-        seed: Seed of the split.
+        division: Held-out photos.
         top_k: k of precision, recall and F1 at top-k.
     """
-    check_fraction(val_fraction)
     if min_photos < 1:
         raise ValueError(f"min_photos is {min_photos}; it must be at least 1")
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
@@ -113,7 +107,7 @@ def keywords(
 
     def load(part: str, cache_dir: str | None) -> StoredImages:
         table, group = load_all(cache_dir)
-        table = hold_out_groups(table, group, val_fraction, seed, split, val=part == "val")
+        table = division.select_groups(table, group, val=part == "val")
         log_split("keywords", part, table)
         return in_folder(table, folder)
 
@@ -134,7 +128,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
     stamps = {}
     unsupported = UnsupportedFiles()
     orphans = []
-    for parent, names in walk(folder):
+    for parent, names in _walk(folder):
         photos = {name for name in names if Path(name).suffix.lower() in READ}
         for name in sorted(photos):
             path = parent / name
@@ -170,15 +164,11 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
     return {file: values[file] for file in sorted(values) if "error" not in values[file]}
 
 
-def walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Yield each folder with the names of its files, without hidden ones. Links are not followed.
-
-    Raises DataError if a folder cannot be listed.
-    """
+def _walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Yield each folder and the names of its files, without hidden ones and links to folders."""
 
     def fail(error: OSError) -> None:
-        fault = f"cannot be listed ({error.strerror}); make it readable"
-        raise DataError(f"{error.filename}: {fault}") from error
+        raise error
 
     for parent, folders, files in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if name[0] != ".")

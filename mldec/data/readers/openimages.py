@@ -148,7 +148,6 @@ def _read_statements(
 
 
 def _look_up(table: Mapping[str, int], texts: Sequence[str], dtype: type[Any]) -> np.ndarray:
-    """Return the table value of each text, or -1 if it is unknown, as an array."""
     # `fromiter` over a `map` does not create a list of 57 million Python integers.
     return np.fromiter(map(table.get, texts, repeat(-1)), dtype, len(texts))
 

@@ -46,18 +46,13 @@ def yolo(
     source = folder / path_inside(file, "data.file")
 
     def load(split: str, _: str | None) -> StoredImages:
-        content = _read(source)
+        with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
+            content = dict(read_yaml(source))
         if split == val:
             check_val(val, [key for key, value in content.items() if value], source)
         return _load_split(folder, source, content, split)
 
     return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
-
-
-def _read(source: Path) -> dict[str, Any]:
-    """Return the content of the YAML file."""
-    with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
-        return dict(read_yaml(source))
 
 
 def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:

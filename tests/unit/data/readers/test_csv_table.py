@@ -2,7 +2,6 @@
 
 import json
 import os
-import unicodedata
 
 import pytest
 import torch
@@ -167,13 +166,6 @@ def test_other_encoding_is_a_setting(write, encoding):
     content = (HEADER + "a/1.png,Füchse,train\nb/4.png,Füchse,val\n").encode(encoding)
     assert "data.encoding" in write(content).fault()
     assert write(content)(encoding=encoding).train.classes.names == ("Füchse",)
-
-
-def test_path_is_found_in_both_unicode_forms(write, reader):
-    composed, decomposed = (unicodedata.normalize(form, "Süd/ö.png") for form in ("NFC", "NFD"))
-    write_picture(reader.root / composed)
-    data = write(HEADER + f"{decomposed},dog,train\na/1.png,cat,train\nb/4.png,cat,val\n")()
-    assert data.train.dataset.name(0) == str(reader.root / composed)
 
 
 def test_names_of_validation_split_are_not_merged(write):
