@@ -94,7 +94,6 @@ def _train(
     stop: "StopRequest",
     started: float,
 ) -> None:
-    """Start or resume a run in its locked folder."""
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit

@@ -214,7 +214,6 @@ def _import_transformers() -> Any:
 
 
 def _config_class(model_type: Any) -> Any:
-    """Return the config class of an image classification network of transformers."""
     transformers = _import_transformers()
     # Composite networks, such as CLIP, have nested configs. `timm_wrapper` would build any timm
     # network and read its files.
@@ -280,7 +279,6 @@ def _create_cvt(network_class: Any, config: Any, drop_path: float | None) -> Any
 
 
 def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
-    """Load the weights of a repository, a folder or a file into the network."""
     # `from_pretrained` builds a second network with a classifier, and converts legacy names.
     # Disable its messages about the classifier.
     logging = _import_transformers().utils.logging

@@ -98,7 +98,6 @@ class Backbone(Normalize):
             raise self._unsupported("feature_norm=pretrained")
 
     def _unsupported(self, setting: str) -> ConfigError:
-        """Return the error for a setting that the network does not support."""
         return ConfigError(f"backbone.{setting}: {self._name} does not support it; omit it")
 
 
@@ -261,7 +260,6 @@ class TimmBackbone(Backbone):
 
 # timm's networks have no common type, so they are annotated with Any.
 def _create(name: str, **arguments: Any) -> Any:
-    """Build a network of timm's registry without weights."""
     # timm would also accept a repository or a folder here, and read it.
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
@@ -295,7 +293,6 @@ def _load_weights(
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
-    """Return the number of rows of the classifier in a state dict; 0 without a classifier."""
     cfg = network.pretrained_cfg
     classifiers = cfg["classifier"] or []
     if isinstance(classifiers, str):

@@ -221,7 +221,6 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
-    """Return the error with the first difference between the class names."""
     pairs = enumerate(zip_longest(trained.names, current.names))
     index, (saved, now) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
     return CheckpointError(

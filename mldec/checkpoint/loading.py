@@ -142,7 +142,6 @@ def load_model(
 def _with_inputs(
     loaded: Loaded, path: str | Path, image_size: int | None, views: str | None
 ) -> Loaded:
-    """Return a model with another image size and averaged views."""
     option = f"--image-size {image_size}"
     trained = loaded.transform.image_size
     size = image_size or trained
@@ -373,7 +372,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_names(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """Return a checkpoint with other class names."""
     check_count(names, len(checkpoint.classes))
     unseen = checkpoint.unseen
     if unseen is not None:

@@ -59,7 +59,6 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
 
 
 def _one_set(weights: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the fields of `Checkpoint` for "raw" or "ema" weights only."""
     if weights == "raw":
         return {"model": tensors, "ema": None}
     return {"model": {}, "ema": tensors}

@@ -250,7 +250,6 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
 
 
 def _tresnet(key: str) -> str | None:
-    """Rename a tensor of a TResNet with a GAP or an ML-Decoder head."""
     if key.startswith("head."):
         return "head." + renamed(key.removeprefix("head."), [*GAP, *ML_DECODER])
 
@@ -263,7 +262,6 @@ def _tresnet(key: str) -> str | None:
 
 
 def _resnet(key: str) -> str | None:
-    """Rename a tensor of a torchvision ResNet. The head replaces `fc`."""
     if key in ("fc.weight", "fc.bias"):
         return "head." + renamed(key, ML_DECODER)
     if key.startswith("fc."):
@@ -280,7 +278,6 @@ def _ram(key: str) -> str | None:
 
 
 def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> str | None:
-    """Rename a tensor of a Query2Label model with any backbone."""
     if key.startswith("backbone.0.body."):
         inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
         abn = re.match(
@@ -384,7 +381,6 @@ def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
 def _tags(
     path: Path, num_classes: int, names: Sequence[str] | None
 ) -> tuple[Classes, Calibration | None]:
-    """Return the tags of RAM and their thresholds from two lists in the folder of its file."""
     if names is None:
         tag_list = _sibling_list(path, TAG_LIST, num_classes)
         names = read_class_names(tag_list) if tag_list else _numbered(num_classes, path.name)
@@ -405,7 +401,6 @@ def _sibling_list(path: Path, name: str, num_classes: int) -> Path | None:
 
 
 def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
-    """Infer the config node of the backbone from the blocks per stage, their kind and widths."""
     if BACKBONE + "patch_embed.proj.weight" in weights:
         blocks = _blocks(weights, r"layers\.(\d+)\.blocks\.(\d+)\.")
         width = _shape(weights, BACKBONE + "patch_embed.proj.weight")[0]
@@ -479,7 +474,6 @@ def _numbered(num_classes: int, file: str) -> tuple[str, ...]:
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-    """Return the shape of a required tensor."""
     if name not in weights:
         raise DataError(f"{name} is missing; use a complete file, or start a training with init=")
     return tuple(weights[name].shape)

@@ -143,7 +143,6 @@ def is_exported(path: str | Path) -> bool:
 
 
 def _released_file(name: str) -> Path:
-    """Return the local path of a released file, and download it if necessary."""
     if name not in RELEASED:
         raise CheckpointError(f"zoo:{name}: unknown released file{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
@@ -259,7 +258,6 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
 
 @contextmanager
 def _naming_hub_errors(address: str) -> Iterator[None]:
-    """Convert errors of the Hub client to CheckpointError with the address."""
     with naming_errors(f"{HUB}{address}", remedy="check the network and the disk"):
         try:
             yield

@@ -71,7 +71,6 @@ def with_thresholds(
 
 
 def _by_line(path: Path, classes: Classes) -> dict[str, float]:
-    """Read the thresholds of all classes, one per line."""
     lines = read_lines(path)
     if len(lines) != len(classes):
         raise ConfigError(
@@ -81,7 +80,6 @@ def _by_line(path: Path, classes: Classes) -> dict[str, float]:
 
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
-    """Read the thresholds of some classes from a CSV file with the columns `COLUMNS`."""
     rows = csv.DictReader(io.StringIO(read_text(path, newline=""), newline=""), restval="")
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):

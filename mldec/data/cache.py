@@ -55,7 +55,6 @@ def cached_table(
 
 
 def _read_or_parse(path: Path, key: str, parse: Callable[[], Table]) -> Table:
-    """Return the table of a cache file. Without a valid one, parse the sources and write it."""
     if stored := read_cached(path, key):
         classes = tuple(json.loads(stored["classes"].tobytes()))
         columns = (stored["starts"], stored["label_classes"], stored["values"])

@@ -161,7 +161,6 @@ def boxes(
 
 
 def _overlap(one: Box, other: Box) -> float:
-    """Return the intersection of two boxes as a fraction of the smaller box."""
     left, top, right, bottom = one
     other_left, other_top, other_right, other_bottom = other
 
@@ -311,7 +310,6 @@ def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image
 
 
 def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
-    """Return a random RGB color for a part of the background."""
     return _shade(rng, mean + rng.uniform(-CLUTTER, CLUTTER))
 
 

@@ -153,7 +153,6 @@ def read_image(
 
 
 def _fault(path: str | Path, content: bytes, error: Exception) -> str:
-    """Return the reason why an image file cannot be read, and the remedy."""
     if not content:
         return f"an empty file (0 bytes); {FIX}"
     if isinstance(error, Image.DecompressionBombError):

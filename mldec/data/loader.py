@@ -353,7 +353,6 @@ def _loader(
     seed: int = 0,
     mixing: Mixer | None = None,
 ) -> Loader[Batch]:
-    """Return a loader of a split. `keys` yields the sample keys of each batch."""
     workers = workers if data.loads_slowly else 0
     skip = data.bad_images == "skip"
     return Loader(

@@ -126,7 +126,6 @@ def _small_cutout(image: Image.Image, pixels: float, rng: Random) -> Image.Image
 
 
 def _enhanced(kind: type[Any], image: Image.Image, strength: float, rng: Random) -> Image.Image:
-    """Apply an enhancement of Pillow."""
     return kind(image).enhance(1 + strength * _sign(rng))
 
 

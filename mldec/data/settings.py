@@ -248,7 +248,6 @@ def assemble(
 def _select_fold(
     source: Source, images: StoredImages, fold: str, *, held_out: bool
 ) -> StoredImages:
-    """Return the held-out images of a fold, or all other training images."""
     number, count = parse_fold(fold)
     is_held_out = fold_numbers(images.storage.keys, count) == number
     part = images.select(is_held_out == held_out)

@@ -106,7 +106,6 @@ HELD_OUT_BY_HASH = HoldOut(split="hash")
 
 
 def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
-    """Hold out an image of each class with at least two positives and none held out, in place."""
     # Choose the image that removes the last training positive of as few classes as possible. Ties
     # go to the first image in the order.
     positives = labels.select_entries(labels.values == 1)

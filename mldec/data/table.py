@@ -86,7 +86,6 @@ class TableBuilder:
         return Table(encode_paths(list(self._first_seen)), labels, classes)
 
     def _column(self, label: str | int, where: str) -> int:
-        """Return the column of a class, given by name or index."""
         # Every new name gets the next column if no classes were given.
         if self.classes is None:
             return self._columns.setdefault(str(label), len(self._columns))

@@ -303,7 +303,6 @@ Transform = EvalTransform | TrainTransform
 
 
 def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], Picture]:
-    """Create the operation that resizes an image or a random crop to a square."""
     # Even with a scale of 1, torchvision would crop to its range of aspect ratios.
     if crop == 1:
         return partial(resized, size=(size, size), interpolation=interpolation)
@@ -333,7 +332,6 @@ Augment = Callable[[Image.Image, SampleRandom], Image.Image]
 
 
 def _augment(name: str, size: int, interpolation: str) -> Augment | None:
-    """Create the augmentation `name`, see `View`."""
     if name.startswith("rand-"):
         return partial(_by_library, operation=_timm_augment(name, size, interpolation))
 
@@ -356,7 +354,6 @@ def _by_library(
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
-    """Create timm's RandAugment as in timm's transforms_imagenet_train."""
     # timm ignores parts without a number, and raises assertion errors or late errors for others.
     if not re.fullmatch(
         r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text

@@ -179,7 +179,6 @@ def with_class_list(
 def _by_word_vectors(
     loaded: Loaded, data: Classes, groups: Sequence[Sequence[str]], options: EvalOptions
 ) -> nn.Module:
-    """Return a zero-shot model for the classes of a list."""
     names: list[str] = []
     class_of_name: list[int] = []
     for number, group in enumerate(groups):
@@ -219,7 +218,6 @@ def _zero_shot_evaluator(
 def _by_known_names(
     loaded: Loaded, groups: Sequence[Sequence[str]], options: EvalOptions
 ) -> nn.Module:
-    """Return a model without word vectors for the classes of a list, by known names."""
     for option, value in (("--vectors", options.vectors), ("--seen", options.seen)):
         if value is not None:
             raise ConfigError(f"{option} {value}: it requires a zero-shot model; leave it out")
@@ -244,7 +242,6 @@ def _by_known_names(
 
 
 def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
-    """Return the case-folded names of the training classes."""
     if options.seen is not None:
         names = check_names(read_lines(Path(options.seen)), options.seen)
         return {name.casefold() for name in names}
@@ -263,7 +260,6 @@ def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
 def _word_vectors(
     names: list[str], trained: Classes, data: Classes, options: EvalOptions
 ) -> Tensor:
-    """Return the word vectors [N, D_w] of all names."""
     vector_of: dict[str, Tensor] = {}
     for classes in (data, trained):
         if classes.word_vectors is not None:

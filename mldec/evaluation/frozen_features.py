@@ -141,7 +141,6 @@ def _compute(
     device: torch.device,
     stop: StopRequest,
 ) -> None:
-    """Compute the tokens of a split with the missing images, and write the files."""
     train = config.train
     loader = eval_loader(
         data,

@@ -149,7 +149,6 @@ def replacing(
 
 
 def _copy_owner(source: Path, target: Path) -> None:
-    """Copy the owner and the mode of a file to another file."""
     old = source.stat()
     new = target.stat()
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):

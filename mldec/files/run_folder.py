@@ -176,7 +176,6 @@ class RunLock:
         self.release()
 
     def _holder(self) -> dict[str, object]:
-        """Return the record of the lock file, empty if it cannot be read."""
         try:
             values = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

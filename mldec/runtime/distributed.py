@@ -94,7 +94,6 @@ def pick_device(name: str) -> torch.device:
 
 @cache
 def _warn_about_unused_gpu() -> None:
-    """Log a warning if torch cannot use an NVIDIA GPU of this machine."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if is_hidden or not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return
@@ -130,7 +129,6 @@ def prepare_device(
 
 @cache
 def _warn_without_compiler() -> None:
-    """Log a warning if torch was imported before mldec and its Triton kernels cannot compile."""
     has_kernels = "torch._native.ops.bmm_outer_product" in sys.modules
     is_disabled = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
     if has_kernels and not is_disabled and not triton_can_compile():

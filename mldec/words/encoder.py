@@ -194,7 +194,6 @@ def open_model(source: str) -> ClipModel:
 
 
 def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return open_clip's config of a pretrained tag; empty for other weights."""
     if source.weights is None or source.file is not None:
         return {}
 
@@ -224,7 +223,6 @@ def _shared_preprocessing(library: ModuleType, source: ClipSource) -> dict[str, 
 
 
 def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Path:
-    """Return the weights file, and download it if necessary."""
     if source.file is not None:
         return source.file
     if tag:

@@ -126,7 +126,6 @@ def _words(name: str) -> list[str]:
 
 
 def _spellings(name: str) -> list[bytes]:
-    """Return the spellings of a name in the order of preference."""
     words = _words(name)
     texts = [name, " ".join(words), "_".join(words), "-".join(words)]
     texts += [text.lower() for text in texts]

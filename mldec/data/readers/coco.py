@@ -98,7 +98,6 @@ def _load_split(
     annotated_only: bool,
     thin: Callable[[Labels], Labels] | None = None,
 ) -> StoredImages:
-    """Return the images of one split. `thin` makes the labels partial."""
     annotations = root / "annotations" / f"instances_{split}.json"
     roboflow = root / split / _ROBOFLOW
     if roboflow.is_file():

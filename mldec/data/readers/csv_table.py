@@ -281,7 +281,6 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
 def _find_roles(
     names: Sequence[str], path_column: str | None, labels_column: str | None, where: str
 ) -> dict[str, int]:
-    """Return the column indices of the roles path, labels, negatives and split."""
     simple_names = [_simple(name) for name in names]
     settings = {"path": path_column, "labels": labels_column}
     roles = {}
@@ -308,7 +307,6 @@ def _find_roles(
 
 
 def _simple(name: str) -> str:
-    """Return a column name in lowercase, without whitespace, underscores and hyphens."""
     return re.sub(r"[\s_-]", "", name.lower())
 
 

@@ -264,7 +264,6 @@ class Names:
 
     @staticmethod
     def _log(counts: Mapping[str, int], classes: Sequence[str], least: int) -> None:
-        """Log the counts of the classes, and pairs that look like the same word."""
         ordered = sorted(classes, key=lambda name: -counts[name])
         frequent = format_list([f"{name} ({counts[name]:,})" for name in ordered], 30)
         log.info(

@@ -118,7 +118,6 @@ def label_studio(
 def _choices(
     results: Sequence[Any], control: str | None, levels: Levels, where: str, ignored: Counter[str]
 ) -> set[str]:
-    """Return the classes of an annotation of Label Studio."""
     names: list[object] = []
     for result in results:
         if control not in (None, result.get("from_name")):
@@ -213,7 +212,6 @@ def fiftyone(
 def _add(
     found: Export, path: str, labels: dict[str, int], where: str, split: str, untagged: str
 ) -> None:
-    """Add an image; count it if it has no label and is left out."""
     if labels or untagged == "negative":
         found.images.append((path, labels, where, split))
     else:

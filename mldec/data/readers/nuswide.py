@@ -105,7 +105,6 @@ def nuswide81(
 
 
 def _load_split(root: Path, csv_file: str, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split of a CSV file."""
     source = root / csv_file
     table = cached_table(f"nuswide-{split}", [source], partial(_parse, source, split), cache_dir)
     log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
@@ -185,7 +184,6 @@ def nuswide_official(
 def _load_official_split(
     root: Path, images: str, split: str, cache_dir: str | None, *, with_tags: bool
 ) -> StoredImages:
-    """Return the existing images of a split with concepts and optionally tags."""
     concepts = read_lines(root / _CONCEPTS)
     sources = [root / "ImageList" / f"{split}Imagelist.txt", root / _CONCEPTS]
     labels = root / "Groundtruth" / "TrainTestLabels"
@@ -209,7 +207,6 @@ def _load_official_split(
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
-    """Return the images with concepts and tags, sorted by class name."""
     image_list, names_file, *label_files = sources
     files = []
     for number, line in enumerate(read_lines(image_list), 1):

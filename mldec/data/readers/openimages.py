@@ -74,7 +74,6 @@ def openimages(
 def _load_split(
     root: Path, names: str, prefix: int, split: str, cache_dir: str | None
 ) -> StoredImages:
-    """Return the images of a split."""
     annotations = root / "annotations"
     sources = [annotations / LABELS[split], annotations / TRAINABLE, annotations / DESCRIPTIONS]
     parse = partial(_parse, sources, names, prefix)
@@ -84,7 +83,6 @@ def _load_split(
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
-    """Read the verified labels, the class list and the display names of a split."""
     statements, trainable, descriptions = sources
     mids = check_names(read_lines(trainable), trainable)
     run_ids, runs, classes, values = _read_statements(statements, mids)
@@ -212,7 +210,6 @@ def openimages_miil(
 def _load_miil_split(
     root: Path, split: str, cache_dir: str | None, *, names: str, class_list: str | None
 ) -> StoredImages:
-    """Return the images of a split."""
     data = root / "data.csv"
     class_file = root / class_list if class_list else None
     display = root / "mid_to_classes.pth"

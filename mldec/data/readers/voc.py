@@ -57,7 +57,6 @@ def voc(
 
 
 def _find_folder(root: Path, year: int) -> Path:
-    """Return the folder VOC{year}: `root`, or a folder up to two levels below."""
     candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
 
     # `root` may have any name except for the name of another year. Kaggle uses VOC2012_train_val.
