@@ -16,7 +16,6 @@ from mldec.backbones.timm_backbone import (
     FeatureNorm,
     check_drop_path,
     loading_weights,
-    quick_hub,
     read_weights,
 )
 from mldec.backbones.tokens import freeze
@@ -121,15 +120,19 @@ class HFBackbone(Backbone):
         name = arguments["name"]
         source = str(Path(name).expanduser())
         remedy = "give a repository or folder of transformers, or pass backbone.mean and .std"
-        with quick_hub(), naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
+        with naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
             if arguments["config"] is None:
                 config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
                 arguments["config"] = _recorded(config)
             if arguments["mean"] is None or arguments["std"] is None:
                 processor, _ = transformers.BaseImageProcessor.get_image_processor_dict(source)
-                mean, std = _mean_and_std(processor)
-                arguments["mean"] = arguments["mean"] or mean
-                arguments["std"] = arguments["std"] or std
+                if processor.get("do_flip_channel_order"):
+                    raise ValueError("do_flip_channel_order is not supported")
+                is_scaled = processor.get("do_normalize") is not False
+                mean = processor["image_mean"] if is_scaled else [0.0, 0.0, 0.0]
+                std = processor["image_std"] if is_scaled else [1.0, 1.0, 1.0]
+                arguments["mean"] = arguments["mean"] or list(mean)
+                arguments["std"] = arguments["std"] or list(std)
         return arguments
 
     def _create(self, config: Mapping[str, Any], drop_path: float | None) -> Any:
@@ -243,15 +246,6 @@ def _recorded(config: Any) -> dict[str, Any]:
         settings[key] = getattr(config, key)
     # Convert tuples to lists, as in a checkpoint.
     return dict(json.loads(json.dumps(settings)))
-
-
-def _mean_and_std(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Return the channel means and standard deviations of a preprocessor_config.json."""
-    if processor.get("do_flip_channel_order"):
-        raise ValueError("do_flip_channel_order is not supported")
-    if processor.get("do_normalize") is False:
-        return [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
-    return list(processor["image_mean"]), list(processor["image_std"])
 
 
 def _create_cvt(network_class: Any, config: Any, drop_path: float | None) -> Any:

@@ -6,8 +6,6 @@ Other modules do not use torch.distributed directly.
 import inspect
 import logging
 import os
-import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -20,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped, UserError
 from mldec.runtime.devices import check_device, env_number
 
@@ -34,9 +31,7 @@ TIMEOUT = timedelta(minutes=20)
 # Shorter jobs do not search for the fastest kernels of cuDNN, which takes seconds for each shape.
 MIN_BATCHES = 20
 
-# Files of the NVIDIA driver on Linux.
-DEVICE_FILES = Path("/dev")
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DEVICE_FILES = Path("/dev")  # of the NVIDIA driver on Linux
 
 
 def rank() -> int:
@@ -98,13 +93,9 @@ def _warn_about_unused_gpu() -> None:
     if is_hidden or not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return
 
-    driver = "this driver"
-    if DRIVER_FILE.is_file():
-        version = re.search(r"\b\d{3}\.[\d.]+", DRIVER_FILE.read_text(encoding="utf-8"))
-        driver = f"driver {version[0]}" if version else driver
     log.warning(
         f"device=auto: using the CPU, because torch {torch.__version__} finds no CUDA device with "
-        f"{driver}; update the driver, or install a torch build that supports it"
+        f"this driver; update the driver, or install a torch build that supports it"
     )
 
 
@@ -117,7 +108,6 @@ def prepare_device(
     `batches` is the number of batches with images of one shape, which selects the search of cuDNN.
     """
     if device.type == "cuda":
-        _warn_without_compiler()
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
@@ -125,17 +115,6 @@ def prepare_device(
         torch.backends.cudnn.benchmark = not deterministic and batches >= MIN_BATCHES
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-@cache
-def _warn_without_compiler() -> None:
-    has_kernels = "torch._native.ops.bmm_outer_product" in sys.modules
-    is_disabled = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
-    if has_kernels and not is_disabled and not triton_can_compile():
-        log.warning(
-            "torch was imported before mldec, and its Triton kernels need a C compiler and "
-            "Python.h; set TORCH_DISABLE_NATIVE_JIT=1, or import mldec first"
-        )
 
 
 @contextmanager
