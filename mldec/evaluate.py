@@ -121,9 +121,7 @@ def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
     """Write the class names of a checkpoint in the format of `--class-names`."""
     names = loaded.classes.names
     if not names:
-        raise CheckpointError(
-            f"--write-classes: {args.checkpoint} has no class names; leave it out"
-        )
+        raise CheckpointError(f"--write-classes: {args.checkpoint} has no class names")
 
     write_result(args.write_classes, "".join(f"{name}\n" for name in names))
     if args.write_classes != STANDARD_OUTPUT:

@@ -70,9 +70,7 @@ def check_names(names: Iterable[object], where: str | Path) -> tuple[str, ...]:
         if other == name:
             raise DataError(f"{where}: the class {name!r} is listed twice; rename one")
         if other is not None:
-            raise DataError(
-                f"{where}: the classes {other!r} and {name!r} differ only in case; rename one"
-            )
+            raise DataError(f"{where}: the classes {other!r} and {name!r} differ only in case")
         names_by_key[name.casefold()] = name
     return tuple(names_by_key.values())
 

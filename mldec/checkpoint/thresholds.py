@@ -34,9 +34,7 @@ def with_thresholds(
         calibration: Calibration to update; None creates one with uncalibrated scores.
     """
     if classes.exclusive or classes.word_vectors is not None:
-        raise ConfigError(
-            f"--thresholds {path}: no effect on single-label and zero-shot models; leave it out"
-        )
+        raise ConfigError(f"--thresholds {path}: no effect on this model; leave it out")
 
     known: list[float] = []
     if calibration:
@@ -73,9 +71,7 @@ def with_thresholds(
 def _by_line(path: Path, classes: Classes) -> dict[str, float]:
     lines = read_lines(path)
     if len(lines) != len(classes):
-        raise ConfigError(
-            f"--thresholds {path}: {len(lines):,} lines for {len(classes):,} classes; {_SEE}"
-        )
+        raise ConfigError(f"--thresholds {path}: {len(lines)} lines, not {len(classes)}; {_SEE}")
     return {name: _number(text, path) for name, text in zip(classes.names, lines, strict=True)}
 
 
@@ -83,10 +79,7 @@ def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     rows = csv.DictReader(io.StringIO(read_text(path, newline=""), newline=""), restval="")
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):
-        raise DataError(
-            f"--thresholds {path}: the columns class and threshold are missing in the header "
-            f"{','.join(header)[:80]!r}; {_SEE}"
-        )
+        raise DataError(f"--thresholds {path}: the header is {','.join(header)[:80]!r}; {_SEE}")
 
     given: dict[str, float] = {}
     for cells in rows:

@@ -189,10 +189,7 @@ class TrainBatches(Sampler[list[Key]]):
         if self.steps == 0:
             raise ConfigError(f"train.batch_size: {batch_size} is too big for {num_images} images")
         if repeats > 1 and num_images < batch_size:
-            raise ConfigError(
-                f"train.repeats: {repeats} needs at least one batch of {batch_size} images, there "
-                f"are {num_images}; lower train.batch_size"
-            )
+            raise ConfigError("train.repeats: it needs a full batch; lower train.batch_size")
 
     def __len__(self) -> int:
         return (self.steps - self.start) * self.accumulate
