@@ -200,19 +200,13 @@ def show(node: DictConfig) -> None:
         say(*to_yaml(config).splitlines())
 
 
-def show_help(arguments: list[str]) -> None:
-    """Print the help of the command or of an experiment, and exit."""
-    say(*help_text(arguments).splitlines())
-    sys.exit(0)
-
-
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
     """Return the task of a command line (`app`, `show` or the help), and the words for Hydra.
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
     """
     if "--help" in arguments or "-h" in arguments:
-        return partial(show_help, arguments), []
+        return lambda: say(*help_text(arguments).splitlines()), []
 
     for index, pair in enumerate(pairwise(arguments)):
         if pair == ("--cfg", "job"):

@@ -27,10 +27,8 @@ def norm_behind_pooling(network: Any) -> str | None:
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
     """Compute the tokens [B, N, C] of a timm network, without class and register tokens.
 
-    Args:
-        network: Its features must be [B, C, H, W], [B, H, W, C] or [B, N, C].
-        images: Normalized images [B, 3, H, W].
-        norm_path: Path of a norm in the network that is applied to the features, or None.
+    Its features must be [B, C, H, W], [B, H, W, C] or [B, N, C]. The images are normalized.
+    `norm_path` is the path of a norm in the network that is applied to the features, or None.
     """
     features = network.forward_features(images)
     shape = features.shape if isinstance(features, Tensor) else ()

@@ -256,15 +256,10 @@ def check_start(config: Config) -> Config:
 
 
 def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
-    """Initialize a model with the best weights of a checkpoint.
+    """Initialize a model in place with the best weights of a checkpoint.
 
-    Args:
-        model: Model to initialize in place.
-        start: Any source of `local`, or `Init` settings.
-        names: Class names of the model, for `init.classes`.
-
-    Returns:
-        A one-line report of the loaded and the other tensors.
+    `start` is any source of `local`, or `Init` settings. `names` are the class names of the model,
+    for `init.classes`. Returns a one-line report of the loaded and the other tensors.
     """
     from mldec.checkpoint.sources import local
 

@@ -168,16 +168,10 @@ def convert(
 ) -> Checkpoint:
     """Convert the content of a file. The architecture is inferred from names and shapes.
 
-    The config has no loss. It has a data set if the class names are those of COCO.
-
-    Args:
-        state: Content of a file of the authors.
-        path: Path of the file. The tag names and thresholds of RAM are read from the same folder.
-        image_size: Pixels per side; None: from the table of known files.
-        names: Class names; None: from the file, or a known list of the same length.
-
-    Raises:
-        DataError: If the network or the image size is unknown, or a tensor is missing.
+    The config has no loss. It has a data set if the class names are those of COCO. The tag names
+    and thresholds of RAM are read from the folder of `path`. `image_size` in pixels and `names`
+    override the table of known files and the names in the file. Raises DataError if the network or
+    the image size is unknown, or a tensor is missing.
     """
     weights = tensors(state)
     # Query2Label: the layers per class have a leading dimension of 1, and the projection is a 1 x 1

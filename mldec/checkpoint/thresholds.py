@@ -22,16 +22,11 @@ COLUMNS = ("class", "threshold")  # columns of a CSV file, as in mldec calibrate
 def with_thresholds(
     path: Path, classes: Classes, weights: str, calibration: Calibration | None = None
 ) -> Calibration:
-    """Replace the thresholds of a calibration with the thresholds of a file.
+    """Replace the thresholds of a calibration, or of a new one, with the thresholds of a file.
 
-    A class is present if its score is above its threshold, as in the code of RAM.
-
-    Args:
-        path: Text file with one threshold in [0, 1] per line, in the order of the classes, or .csv
-            file with the columns class and threshold. Other classes keep their thresholds.
-        classes: The K classes.
-        weights: "ema" or "raw", for a new calibration.
-        calibration: Calibration to update; None creates one with uncalibrated scores.
+    A class is present if its score is above its threshold, as in the code of RAM. The file has one
+    threshold in [0, 1] per line, in the order of the classes. A .csv file has the columns class and
+    threshold; other classes keep their thresholds. `weights` is "ema" or "raw".
     """
     if classes.exclusive or classes.word_vectors is not None:
         raise ConfigError(f"--thresholds {path}: no effect on this model; leave it out")

@@ -133,19 +133,12 @@ def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndar
 
 
 def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Hold out images so that each class has about the same share of held-out positives.
+    """Return a mask of held-out images, bool [N], with about the same share of each class.
 
     Source: Sechidis et al., On the Stratification of Multi-Label Data (ECML 2011), Algorithm 1.
     Ties are broken at random there. Here the first of equally rare classes is assigned first, and
-    an image with a tie between the splits is used for training.
-
-    Args:
-        labels: The labels of N images.
-        order: Order in which the images are assigned, int [N].
-        fraction: Fraction of images to hold out, in (0, 1).
-
-    Returns:
-        A mask of the held-out images, bool [N].
+    an image with a tie between the splits is used for training. `order` is the order in which the
+    images are assigned, int [N]. `fraction` of the images is held out, in (0, 1).
     """
     ends = np.cumsum(labels.counts_per_image())[:-1]
     classes_of_image = np.split(labels.classes[labels.values == 1], ends)
@@ -197,13 +190,10 @@ def parse_fold(fold: str) -> tuple[int, int]:
 
 
 def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Assign images to folds by a hash of their keys.
+    """Return the fold of each image, int64 [M], from 1 to `count`, by a hash of its key.
 
     An image keeps its fold if other images are added or removed. Folds of different seeds are
     independent. `keys` are M keys of `Storage.keys`.
-
-    Returns:
-        The fold of each image, int64 [M], from 1 to `count`.
     """
     is_text = keys.dtype.kind == "S"
     texts = keys.tolist() if is_text else [key.tobytes() for key in keys]

@@ -55,11 +55,8 @@ class TableBuilder:
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
         """Add an image with its labels.
 
-        Args:
-            path: Path of the image file, see `path_inside`.
-            labels: Maps classes to values, see `Labels`. A class is a name, or an index if the
-                classes were given.
-            where: Annotation file and row, for messages.
+        `labels` maps classes to values, see `Labels`. A class is a name, or an index if the classes
+        were given. `where` is the annotation file and row, for messages.
         """
         path = path_inside(path, where, folder=self.folder)
         if path in self._first_seen:

@@ -50,12 +50,9 @@ def partial_labels(threshold: float = 0.5, *, top_k: int | None = None) -> MakeE
 def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator:
     """Return the function that creates evaluators of single-label data.
 
-    Args:
-        top_k: k of the second accuracy, at least 2. None means 5, omitted with fewer classes.
-        suffix: Suffix of the metric names, such as "_real" for ImageNet ReaL.
-
-    Raises:
-        ConfigError: If `top_k` is out of range, or later if there are fewer classes.
+    `top_k` is the k of the second accuracy, at least 2. None means 5, omitted with fewer classes.
+    `suffix` is appended to the metric names, such as "_real" for ImageNet ReaL. Raises ConfigError
+    if `top_k` is out of range, or later if there are fewer classes.
     """
     from mldec.evaluators.single_label import SingleLabelEvaluator
 

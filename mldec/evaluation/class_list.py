@@ -39,13 +39,9 @@ def queries_for(
 ) -> Classes:
     """Return classes with word vectors for a zero-shot model.
 
-    Args:
-        names: Unique class names.
-        vectors: File or text encoder, see `load_word_vectors`. None: the text encoder of the
-            training.
-        trained: Classes of the training, or None if they are unknown.
-        option: Command-line option of the names, for messages.
-        keep: Whether to cache the word vectors on the disk.
+    `vectors` is a file or text encoder, see `load_word_vectors`, or None for the text encoder of
+    the training. `trained` are the classes of the training, if they are known. `option` names the
+    option in messages. `keep` caches the word vectors on the disk.
     """
     origin = None if trained is None else trained.origin
     if vectors is not None:

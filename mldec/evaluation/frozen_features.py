@@ -55,13 +55,7 @@ def reuse_tokens(
     """Replace validation images with cached tokens if a checkpoint was trained on tokens.
 
     The images are kept if their transform or the precision differs from the training, if the model
-    averages several views, or if there are several processes.
-
-    Args:
-        data: Data of an evaluation.
-        loaded: The checkpoint.
-        config: Settings of the evaluation. train.cache_features=false keeps the images.
-        device: Device of the evaluation.
+    averages several views, if there are several processes, or with train.cache_features=false.
     """
     trained = loaded.config.train
     if not (trained.cache_features and config.train.cache_features):

@@ -50,18 +50,11 @@ def is_main() -> bool:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device with a name.
+    """Return the device "auto", "cpu", "mps", "cuda" or "cuda:<n>". CUDA devices have an index.
 
-    Args:
-        name: "auto", "cpu", "mps", "cuda" or "cuda:<n>". "auto" selects CUDA if available, else
-            MPS, else the CPU. "cuda" selects the GPU of the local rank under torchrun, else the
-            first GPU.
-
-    Returns:
-        The device. CUDA devices always have an index.
-
-    Raises:
-        ConfigError: If the name is invalid or the device is not available.
+    "auto" selects CUDA if available, else MPS, else the CPU. "cuda" selects the GPU of the local
+    rank under torchrun, else the first GPU. Raises ConfigError if the name is invalid or the device
+    is not available.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -154,10 +147,8 @@ def processes(device: torch.device) -> Iterator[None]:
 def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     """Wrap a model in DistributedDataParallel. Returns the model itself without torchrun.
 
-    Args:
-        model: The model.
-        static: Whether all steps run the same graph, so that all-reduces overlap more.
-        same_buffers: Whether each forward pass first broadcasts the buffers of rank 0.
+    `static`: all steps run the same graph, so that all-reduces overlap more. `same_buffers`: each
+    forward pass first broadcasts the buffers of rank 0.
     """
     if not dist.is_initialized():
         return model
@@ -259,12 +250,8 @@ def gather(value: T) -> list[T]:
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
     """Exchange rows of a matrix for columns, so that no rank holds the whole matrix.
 
-    Args:
-        rows: Blocks [n, K] of the images of this rank.
-
-    Returns:
-        One block [N_r, K / ranks] per rank r, with its N_r images and the columns of this rank.
-        Columns are split in the order of ranks; see `join_columns`.
+    `rows` are blocks [n, K] of the images of this rank. Returns one block [N_r, K / ranks] per rank
+    r, with its N_r images and the columns of this rank, in the order of ranks.
     """
     if not dist.is_initialized():
         return rows

@@ -257,20 +257,11 @@ def encode_names(
     *,
     keep: bool = True,
 ) -> tuple[Tensor, str]:
-    """Return the vectors of names by a text encoder, from the cache if possible.
+    """Return the vectors of names by a text encoder, and the hash of its weights.
 
-    The cache has one file per encoder and list of templates. open_clip is only imported for names
-    that are not in the cache.
-
-    Args:
-        source: See `ClipSource.parse`.
-        names: K names.
-        templates: Sentences with {} for the name.
-        cache_dir: See `cache_folder`.
-        keep: Write the vectors of new names to the cache.
-
-    Returns:
-        Vectors, float32 [K, D] of length 1 each, and the hash of the weights.
+    The vectors are float32 [K, D] of length 1. The cache has one file per encoder and list of
+    templates, and gets new names with `keep`. open_clip is only imported for new names. For
+    `source` see `ClipSource.parse`, for `cache_dir` see `cache_folder`.
     """
     key = json.dumps([FORMAT, _identity(ClipSource.parse(source)), list(templates)])
     digest = sha256(key.encode()).hexdigest()[:16]

@@ -206,26 +206,17 @@ def recognize(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    # Fraction of the cells of each possible class column that are 0, 1 or -1, of the filled cells.
-    # Role names and the index columns of pandas and Excel are not classes.
-    binary_shares: dict[int, float] = {}
-    for column, count in counts.items():
-        if _simple(names[column]) not in _ROLES and not _INDEX.fullmatch(names[column]):
-            num_filled = count.total() - count[""]
-            binary_shares[column] = sum(count[cell] for cell in _BINARY) / max(num_filled, 1)
-
+    # A class column has 0, 1 or -1 in at least half of its filled cells. Role names and the index
+    # columns of pandas and Excel are not classes.
     class_columns: list[int] = []
-    if "labels" in roles:
-        labels_name = names[roles["labels"]]
-        for column, share in binary_shares.items():
-            if share == 1 and labels_column is None:
-                raise DataError(
-                    f"{where}: both {labels_name} and {abbreviate(names[column])} may be labels; "
-                    f"pass data.labels_column={labels_name} or remove one"
-                )
-    else:
-        for column, share in binary_shares.items():
-            if share >= 0.5 or names[column] in (classes or ()):
+    if "labels" not in roles:
+        for column, count in counts.items():
+            if _simple(names[column]) in _ROLES or _INDEX.fullmatch(names[column]):
+                continue
+            num_filled = count.total() - count[""]
+            num_binary = sum(count[cell] for cell in _BINARY)
+            is_class = num_binary >= max(num_filled, 1) / 2
+            if is_class or names[column] in (classes or ()):
                 class_columns.append(column)
         if not class_columns or "negatives" in roles:
             raise DataError(f"{where}: there is no column labels; set data.labels_column")
