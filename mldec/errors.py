@@ -87,12 +87,9 @@ def brief(error: BaseException) -> str:
 def naming_errors(
     path: str | Path, error: type[UserError] = CheckpointError, *, remedy: str = "use another copy"
 ) -> Iterator[None]:
-    """Convert exceptions of reading a file to an error with its path.
+    """Convert exceptions of reading a file to an error of class `error` with its path.
 
-    Args:
-        path: Start of the message: the path of the file, or a setting.
-        error: Class of the new error. Exceptions of this class are not converted.
-        remedy: End of the message.
+    `path` is the path of the file, or a setting. Errors of class `error` are not converted.
     """
     try:
         yield

@@ -84,9 +84,7 @@ def split_names(text: str, separator: str, where: str | Path) -> list[str]:
 def given_names(classes: str | list[str] | None, root: Path) -> tuple[str, ...] | None:
     """Return the class names of the setting `data.classes`, or None if it is not set.
 
-    Args:
-        classes: Names, or the path of a text file with one name per line.
-        root: Folder of a relative path.
+    `classes` are names, or the path, relative to `root`, of a text file with one name per line.
     """
     if classes is None:
         return None

@@ -63,8 +63,7 @@ def check_patches(network: Any, tokens: Tensor) -> None:
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
     """Run one image [C, H, W] through a backbone on the meta device, in evaluation mode.
 
-    Returns:
-        The tokens [1, N, C] without values, and the names of the unused parameters.
+    Returns the tokens [1, N, C] without values, and the names of the unused parameters.
     """
     parameters = dict(module.named_parameters())
     tensors = parameters | dict(module.named_buffers())

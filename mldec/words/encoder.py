@@ -115,13 +115,10 @@ class ClipModel:
 
     @torch.no_grad()
     def encode_names(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """Compute the vectors of names.
+        """Return the vectors of names, float32 [K, D] of length 1 each, on the CPU.
 
         A vector is the normalized mean of the normalized vectors of all templates, as in CLIP.
         Texts are truncated to the context length of the model.
-
-        Returns:
-            Float32 [K, D] on the CPU, of length 1 each.
         """
         per_batch = max(1, BATCH_SIZE // len(templates))
         device = self.model.logit_scale.device
@@ -315,10 +312,8 @@ def _identity(source: ClipSource) -> list[str]:
 def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     """Return the templates of the setting `data.prompts`.
 
-    Args:
-        prompts: A template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
-            "simple7" (the 7 best of these), or the path of a file with one template per line.
-        folder: Folder of a relative path.
+    `prompts` is a template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
+    "simple7" (the 7 best of these), or the path, relative to `folder`, of a file with one per line.
     """
     if prompts in LISTS:
         library = _open_clip(f"data.prompts={prompts}")

@@ -285,9 +285,7 @@ def similar_words(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 
     They differ in case, accents, spaces, punctuation or a regular plural. Names with at least five
     letters may also differ in one letter or two swapped letters, if one is five times as frequent.
-
-    Args:
-        counts: Maps a name to its number of photos.
+    `counts` maps a name to its number of photos.
     """
     buckets: defaultdict[str, set[str]] = defaultdict(set)
     for name in counts:
