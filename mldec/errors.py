@@ -59,11 +59,11 @@ def suggest(word: str, known: list[str]) -> str:
 
 def visible(text: str) -> str:
     """Replace control characters, which could control the terminal, by `?`."""
-
-    def is_visible(letter: str) -> bool:
-        return letter.isprintable() or unicodedata.category(letter) == "Zs"
-
-    return "".join(letter if is_visible(letter) else "?" for letter in text)
+    visible_letters = []
+    for letter in text:
+        is_visible = letter.isprintable() or unicodedata.category(letter) == "Zs"
+        visible_letters.append(letter if is_visible else "?")
+    return "".join(visible_letters)
 
 
 def printable(text: str) -> str:

@@ -21,7 +21,6 @@ from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write
 
 # torch is imported late, so that --help and argument errors are fast.
 if TYPE_CHECKING:
-    from mldec.checkpoint import Loaded
     from mldec.evaluation.output import Results
 
 log = logging.getLogger("mldec")
@@ -87,7 +86,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
 
     loaded = load_model(**chosen_model(args))
     if args.write_classes:
-        write_classes(loaded, args)
+        names = loaded.classes.names
+        if not names:
+            raise CheckpointError(f"--write-classes: {args.checkpoint} has no class names")
+        write_result(args.write_classes, "".join(f"{name}\n" for name in names))
+        if args.write_classes != STANDARD_OUTPUT:
+            say(f"wrote {len(names):,} class names of {args.checkpoint} to {args.write_classes}")
         return None
 
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
@@ -115,17 +119,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
         if not distributed.is_main():
             return None
         return print_results(results, loaded.weights, args, names)
-
-
-def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
-    """Write the class names of a checkpoint in the format of `--class-names`."""
-    names = loaded.classes.names
-    if not names:
-        raise CheckpointError(f"--write-classes: {args.checkpoint} has no class names")
-
-    write_result(args.write_classes, "".join(f"{name}\n" for name in names))
-    if args.write_classes != STANDARD_OUTPUT:
-        say(f"wrote {len(names):,} class names of {args.checkpoint} to {args.write_classes}")
 
 
 def print_results(

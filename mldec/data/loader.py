@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -130,6 +131,7 @@ class Batch(NamedTuple):
     bad: Sequence[str] = ()  # messages about skipped unreadable images
 
 
+@dataclass(eq=False)
 class TrainBatches(Sampler[list[Key]]):
     """Batch sampler that yields the micro-batches of one rank, from any step of an epoch.
 
@@ -143,52 +145,38 @@ class TrainBatches(Sampler[list[Key]]):
     numbers. An epoch covers 1 / `repeats` of the images. The batches equal timm's RepeatAugSampler
     except for the end of an epoch, which timm rounds down to a multiple of 256.
 
-    Args:
-        num_images: Number of training images.
-        batch_size: Images per global batch, over all ranks and accumulation steps.
-        accumulate: Number of accumulation steps.
-        repeats: Appearances of each image in succession.
-        factors: Mean number of appearances of each image per epoch, float64 [num_images], see
-            `draw_images`. The attribute `num_images` is then the number of images in an epoch.
-
     Raises:
         ConfigError: If there are too few images for the batch size.
     """
 
-    def __init__(
-        self,
-        num_images: int,
-        *,
-        batch_size: int,
-        accumulate: int = 1,
-        repeats: int = 1,
-        factors: np.ndarray | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        if factors is not None:
-            num_images = math.ceil(factors.sum())
-        self.factors = factors
-        self.parts = accumulate * world_size  # micro-batches per global batch
-        self.num_images = num_images
-        self.batch_size = batch_size
-        self.accumulate = accumulate
-        self.repeats = repeats
-        self.seed = seed
-        self.rank = rank
+    num_images: int  # training images, or with `factors` the images of an epoch
+    _: KW_ONLY
+    batch_size: int  # images per global batch, over all ranks and accumulation steps
+    accumulate: int = 1  # accumulation steps
+    repeats: int = 1  # appearances of each image in succession
+    # Mean number of appearances of each image per epoch, float64 [N], see `draw_images`.
+    factors: np.ndarray | None = None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
 
-        # Set by the trainer: the current epoch and its first step.
-        self.epoch = 0
-        self.start = 0
+    # Set by the trainer: the current epoch and its first step.
+    epoch: int = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.factors is not None:
+            self.num_images = math.ceil(self.factors.sum())
+        self.parts = self.accumulate * self.world_size  # micro-batches per global batch
 
         # The last batch is kept if each of its micro-batches has at least two images.
-        tail = num_images % batch_size
-        self.steps = num_images // batch_size + (tail >= 2 * self.parts)
+        tail = self.num_images % self.batch_size
+        self.steps = self.num_images // self.batch_size + (tail >= 2 * self.parts)
 
         if self.steps == 0:
-            raise ConfigError(f"train.batch_size: {batch_size} is too big for {num_images} images")
-        if repeats > 1 and num_images < batch_size:
+            fault = f"{self.batch_size} is too big for {self.num_images} images"
+            raise ConfigError(f"train.batch_size: {fault}")
+        if self.repeats > 1 and self.num_images < self.batch_size:
             raise ConfigError("train.repeats: it needs a full batch; lower train.batch_size")
 
     def __len__(self) -> int:
@@ -223,12 +211,12 @@ class TrainBatches(Sampler[list[Key]]):
                 yield keys
 
 
+@dataclass(frozen=True, eq=False)
 class SeededDataset(Dataset[Any]):
     """Dataset that seeds each sample with (seed, epoch, index, repetition)."""
 
-    def __init__(self, dataset: ImageDataset, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
+    dataset: ImageDataset
+    seed: int
 
     def __getitem__(self, key: Key) -> Sample | str:
         """Return a sample, or an error message if the image cannot be read."""

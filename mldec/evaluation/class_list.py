@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -109,12 +111,12 @@ def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
     return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
 
 
+@dataclass(frozen=True)
 class SelectedClasses:
     """A dataset with a selection of the target columns."""
 
-    def __init__(self, dataset: ImageDataset, columns: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.columns = torch.tensor(columns)
+    dataset: ImageDataset
+    columns: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -122,7 +124,7 @@ class SelectedClasses:
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, H, W] and its target int8 [number of columns]."""
         image, target = self.dataset.load(index, rng)
-        return image, target[self.columns]
+        return image, target[list(self.columns)]
 
     def name(self, index: int) -> str:
         """Return the path of the image, or another name for messages."""
@@ -161,22 +163,12 @@ def with_class_list(
     if loaded.classes.word_vectors is None:
         return _by_known_names(loaded, groups, options), selected
 
-    model = _by_word_vectors(loaded, classes, groups, options)
+    names_of_groups = list(chain.from_iterable(groups))
+    word_vectors = _word_vectors(names_of_groups, loaded.classes, classes, options)
+    class_of_name = np.repeat(np.arange(len(groups)), list(map(len, groups))).tolist()
+    model = ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
     evaluator = _zero_shot_evaluator(loaded, data, groups, options)
     return model, replace(selected, make_evaluator=evaluator)
-
-
-def _by_word_vectors(
-    loaded: Loaded, data: Classes, groups: Sequence[Sequence[str]], options: EvalOptions
-) -> nn.Module:
-    names: list[str] = []
-    class_of_name: list[int] = []
-    for number, group in enumerate(groups):
-        names += group
-        class_of_name += [number] * len(group)
-
-    word_vectors = _word_vectors(names, loaded.classes, data, options)
-    return ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
 
 
 def _zero_shot_evaluator(

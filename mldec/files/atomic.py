@@ -134,21 +134,17 @@ def replacing(
             with temporary.open("wb") as file:
                 yield file
                 if of_user and path.exists():
-                    _copy_owner(path, temporary)
+                    old = path.stat()
+                    new = temporary.stat()
+                    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+                        os.chown(temporary, old.st_uid, old.st_gid)
+                    temporary.chmod(old.st_mode & 0o7777)
                 if durable or of_user:
                     file.flush()
                     os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _copy_owner(source: Path, target: Path) -> None:
-    old = source.stat()
-    new = target.stat()
-    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-        os.chown(target, old.st_uid, old.st_gid)
-    target.chmod(old.st_mode & 0o7777)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from pycocotools.coco import COCO
-from torch import Tensor
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, fixed_per_class, from_statements, random_drop
@@ -24,7 +23,6 @@ from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json
 from mldec.names import COCO_NAMES, as_name, indices_of, names_fault
-from mldec.words.types import VectorOrigin
 
 log = logging.getLogger("mldec")
 
@@ -63,13 +61,11 @@ def coco(
     folder = check_folder(root, "MS-COCO")
     load = partial(_load_split, folder, annotated_only=annotated_only)
 
-    def vectors(names: tuple[str, ...]) -> tuple[Tensor, VectorOrigin | None]:
-        _, word_vectors, origin = words.of_classes(folder, names, names)
-        return word_vectors, origin
-
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     source = replace(source, load_train=partial(load, thin=thin))
-    return source if words.vectors is None else replace(source, vectors=vectors)
+    if words.vectors is None:
+        return source
+    return replace(source, vectors=lambda names: words.of_classes(folder, names, names)[1:])
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
