@@ -68,22 +68,17 @@ class ZeroShot:
     The queries of ML-Decoder do not attend to each other. One validation pass over all classes
     therefore gives both zero-shot and generalized metrics. Training images without a seen class are
     omitted.
-
-    Args:
-        roles: Maps the names of all classes to the indices of seen and unseen classes, see
-            `split_classes`.
-        vectors: Maps the names of all K classes to their word vectors.
-        val_images: "unseen": only images with an unseen class, as in the official code. "all": all
-            images, as in LESA and BiAM.
-        where: Folder of the dataset, for messages.
-        threshold: See `multi_label`.
     """
 
+    # Maps the names of all classes to the indices of seen and unseen classes, see `split_classes`.
     roles: Callable[[tuple[str, ...]], Roles]
-    vectors: Callable[[tuple[str, ...]], WordVectors]
+    vectors: Callable[[tuple[str, ...]], WordVectors]  # maps their names to their word vectors
+
+    # "unseen": only images with an unseen class, as in the official code. "all": all images, as in
+    # LESA and BiAM.
     val_images: str
-    where: str
-    threshold: float = 0.5
+    where: str  # folder of the dataset, for messages
+    threshold: float = 0.5  # see `multi_label`
 
     def __post_init__(self) -> None:
         # Validate the threshold now, not after an epoch.

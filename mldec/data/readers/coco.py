@@ -74,8 +74,6 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
         raise ValueError(f"drop_labels is {drop}; it must be in [0, 1)")
     if keep is not None and keep < 1:
         raise ValueError(f"keep_per_class is {keep}; it must be at least 1, or null for all labels")
-    if seed < 0:
-        raise ValueError(f"labels_seed is {seed}; it must be 0 or more")
     if drop and keep is not None:
         raise ValueError(f"drop_labels is {drop} and keep_per_class is {keep}; set only one")
 

@@ -211,9 +211,7 @@ def choose_keywords(
 class Names:
     """Class names of keywords. Names that differ only in case are one class.
 
-    Args:
-        levels: See `keywords`.
-        synonyms: Groups of names of the same class. The class has the first name.
+    For `levels` see `keywords`. `synonyms` are groups of names of the class of the first name.
     """
 
     def __init__(self, levels: str, synonyms: Sequence[Sequence[str]] = ()) -> None:
