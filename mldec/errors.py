@@ -157,7 +157,6 @@ def one_line() -> Iterator[None]:
         try:
             yield
         finally:
-            # Python also flushes at exit, but prints errors with a traceback.
             with writing("standard output"):
                 sys.stdout.flush()
     except UserError as error:

@@ -113,7 +113,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
 
         names = setup.data.val.classes.names
         if setup.thresholds is not None:
-            # There is one threshold for all classes, or one per class.
             repeats = len(names) // len(setup.thresholds)
             results.per_class["threshold"] = setup.thresholds * repeats
         if not distributed.is_main():
@@ -168,7 +167,6 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
     """Format the per-class values as a header and one line per class."""
     from mldec.evaluation.output import as_text
 
-    # The first cell of each column is its title.
     labels = ("class",) + names
     width = max(map(len, labels))
     lines = [f"  {name:<{width}}" for name in labels]

@@ -67,10 +67,8 @@ def check_names(names: Iterable[object], where: str | Path) -> tuple[str, ...]:
     for value in names:
         name = as_name(value, where)
         other = names_by_key.get(name.casefold())
-        if other == name:
-            raise DataError(f"{where}: the class {name!r} is listed twice; rename one")
         if other is not None:
-            raise DataError(f"{where}: the classes {other!r} and {name!r} differ only in case")
+            raise DataError(f"{where}: the class {name!r} is listed twice ({other!r}); rename one")
         names_by_key[name.casefold()] = name
     return tuple(names_by_key.values())
 

@@ -221,7 +221,6 @@ def main() -> None:
     # Hydra reraises errors unchanged, and `one_line` prints them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
-    # Otherwise Hydra prints its own version.
     if "--version" in sys.argv[1:]:
         print(VERSION)
         return

@@ -235,7 +235,6 @@ def _recorded(config: Any) -> dict[str, Any]:
     settings = {"model_type": config.model_type}
     for key in _own_settings(_config_class(config.model_type)):
         settings[key] = getattr(config, key)
-    # Convert tuples to lists, as in a checkpoint.
     return dict(json.loads(json.dumps(settings)))
 
 

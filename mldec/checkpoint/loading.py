@@ -148,13 +148,11 @@ def _with_inputs(
     if views:
         loaded = replace(loaded, model=Viewed(loaded.model, views, size))
         if views == "scales":
-            # The images are loaded in the larger size.
             size = Viewed.larger(size)
             option = "--views scales"
     if size == trained:
         return loaded
 
-    # The input size of some networks, such as ViT, is fixed.
     if loaded.config.backbone.get("image_size") is not None:
         raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; leave it out")
     loaded.config.data["image_size"] = size

@@ -36,7 +36,14 @@ def with_thresholds(
         known = calibration.thresholds_of(classes.names, classes.names)
     if len(known) == 1:
         known = known * len(classes)
-    given = _by_name(path, classes) if path.suffix == ".csv" else _by_line(path, classes)
+    if path.suffix == ".csv":
+        given = _by_name(path, classes)
+    else:
+        lines = read_lines(path)
+        if len(lines) != len(classes):
+            fault = f"{len(lines)} lines, not {len(classes)}"
+            raise ConfigError(f"--thresholds {path}: {fault}; {_SEE}")
+        given = {name: _number(line, path) for name, line in zip(classes.names, lines, strict=True)}
     missing = [name for name in classes.names if name not in given]
     if missing and not known:
         raise DataError(
@@ -61,13 +68,6 @@ def with_thresholds(
     )
     thresholds = tuple(values[name] for name in classes.names)
     return replace(base, thresholds=thresholds, scope="class", objective=None, file=path.name)
-
-
-def _by_line(path: Path, classes: Classes) -> dict[str, float]:
-    lines = read_lines(path)
-    if len(lines) != len(classes):
-        raise ConfigError(f"--thresholds {path}: {len(lines)} lines, not {len(classes)}; {_SEE}")
-    return {name: _number(text, path) for name, text in zip(classes.names, lines, strict=True)}
 
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:

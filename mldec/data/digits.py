@@ -287,7 +287,6 @@ def compose(
 
 def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image:
     """Return a color gradient with blobs and strokes, within CLUTTER of the mean gray."""
-    # The gradient interpolates between four random corners.
     corners = [_clutter(rng, mean) for _ in range(4)]
     gradient = Image.fromarray(np.array(corners, np.uint8).reshape(2, 2, 3))
     scene = gradient.resize((size, size), Image.Resampling.BILINEAR)
@@ -351,7 +350,6 @@ def digits_zsl(
     """
     check_minimum("max_digits", max_digits, 1)
 
-    # Seen classes keep the order of all classes.
     names = class_names(colours)
     source = f"{DIGITS_PREFIX}{vectors}"
     if vectors == "one_hot":
@@ -414,7 +412,6 @@ def draw_coloured(
         number = classes[column]
         row = rng.choice(np.flatnonzero(writings.labels == number % 10))
 
-        # Each digit has a random shade near the pure color.
         pure_color = np.array(list(COLOURS.values())[number // 10])
         shade = pure_color + rng.uniform(-SHADING, SHADING, 3)
         red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()

@@ -84,7 +84,6 @@ class Labels:
         new_column = np.full(self.num_classes, -1, np.int32)
         new_column[list(columns)] = np.arange(len(columns))
 
-        # Other classes have no new column (-1).
         classes = new_column[self.classes]
         renumbered = replace(self, classes=classes, num_classes=len(columns))
         return renumbered.select_entries(classes >= 0)

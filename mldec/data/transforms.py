@@ -233,7 +233,6 @@ class View:
 
     def eval(self) -> EvalTransform:
         """Return the transform for evaluation."""
-        # Evaluation must be deterministic.
         interpolation = self.test_interpolation
         if interpolation is None:
             interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
@@ -360,7 +359,6 @@ def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.I
     ):
         raise ConfigError(f"augment: {text!r} is no RandAugment of timm: rand-m7-mstd0.5-inc1")
 
-    # timm is slow to import.
     from timm.data.auto_augment import rand_augment_transform
 
     settings = {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOR}

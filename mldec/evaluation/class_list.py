@@ -145,7 +145,6 @@ def with_class_list(
     if classes.exclusive:
         raise ConfigError("--class-list: it requires multi-label data; leave it out")
 
-    # The first name of each group is the class name of the data.
     groups = read_class_list(path)
     names = []
     columns = []

@@ -112,7 +112,6 @@ def open_for_evaluation(
         network, data = with_class_list(loaded, data, options)
     else:
         loaded, data = with_same_classes(loaded, data, path)
-        # This validates the classes before their thresholds are looked up.
         network = scorer(loaded, data, path, calibrated=calibrated)
         thresholds = chosen_thresholds(data, loaded, options) if calibrated else None
 

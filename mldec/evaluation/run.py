@@ -236,7 +236,6 @@ def evaluate_all(
     for model, mode in zip(models, modes, strict=True):
         model.train(mode)
 
-    # Gather the messages of all processes. `compute` gathers the scores.
     all_bad = list(chain.from_iterable(distributed.gather(bad)))
     images = len(data.val.dataset) - len(all_bad)
 

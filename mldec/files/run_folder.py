@@ -143,7 +143,6 @@ class RunLock:
                 f"or {remedy}"
             ) from error
         except PermissionError:
-            # Convert the error to a DataError.
             with writing(self.path, of_run=self._of_run):
                 raise
         except (OSError, NotImplementedError) as error:

@@ -102,7 +102,6 @@ def prepare_device(
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
-        # The benchmark selects the fastest kernel for each new shape.
         torch.backends.cudnn.benchmark = not deterministic and batches >= MIN_BATCHES
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -299,7 +299,6 @@ def _identity(source: ClipSource) -> list[str]:
     if source.file is not None:
         files = [source.file]
     if source.folder is not None:
-        # Include the files of the tokenizer.
         files = sorted(path for path in source.folder.iterdir() if path.is_file())
 
     identity = [source.model, source.weights or ""]
