@@ -80,17 +80,12 @@ def _normalize(name: str) -> str:
 
 
 class ScoredClassifier(nn.Module):
-    """A model with calibrated, selected and merged logits.
+    """A model [B, 3, H, W] -> [B, C] with calibrated, selected and merged logits, in this order.
 
-    All steps are optional, and applied in the order of the arguments.
-
-    Args:
-        model: Maps images [B, 3, H, W] and word vectors to logits [B, C].
-        calibration: Scales the logits of all C classes in float32.
-        columns: Indices of the N logits to keep, in their new order.
-        class_of_name: Class of each of the N logits, from 0 to K - 1. The logit of a class is the
-            maximum over its names.
-        word_vectors: [C, D_w], passed to the model instead of the argument of `forward`.
+    `calibration` scales the logits of all C classes in float32. `columns` are the indices of the N
+    logits to keep, in their new order. `class_of_name` is the class of each of the N logits, from 0
+    to K - 1; the logit of a class is the maximum over its names. `word_vectors` [C, D_w] replace
+    the argument of `forward`. Each is optional.
     """
 
     columns: Tensor | None
