@@ -292,9 +292,7 @@ class TrainTransform:
         if self.cutout:
             image = cutout(image, self.cutout, rng)
 
-        if self.augment:
-            image = self.augment(image, rng)
-        tensor = to_tensor(image)
+        tensor = to_tensor(self.augment(image, rng))
         return self.erase(tensor) if self.erase else tensor
 
 
@@ -330,7 +328,7 @@ def _cropped(image: Picture, *, random_crop: Any, interpolation: str) -> Picture
 Augment = Callable[[Image.Image, SampleRandom], Image.Image]
 
 
-def _augment(name: str, size: int, interpolation: str) -> Augment | None:
+def _augment(name: str, size: int, interpolation: str) -> Augment:
     if name.startswith("rand-"):
         return partial(_by_library, operation=_timm_augment(name, size, interpolation))
 
@@ -341,7 +339,11 @@ def _augment(name: str, size: int, interpolation: str) -> Augment | None:
         return partial(_by_library, operation=v2.RandAugment())
     if name == "official":
         return augment_by_pair
-    return None
+    return _unchanged
+
+
+def _unchanged(image: Image.Image, rng: SampleRandom) -> Image.Image:
+    return image
 
 
 def _by_library(
