@@ -201,12 +201,13 @@ def show(node: DictConfig) -> None:
 
 
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Return the task of a command line (`app`, `show` or the help), and the words for Hydra.
+    """Return the task of a command line (`app` or `show`), and the words for Hydra, or print help.
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
     """
     if "--help" in arguments or "-h" in arguments:
-        return lambda: say(*help_text(arguments).splitlines()), []
+        say(*help_text(arguments).splitlines())
+        sys.exit(0)
 
     for index, pair in enumerate(pairwise(arguments)):
         if pair == ("--cfg", "job"):
