@@ -59,11 +59,11 @@ def suggest(word: str, known: list[str]) -> str:
 
 def visible(text: str) -> str:
     """Replace control characters, which could control the terminal, by `?`."""
-
-    def is_visible(letter: str) -> bool:
-        return letter.isprintable() or unicodedata.category(letter) == "Zs"
-
-    return "".join(letter if is_visible(letter) else "?" for letter in text)
+    visible_letters = []
+    for letter in text:
+        is_visible = letter.isprintable() or unicodedata.category(letter) == "Zs"
+        visible_letters.append(letter if is_visible else "?")
+    return "".join(visible_letters)
 
 
 def printable(text: str) -> str:
@@ -87,12 +87,9 @@ def brief(error: BaseException) -> str:
 def naming_errors(
     path: str | Path, error: type[UserError] = CheckpointError, *, remedy: str = "use another copy"
 ) -> Iterator[None]:
-    """Convert exceptions of reading a file to an error with its path.
+    """Convert exceptions of reading a file to an error of class `error` with its path.
 
-    Args:
-        path: Start of the message: the path of the file, or a setting.
-        error: Class of the new error. Exceptions of this class are not converted.
-        remedy: End of the message.
+    `path` is the path of the file, or a setting. Errors of class `error` are not converted.
     """
     try:
         yield
@@ -160,7 +157,6 @@ def one_line() -> Iterator[None]:
         try:
             yield
         finally:
-            # Python also flushes at exit, but prints errors with a traceback.
             with writing("standard output"):
                 sys.stdout.flush()
     except UserError as error:

@@ -21,7 +21,6 @@ from mldec.files.atomic import STANDARD_OUTPUT, check_targets, write_json, write
 
 # torch is imported late, so that --help and argument errors are fast.
 if TYPE_CHECKING:
-    from mldec.checkpoint import Loaded
     from mldec.evaluation.output import Results
 
 log = logging.getLogger("mldec")
@@ -101,7 +100,12 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
 
     loaded = load_model(**chosen_model(args))
     if args.write_classes:
-        write_classes(loaded, args)
+        names = loaded.classes.names
+        if not names:
+            raise CheckpointError(f"--write-classes: {args.checkpoint} has no class names")
+        write_result(args.write_classes, "".join(f"{name}\n" for name in names))
+        if args.write_classes != STANDARD_OUTPUT:
+            say(f"wrote {len(names):,} class names of {args.checkpoint} to {args.write_classes}")
         return None
 
     setup = open_for_evaluation(loaded, EvalOptions.of(vars(args)))
@@ -133,25 +137,11 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
             results.metrics.update(evaluation.metrics_by_frequency(results, positives, *bounds))
         names = classes.names
         if setup.thresholds is not None:
-            # There is one threshold for all classes, or one per class.
             repeats = len(names) // len(setup.thresholds)
             results.per_class["threshold"] = setup.thresholds * repeats
         if not distributed.is_main():
             return None
         return print_results(results, loaded.weights, args, names)
-
-
-def write_classes(loaded: "Loaded", args: argparse.Namespace) -> None:
-    """Write the class names of a checkpoint in the format of `--class-names`."""
-    names = loaded.classes.names
-    if not names:
-        raise CheckpointError(
-            f"--write-classes: {args.checkpoint} has no class names; leave it out"
-        )
-
-    write_result(args.write_classes, "".join(f"{name}\n" for name in names))
-    if args.write_classes != STANDARD_OUTPUT:
-        say(f"wrote {len(names):,} class names of {args.checkpoint} to {args.write_classes}")
 
 
 def print_results(
@@ -201,7 +191,6 @@ def class_table(per_class: dict[str, list[float]], names: tuple[str, ...]) -> li
     """Format the per-class values as a header and one line per class."""
     from mldec.evaluation.output import as_text
 
-    # The first cell of each column is its title.
     labels = ("class",) + names
     width = max(map(len, labels))
     lines = [f"  {name:<{width}}" for name in labels]

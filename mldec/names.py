@@ -67,12 +67,8 @@ def check_names(names: Iterable[object], where: str | Path) -> tuple[str, ...]:
     for value in names:
         name = as_name(value, where)
         other = names_by_key.get(name.casefold())
-        if other == name:
-            raise DataError(f"{where}: the class {name!r} is listed twice; rename one")
         if other is not None:
-            raise DataError(
-                f"{where}: the classes {other!r} and {name!r} differ only in case; rename one"
-            )
+            raise DataError(f"{where}: the class {name!r} is listed twice ({other!r}); rename one")
         names_by_key[name.casefold()] = name
     return tuple(names_by_key.values())
 
@@ -86,9 +82,7 @@ def split_names(text: str, separator: str, where: str | Path) -> list[str]:
 def given_names(classes: str | list[str] | None, root: Path) -> tuple[str, ...] | None:
     """Return the class names of the setting `data.classes`, or None if it is not set.
 
-    Args:
-        classes: Names, or the path of a text file with one name per line.
-        root: Folder of a relative path.
+    `classes` are names, or the path, relative to `root`, of a text file with one name per line.
     """
     if classes is None:
         return None

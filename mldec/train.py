@@ -94,7 +94,6 @@ def _train(
     stop: "StopRequest",
     started: float,
 ) -> None:
-    """Start or resume a run in its locked folder."""
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
     from mldec.runtime.environment import git_commit
@@ -201,19 +200,14 @@ def show(node: DictConfig) -> None:
         say(*to_yaml(config).splitlines())
 
 
-def show_help(arguments: list[str]) -> None:
-    """Print the help of the command or of an experiment, and exit."""
-    say(*help_text(arguments).splitlines())
-    sys.exit(0)
-
-
 def choose_task(arguments: list[str]) -> tuple[Callable[[], None], list[str]]:
-    """Return the task of a command line (`app`, `show` or the help), and the words for Hydra.
+    """Return the task of a command line (`app` or `show`), and the words for Hydra, or print help.
 
     `show` replaces Hydra's `--cfg job`, which omits the defaults of the parts.
     """
     if "--help" in arguments or "-h" in arguments:
-        return partial(show_help, arguments), []
+        say(*help_text(arguments).splitlines())
+        sys.exit(0)
 
     for index, pair in enumerate(pairwise(arguments)):
         if pair == ("--cfg", "job"):
@@ -228,7 +222,6 @@ def main() -> None:
     # Hydra reraises errors unchanged, and `one_line` prints them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
-    # Otherwise Hydra prints its own version.
     if "--version" in sys.argv[1:]:
         print(VERSION)
         return

@@ -18,18 +18,11 @@ def fold_batchnorms(
 ) -> nn.Module:
     """Return a copy of a backbone whose batch norms are folded into the preceding convolutions.
 
-    Convolutions are matched, and the result is validated, on a random image. Batch norms without a
-    convolution directly before them are kept.
-
-    Args:
-        backbone: Maps images uint8 [B, 3, S, S] to tokens, in evaluation mode, on any device.
-        image_size: Pixels per side S.
-        half: Number format of the convolutions for autocast, which would otherwise convert their
-            weights in each forward pass; None for float32.
-
-    Returns:
-        The copy. The backbone itself is returned if it has no batch norms, or if the tokens differ
-        by more than rounding, as with weights that are standardized in each forward pass.
+    Convolutions are matched, and the result is validated, on a random image uint8 [1, 3, S, S].
+    Batch norms without a convolution directly before them are kept. The backbone itself is returned
+    if it has no batch norms, or if the tokens differ by more than rounding, as with weights that
+    are standardized in each forward pass. `half` is the number format of the convolutions for
+    autocast, which would otherwise convert their weights in each forward pass.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in backbone.modules()):
         return backbone

@@ -16,7 +16,6 @@ from mldec.backbones.timm_backbone import (
     FeatureNorm,
     check_drop_path,
     loading_weights,
-    quick_hub,
     read_weights,
 )
 from mldec.backbones.tokens import freeze
@@ -73,10 +72,7 @@ class HFBackbone(Backbone):
         # The constructor must not read the repository: it also builds networks of untrusted
         # checkpoints, which could then name any file.
         if config is None or mean is None or std is None:
-            raise ConfigError(
-                f"backbone.config: config, mean and std are required; "
-                f"HFBackbone.complete reads them from {name}"
-            )
+            raise ConfigError("backbone.config: give config, mean and std; see HFBackbone.complete")
         check_drop_path(drop_path)
         super().__init__(name, mean, std)
 
@@ -121,15 +117,19 @@ class HFBackbone(Backbone):
         name = arguments["name"]
         source = str(Path(name).expanduser())
         remedy = "give a repository or folder of transformers, or pass backbone.mean and .std"
-        with quick_hub(), naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
+        with naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
             if arguments["config"] is None:
                 config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
                 arguments["config"] = _recorded(config)
             if arguments["mean"] is None or arguments["std"] is None:
                 processor, _ = transformers.BaseImageProcessor.get_image_processor_dict(source)
-                mean, std = _mean_and_std(processor)
-                arguments["mean"] = arguments["mean"] or mean
-                arguments["std"] = arguments["std"] or std
+                if processor.get("do_flip_channel_order"):
+                    raise ValueError("do_flip_channel_order is not supported")
+                is_scaled = processor.get("do_normalize") is not False
+                mean = processor["image_mean"] if is_scaled else [0.0, 0.0, 0.0]
+                std = processor["image_std"] if is_scaled else [1.0, 1.0, 1.0]
+                arguments["mean"] = arguments["mean"] or list(mean)
+                arguments["std"] = arguments["std"] or list(std)
         return arguments
 
     def _create(self, config: Mapping[str, Any], drop_path: float | None) -> Any:
@@ -142,10 +142,7 @@ class HFBackbone(Backbone):
         known = _own_settings(config_class)
         for key in settings:
             if key not in known:
-                raise ConfigError(
-                    f"backbone.config.{key}: unknown in {config_class.__name__}"
-                    f"{suggest(key, known)}"
-                )
+                raise ConfigError(f"backbone.config.{key}: it is unknown{suggest(key, known)}")
         if drop_path and "drop_path_rate" not in known:
             raise self._unsupported(f"drop_path={drop_path}")
 
@@ -214,7 +211,6 @@ def _import_transformers() -> Any:
 
 
 def _config_class(model_type: Any) -> Any:
-    """Return the config class of an image classification network of transformers."""
     transformers = _import_transformers()
     # Composite networks, such as CLIP, have nested configs. `timm_wrapper` would build any timm
     # network and read its files.
@@ -223,10 +219,7 @@ def _config_class(model_type: Any) -> Any:
         if not config_class.sub_configs and config_class.model_type != "timm_wrapper":
             types[config_class.model_type] = config_class
     if model_type not in types:
-        raise ConfigError(
-            f"backbone.config.model_type={model_type}: not a supported image classification "
-            f"network of transformers {transformers.__version__}; choose another one"
-        )
+        raise ConfigError(f"backbone.config.model_type={model_type}: not supported; choose another")
     return types[model_type]
 
 
@@ -242,17 +235,7 @@ def _recorded(config: Any) -> dict[str, Any]:
     settings = {"model_type": config.model_type}
     for key in _own_settings(_config_class(config.model_type)):
         settings[key] = getattr(config, key)
-    # Convert tuples to lists, as in a checkpoint.
     return dict(json.loads(json.dumps(settings)))
-
-
-def _mean_and_std(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Return the channel means and standard deviations of a preprocessor_config.json."""
-    if processor.get("do_flip_channel_order"):
-        raise ValueError("do_flip_channel_order is not supported")
-    if processor.get("do_normalize") is False:
-        return [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
-    return list(processor["image_mean"]), list(processor["image_std"])
 
 
 def _create_cvt(network_class: Any, config: Any, drop_path: float | None) -> Any:
@@ -280,7 +263,6 @@ def _create_cvt(network_class: Any, config: Any, drop_path: float | None) -> Any
 
 
 def _load_weights(network: Any, name: str, pretrained: bool | str) -> None:
-    """Load the weights of a repository, a folder or a file into the network."""
     # `from_pretrained` builds a second network with a classifier, and converts legacy names.
     # Disable its messages about the classifier.
     logging = _import_transformers().utils.logging

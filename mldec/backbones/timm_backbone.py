@@ -7,7 +7,6 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
 import timm
 import torch
 from timm.models import load_state_dict
@@ -98,7 +97,6 @@ class Backbone(Normalize):
             raise self._unsupported("feature_norm=pretrained")
 
     def _unsupported(self, setting: str) -> ConfigError:
-        """Return the error for a setting that the network does not support."""
         return ConfigError(f"backbone.{setting}: {self._name} does not support it; omit it")
 
 
@@ -122,7 +120,7 @@ def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
     try:
         # Loading builds a second network. Its random numbers must not change the head.
         # torch prints download messages to stdout, which is reserved for results.
-        with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr), quick_hub():
+        with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
             yield
     except Exception as error:
         value = "true" if pretrained is True else pretrained
@@ -132,23 +130,6 @@ def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
             f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); pass "
             f"backbone.pretrained=FILE, or backbone.pretrained=false for random weights"
         ) from error
-
-
-@contextmanager
-def quick_hub() -> Iterator[None]:
-    """Use only the cache if the hub is not reachable. Each download would be retried otherwise."""
-    constants = huggingface_hub.constants
-    before = constants.HF_HUB_OFFLINE
-    try:
-        if not before:
-            huggingface_hub.get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:
-        constants.HF_HUB_OFFLINE = True
-
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 # Arguments that are not allowed in `model_args`. Some of `create_model` read files or URLs.
@@ -261,7 +242,6 @@ class TimmBackbone(Backbone):
 
 # timm's networks have no common type, so they are annotated with Any.
 def _create(name: str, **arguments: Any) -> Any:
-    """Build a network of timm's registry without weights."""
     # timm would also accept a repository or a folder here, and read it.
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
@@ -295,7 +275,6 @@ def _load_weights(
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:
-    """Return the number of rows of the classifier in a state dict; 0 without a classifier."""
     cfg = network.pretrained_cfg
     classifiers = cfg["classifier"] or []
     if isinstance(classifiers, str):

@@ -27,10 +27,8 @@ def norm_behind_pooling(network: Any) -> str | None:
 def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tensor:
     """Compute the tokens [B, N, C] of a timm network, without class and register tokens.
 
-    Args:
-        network: Its features must be [B, C, H, W], [B, H, W, C] or [B, N, C].
-        images: Normalized images [B, 3, H, W].
-        norm_path: Path of a norm in the network that is applied to the features, or None.
+    Its features must be [B, C, H, W], [B, H, W, C] or [B, N, C]. The images are normalized.
+    `norm_path` is the path of a norm in the network that is applied to the features, or None.
     """
     features = network.forward_features(images)
     shape = features.shape if isinstance(features, Tensor) else ()
@@ -38,9 +36,7 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
     channel_dim = -1 if channels_last else 1
     if len(shape) not in (3, 4) or shape[channel_dim] != network.num_features:
         found = f"{list(shape)}" if shape else f"a {type(features).__name__}"
-        raise ValueError(
-            f"the features are {found}, not one map or sequence of {network.num_features} channels"
-        )
+        raise ValueError(f"the features are {found}, not {network.num_features} channels")
 
     # Apply the norm before flattening, because it expects the layout of its network.
     if norm_path:
@@ -67,8 +63,7 @@ def check_patches(network: Any, tokens: Tensor) -> None:
 def try_out(module: nn.Module, image_shape: tuple[int, ...]) -> tuple[Tensor, set[str]]:
     """Run one image [C, H, W] through a backbone on the meta device, in evaluation mode.
 
-    Returns:
-        The tokens [1, N, C] without values, and the names of the unused parameters.
+    Returns the tokens [1, N, C] without values, and the names of the unused parameters.
     """
     parameters = dict(module.named_parameters())
     tensors = parameters | dict(module.named_buffers())

@@ -44,8 +44,7 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
     """Raise ConfigError unless the number of names is the number of classes."""
     if len(names) != num_classes:
         raise ConfigError(
-            f"--class-names: the file has {len(names)} names for {num_classes} classes; "
-            f"{_ONE_PER_LINE}"
+            f"--class-names: {len(names)} names for {num_classes} classes; {_ONE_PER_LINE}"
         )
 
 
@@ -81,17 +80,12 @@ def _normalize(name: str) -> str:
 
 
 class ScoredClassifier(nn.Module):
-    """A model with calibrated, selected and merged logits.
+    """A model [B, 3, H, W] -> [B, C] with calibrated, selected and merged logits, in this order.
 
-    All steps are optional, and applied in the order of the arguments.
-
-    Args:
-        model: Maps images [B, 3, H, W] and word vectors to logits [B, C].
-        calibration: Scales the logits of all C classes in float32.
-        columns: Indices of the N logits to keep, in their new order.
-        class_of_name: Class of each of the N logits, from 0 to K - 1. The logit of a class is the
-            maximum over its names.
-        word_vectors: [C, D_w], passed to the model instead of the argument of `forward`.
+    `calibration` scales the logits of all C classes in float32. `columns` are the indices of the N
+    logits to keep, in their new order. `class_of_name` is the class of each of the N logits, from 0
+    to K - 1; the logit of a class is the maximum over its names. `word_vectors` [C, D_w] replace
+    the argument of `forward`. Each is optional.
     """
 
     columns: Tensor | None
@@ -178,9 +172,7 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     vectors = current.word_vectors
     if vectors is None or vectors.shape[1] != width:
         found = "none" if vectors is None else f"{vectors.shape[1]}-dim word vectors"
-        raise CheckpointError(
-            f"{path} expects {width}-dim word vectors, the data provides {found}; {remedy}"
-        )
+        raise CheckpointError(f"{path} expects {width}-dim word vectors, not {found}; {remedy}")
 
     # open_clip models have no class names to compare, but a known text encoder.
     if origin is not None and not trained.names:
@@ -221,7 +213,6 @@ def check_classes(trained: Classes, current: Classes, path: str | Path) -> None:
 
 
 def _other_classes(trained: Classes, current: Classes, path: str | Path) -> CheckpointError:
-    """Return the error with the first difference between the class names."""
     pairs = enumerate(zip_longest(trained.names, current.names))
     index, (saved, now) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
     return CheckpointError(

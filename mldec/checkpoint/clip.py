@@ -37,7 +37,6 @@ def convert(source: str) -> tuple[Path, Checkpoint]:
     if has_bias:
         tensors["head.logit_bias"] = model.logit_bias.detach().reshape(())
 
-    # The last component of the model name.
     name = Path(opened.source.model.partition(":")[2] or opened.source.model).name
     backbone = {
         "_target_": "mldec.backbones.OpenClipBackbone",

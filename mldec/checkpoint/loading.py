@@ -142,20 +142,17 @@ def load_model(
 def _with_inputs(
     loaded: Loaded, path: str | Path, image_size: int | None, views: str | None
 ) -> Loaded:
-    """Return a model with another image size and averaged views."""
     option = f"--image-size {image_size}"
     trained = loaded.transform.image_size
     size = image_size or trained
     if views:
         loaded = replace(loaded, model=Viewed(loaded.model, views, size))
         if views == "scales":
-            # The images are loaded in the larger size.
             size = Viewed.larger(size)
             option = "--views scales"
     if size == trained:
         return loaded
 
-    # The input size of some networks, such as ViT, is fixed.
     if loaded.config.backbone.get("image_size") is not None:
         raise CheckpointError(f"{option}: {path} has the fixed image size {trained}; leave it out")
     loaded.config.data["image_size"] = size
@@ -199,10 +196,7 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
         if source == recorded_hash(best):
             log.info(f"{folder}: using {path}")
             return path, state
-        log.warning(
-            f"{path} is ignored, because {best.name} has changed since; "
-            f"mldec calibrate {folder} replaces it"
-        )
+        log.warning(f"{path} is ignored, because {best.name} has changed since; calibrate again")
 
     log.info(f"{folder}: using {best}")
     return best, _read(best)
@@ -260,15 +254,10 @@ def check_start(config: Config) -> Config:
 
 
 def initialise(model: nn.Module, start: str | Path | Init, names: Sequence[str] = ()) -> str:
-    """Initialize a model with the best weights of a checkpoint.
+    """Initialize a model in place with the best weights of a checkpoint.
 
-    Args:
-        model: Model to initialize in place.
-        start: Any source of `local`, or `Init` settings.
-        names: Class names of the model, for `init.classes`.
-
-    Returns:
-        A one-line report of the loaded and the other tensors.
+    `start` is any source of `local`, or `Init` settings. `names` are the class names of the model,
+    for `init.classes`. Returns a one-line report of the loaded and the other tensors.
     """
     from mldec.checkpoint.sources import local
 
@@ -290,10 +279,7 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     """Initialize a model from weights, and its classes from the classes with the same names."""
     class_tensors = getattr(model.head, "class_tensors", ())
     if not class_tensors:
-        raise ConfigError(
-            f"init.classes=by_name: {type(model.head).__name__} has no weights per class; leave it "
-            f"out"
-        )
+        raise ConfigError(f"init.classes=by_name: {type(model.head).__name__} has no class rows")
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:
@@ -373,7 +359,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_names(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """Return a checkpoint with other class names."""
     check_count(names, len(checkpoint.classes))
     unseen = checkpoint.unseen
     if unseen is not None:

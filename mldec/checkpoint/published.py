@@ -59,7 +59,6 @@ def with_weights(checkpoint: Checkpoint, weights: str, path: Path) -> Checkpoint
 
 
 def _one_set(weights: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the fields of `Checkpoint` for "raw" or "ema" weights only."""
     if weights == "raw":
         return {"model": tensors, "ema": None}
     return {"model": {}, "ema": tensors}
@@ -118,10 +117,7 @@ def read(path: Path) -> dict[str, Any]:
 
     if sha256_of(path) != expected:
         # The file is a symbolic link in the Hub cache. Its target must be deleted.
-        raise CheckpointError(
-            f"{path} is damaged: its sha256 is not the one in {CONFIG}; delete {path.resolve()}, "
-            f"and download it again"
-        )
+        raise CheckpointError(f"{path} is damaged; delete {path.resolve()}, and download it again")
     with naming_errors(path):
         tensors = load_file(path)
     # The clone is aligned in memory. The last bit of a product depends on the alignment.

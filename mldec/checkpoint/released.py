@@ -168,16 +168,10 @@ def convert(
 ) -> Checkpoint:
     """Convert the content of a file. The architecture is inferred from names and shapes.
 
-    The config has no loss. It has a data set if the class names are those of COCO.
-
-    Args:
-        state: Content of a file of the authors.
-        path: Path of the file. The tag names and thresholds of RAM are read from the same folder.
-        image_size: Pixels per side; None: from the table of known files.
-        names: Class names; None: from the file, or a known list of the same length.
-
-    Raises:
-        DataError: If the network or the image size is unknown, or a tensor is missing.
+    The config has no loss. It has a data set if the class names are those of COCO. The tag names
+    and thresholds of RAM are read from the folder of `path`. `image_size` in pixels and `names`
+    override the table of known files and the names in the file. Raises DataError if the network or
+    the image size is unknown, or a tensor is missing.
     """
     weights = tensors(state)
     # Query2Label: the layers per class have a leading dimension of 1, and the projection is a 1 x 1
@@ -250,7 +244,6 @@ def _renamer(official: Mapping[str, Tensor]) -> Callable[[str], str | None] | No
 
 
 def _tresnet(key: str) -> str | None:
-    """Rename a tensor of a TResNet with a GAP or an ML-Decoder head."""
     if key.startswith("head."):
         return "head." + renamed(key.removeprefix("head."), [*GAP, *ML_DECODER])
 
@@ -263,7 +256,6 @@ def _tresnet(key: str) -> str | None:
 
 
 def _resnet(key: str) -> str | None:
-    """Rename a tensor of a torchvision ResNet. The head replaces `fc`."""
     if key in ("fc.weight", "fc.bias"):
         return "head." + renamed(key, ML_DECODER)
     if key.startswith("fc."):
@@ -280,7 +272,6 @@ def _ram(key: str) -> str | None:
 
 
 def _query2label(key: str, rename_transformer: Callable[[str], str | None]) -> str | None:
-    """Rename a tensor of a Query2Label model with any backbone."""
     if key.startswith("backbone.0.body."):
         inner = key.removeprefix("backbone.0.").replace("body.body.", "body.")
         abn = re.match(
@@ -384,7 +375,6 @@ def _ram_size(weights: Mapping[str, Tensor], image_size: int | None) -> int:
 def _tags(
     path: Path, num_classes: int, names: Sequence[str] | None
 ) -> tuple[Classes, Calibration | None]:
-    """Return the tags of RAM and their thresholds from two lists in the folder of its file."""
     if names is None:
         tag_list = _sibling_list(path, TAG_LIST, num_classes)
         names = read_class_names(tag_list) if tag_list else _numbered(num_classes, path.name)
@@ -405,7 +395,6 @@ def _sibling_list(path: Path, name: str, num_classes: int) -> Path | None:
 
 
 def _backbone(weights: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
-    """Infer the config node of the backbone from the blocks per stage, their kind and widths."""
     if BACKBONE + "patch_embed.proj.weight" in weights:
         blocks = _blocks(weights, r"layers\.(\d+)\.blocks\.(\d+)\.")
         width = _shape(weights, BACKBONE + "patch_embed.proj.weight")[0]
@@ -479,7 +468,6 @@ def _numbered(num_classes: int, file: str) -> tuple[str, ...]:
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-    """Return the shape of a required tensor."""
     if name not in weights:
         raise DataError(f"{name} is missing; use a complete file, or start a training with init=")
     return tuple(weights[name].shape)

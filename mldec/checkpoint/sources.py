@@ -143,7 +143,6 @@ def is_exported(path: str | Path) -> bool:
 
 
 def _released_file(name: str) -> Path:
-    """Return the local path of a released file, and download it if necessary."""
     if name not in RELEASED:
         raise CheckpointError(f"zoo:{name}: unknown released file{suggest(name, list(RELEASED))}")
     released = RELEASED[name]
@@ -226,10 +225,7 @@ def check_repository(repository: str) -> None:
 def require_token() -> None:
     """Raise ConfigError if there is no token for uploads."""
     if huggingface_hub.get_token() is None:
-        raise ConfigError(
-            "HF_TOKEN: no token for the Hugging Face Hub; run hf auth login, set HF_TOKEN, or pass "
-            "--dry-run"
-        )
+        raise ConfigError("HF_TOKEN: no token for the Hugging Face Hub; run hf auth login")
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
@@ -259,7 +255,6 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
 
 @contextmanager
 def _naming_hub_errors(address: str) -> Iterator[None]:
-    """Convert errors of the Hub client to CheckpointError with the address."""
     with naming_errors(f"{HUB}{address}", remedy="check the network and the disk"):
         try:
             yield

@@ -218,11 +218,9 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
     if saved is None:
         return None
 
-    # Tuples are lists in JSON.
     values = {**saved, "constant": tuple(saved.get("constant", ()))}
     for name in ("thresholds", "slopes", "offsets"):
         values[name] = tuple(saved[name])
-        # One value for all classes, one per class, or none.
         if len(values[name]) not in (0, 1, len(classes)):
             raise DataError("the calibration has another number of classes; use another copy")
 

@@ -22,28 +22,28 @@ COLUMNS = ("class", "threshold")  # columns of a CSV file, as in mldec calibrate
 def with_thresholds(
     path: Path, classes: Classes, weights: str, calibration: Calibration | None = None
 ) -> Calibration:
-    """Replace the thresholds of a calibration with the thresholds of a file.
+    """Replace the thresholds of a calibration, or of a new one, with the thresholds of a file.
 
-    A class is present if its score is above its threshold, as in the code of RAM.
-
-    Args:
-        path: Text file with one threshold in [0, 1] per line, in the order of the classes, or .csv
-            file with the columns class and threshold. Other classes keep their thresholds.
-        classes: The K classes.
-        weights: "ema" or "raw", for a new calibration.
-        calibration: Calibration to update; None creates one with uncalibrated scores.
+    A class is present if its score is above its threshold, as in the code of RAM. The file has one
+    threshold in [0, 1] per line, in the order of the classes. A .csv file has the columns class and
+    threshold; other classes keep their thresholds. `weights` is "ema" or "raw".
     """
     if classes.exclusive or classes.word_vectors is not None:
-        raise ConfigError(
-            f"--thresholds {path}: no effect on single-label and zero-shot models; leave it out"
-        )
+        raise ConfigError(f"--thresholds {path}: no effect on this model; leave it out")
 
     known: list[float] = []
     if calibration:
         known = calibration.thresholds_of(classes.names, classes.names)
     if len(known) == 1:
         known = known * len(classes)
-    given = _by_name(path, classes) if path.suffix == ".csv" else _by_line(path, classes)
+    if path.suffix == ".csv":
+        given = _by_name(path, classes)
+    else:
+        lines = read_lines(path)
+        if len(lines) != len(classes):
+            fault = f"{len(lines)} lines, not {len(classes)}"
+            raise ConfigError(f"--thresholds {path}: {fault}; {_SEE}")
+        given = {name: _number(line, path) for name, line in zip(classes.names, lines, strict=True)}
     missing = [name for name in classes.names if name not in given]
     if missing and not known:
         raise DataError(
@@ -70,25 +70,11 @@ def with_thresholds(
     return replace(base, thresholds=thresholds, scope="class", objective=None, file=path.name)
 
 
-def _by_line(path: Path, classes: Classes) -> dict[str, float]:
-    """Read the thresholds of all classes, one per line."""
-    lines = read_lines(path)
-    if len(lines) != len(classes):
-        raise ConfigError(
-            f"--thresholds {path}: {len(lines):,} lines for {len(classes):,} classes; {_SEE}"
-        )
-    return {name: _number(text, path) for name, text in zip(classes.names, lines, strict=True)}
-
-
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
-    """Read the thresholds of some classes from a CSV file with the columns `COLUMNS`."""
     rows = csv.DictReader(io.StringIO(read_text(path, newline=""), newline=""), restval="")
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):
-        raise DataError(
-            f"--thresholds {path}: the columns class and threshold are missing in the header "
-            f"{','.join(header)[:80]!r}; {_SEE}"
-        )
+        raise DataError(f"--thresholds {path}: the header is {','.join(header)[:80]!r}; {_SEE}")
 
     given: dict[str, float] = {}
     for cells in rows:

@@ -55,7 +55,6 @@ def to_hydra(words: list[str]) -> list[str]:
     # With other settings of `init`, its short form means the path.
     if any(word.startswith("init.") for word in words):
         words = [re.sub("^init=", "init.path=", word) for word in words]
-    # These may add option files.
     adds_folder = ("--config-dir", "-cd", "hydra.searchpath")
     has_own_folder = any(word.startswith(adds_folder) for word in words)
 
@@ -200,7 +199,6 @@ def check_key(key: str) -> None:
         if is_dataclass(kind):
             keys += [f"{section}.{item.name}" for item in fields(kind)]
 
-    # Parts and `init` are no dataclasses.
     is_open = names[0] in sections and not is_dataclass(sections[names[0]])
     if is_open or key in sections or ".".join(names[:2]) in keys:
         return
@@ -237,7 +235,6 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         return f"{str(error.override).removeprefix('++')}: {one_line}"
 
-    # The cause of the error, if any, contains the key.
     reason, _, after_key = str(error.__cause__ or text).partition("full_key: ")
     if not after_key.strip():
         return one_line

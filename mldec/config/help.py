@@ -109,7 +109,6 @@ def show(value: Any) -> str:
 
 
 def _experiment_help(name: str, folders: list[str]) -> str:
-    """Return the comment at the top of an experiment, and the settings that it changes."""
     words = [f"+experiment={name}"]
     if len(folders) > 1:
         paths = ",".join(f"file://{folder}" for folder in folders[1:])

@@ -27,13 +27,9 @@ def cached_table(
 ) -> Table:
     """Return the table of some annotation files, from the cache if it is valid.
 
-    A cached table is valid as long as size and modification time of all files are unchanged.
-
-    Args:
-        name: Name of the reader, followed by all settings that affect `parse`.
-        sources: Annotation files or folders.
-        parse: Reads the annotation files.
-        cache_dir: See `cache_folder`.
+    A cached table is valid as long as size and modification time of all files are unchanged. `name`
+    is the name of the reader, followed by all settings that affect `parse`. `sources` are files or
+    folders. For `cache_dir` see `cache_folder`.
     """
     key = f"{FORMAT} {name}"
     for source in sources:
@@ -55,7 +51,6 @@ def cached_table(
 
 
 def _read_or_parse(path: Path, key: str, parse: Callable[[], Table]) -> Table:
-    """Return the table of a cache file. Without a valid one, parse the sources and write it."""
     if stored := read_cached(path, key):
         classes = tuple(json.loads(stored["classes"].tobytes()))
         columns = (stored["starts"], stored["label_classes"], stored["values"])
@@ -106,16 +101,10 @@ def cached_per_file(
     compute: Callable[[str], Any],
     cache_dir: str | None,
 ) -> dict[str, Any]:
-    """Return a JSON value for each file, from the cache if its stamp is unchanged.
+    """Return a JSON value for each file in a folder, from the cache if its stamp is unchanged.
 
-    Other values are computed in threads. An interrupted call saves its values too.
-
-    Args:
-        name: Name and version of the values, such as "keywords 1".
-        folder: Folder of the files.
-        stamps: Maps the path of a file in the folder to a text that changes with the file.
-        compute: Maps a path to its value.
-        cache_dir: See `cache_folder`.
+    Other values are computed in threads. An interrupted call saves its values too. `name` has a
+    version, such as "keywords 1". `stamps` maps a path to a text that changes with the file.
     """
     key = f"{FORMAT} {name}"
     digest = sha256(os.fsencode(f"{name} {folder}")).hexdigest()[:16]

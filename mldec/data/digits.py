@@ -120,38 +120,23 @@ class Scenes:
         return f"digit scene {index} of seed {self.seed}"
 
 
-# Maps a generator, `writings` and `size` to a scene and its target.
-DrawScene = Callable[..., tuple[Image.Image, Tensor]]
-
-
 def _scenes_module(
     settings: SceneSettings,
     make_evaluator: Callable[[Classes], Evaluator],
     *,
-    train: tuple[DrawScene, Classes],
-    val: tuple[DrawScene, Classes],
+    train: tuple[Callable[..., Any], Classes],
+    val: tuple[Callable[..., Any], Classes],
 ) -> DataModule:
-    """Return the data module of scenes. `train` and `val` are a function and the classes."""
+    """Return the data module of scenes. `train` and `val` are a draw function and the classes."""
     size = settings.image_size
     train_writings, val_writings = split_writings(settings.seed)
-
-    draw, classes = train
-    draw = partial(draw, writings=train_writings, size=size)
-    train_split = Split(Scenes(draw, settings.train_images), classes)
-
-    draw, classes = val
-    draw = partial(draw, writings=val_writings, size=size)
-    val_split = Split(Scenes(draw, settings.val_images, settings.seed), classes)
+    draw_train = partial(train[0], writings=train_writings, size=size)
+    draw_val = partial(val[0], writings=val_writings, size=size)
+    train_split = Split(Scenes(draw_train, settings.train_images), train[1])
+    val_split = Split(Scenes(draw_val, settings.val_images, settings.seed), val[1])
 
     transform = EvalTransform(image_size=size)
     return DataModule(lambda: train_split, lambda: val_split, make_evaluator, transform)
-
-
-def draw_count(rng: np.random.Generator, max_digits: int, empty: float = EMPTY) -> int:
-    """Draw a number of digits: 0 with probability `empty`, otherwise 1 to `max_digits`."""
-    if rng.random() < empty:
-        return 0
-    return int(rng.integers(1, max_digits + 1))
 
 
 def boxes(
@@ -176,7 +161,6 @@ def boxes(
 
 
 def _overlap(one: Box, other: Box) -> float:
-    """Return the intersection of two boxes as a fraction of the smaller box."""
     left, top, right, bottom = one
     other_left, other_top, other_right, other_bottom = other
 
@@ -289,8 +273,11 @@ def compose(
         ink = mean + contrast
 
     scene = _background(rng, size, mean)
+    count = 0
+    if rng.random() >= empty:
+        count = int(rng.integers(1, max_digits + 1))
     placed = []
-    for box in boxes(rng, size, draw_count(rng, max_digits, empty), sizes):
+    for box in boxes(rng, size, count, sizes):
         row = int(rng.integers(len(writings.masks)))
         scene.paste(_shade(rng, ink), box, tilted(rng, writings.masks[row], box[2] - box[0]))
         placed.append((row, box))
@@ -300,7 +287,6 @@ def compose(
 
 def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image:
     """Return a color gradient with blobs and strokes, within CLUTTER of the mean gray."""
-    # The gradient interpolates between four random corners.
     corners = [_clutter(rng, mean) for _ in range(4)]
     gradient = Image.fromarray(np.array(corners, np.uint8).reshape(2, 2, 3))
     scene = gradient.resize((size, size), Image.Resampling.BILINEAR)
@@ -323,7 +309,6 @@ def _background(rng: np.random.Generator, size: int, mean: float) -> Image.Image
 
 
 def _clutter(rng: np.random.Generator, mean: float) -> tuple[int, int, int]:
-    """Return a random RGB color for a part of the background."""
     return _shade(rng, mean + rng.uniform(-CLUTTER, CLUTTER))
 
 
@@ -335,32 +320,8 @@ def _shade(rng: np.random.Generator, grey: float) -> tuple[int, int, int]:
 
 
 BACKGROUND = (75, 115)  # gray value of the background; it differs from all colors
-SIDES = (0.38, 0.62)  # as `SIZES`, for colored digits
 LARGE = (0.45, 0.55)  # as `SIZES`, for zero-shot scenes
 SHADING = 15  # maximum difference between a digit channel and its color
-
-
-def coloured_digits(
-    scenes: SceneSettings = SCENES,
-    *,
-    max_digits: int = 2,
-    colours: int = 12,
-    threshold: float = 0.5,
-) -> DataModule:
-    """Return scenes with 10 classes per color in both splits.
-
-    Args:
-        scenes: Number and size of the scenes.
-        max_digits: Maximum number of digits in a scene.
-        colours: Number of colors, 2 to 14.
-        threshold: See `multi_label`.
-    """
-    check_minimum("max_digits", max_digits, 1)
-    names = class_names(colours)
-    evaluator = multi_label(threshold)
-    draw = partial(draw_coloured, classes=range(len(names)), max_digits=max_digits)
-    split = (draw, Classes(names))
-    return _scenes_module(scenes, evaluator, train=split, val=split)
 
 
 def digits_zsl(
@@ -389,7 +350,6 @@ def digits_zsl(
     """
     check_minimum("max_digits", max_digits, 1)
 
-    # Seen classes keep the order of all classes.
     names = class_names(colours)
     source = f"{DIGITS_PREFIX}{vectors}"
     if vectors == "one_hot":
@@ -408,7 +368,7 @@ def digits_zsl(
     # Validate the threshold now, not after an epoch.
     evaluator(all_classes)
 
-    draw = partial(draw_coloured, max_digits=max_digits, full=True)
+    draw = partial(draw_coloured, max_digits=max_digits)
     train = (partial(draw, classes=seen), seen_classes)
     val = (partial(draw, classes=range(len(names))), all_classes)
     return _scenes_module(scenes, evaluator, train=train, val=val)
@@ -437,25 +397,21 @@ def draw_coloured(
     classes: Sequence[int],
     size: int,
     max_digits: int,
-    full: bool = False,
 ) -> tuple[Image.Image, Tensor]:
-    """Return an RGB scene of colored digits and its target, int8 [K] of 1 and 0; see `compose`.
+    """Return an RGB scene of colored digits and its target, int8 [K] of 1 and 0.
 
-    The digits are from `classes` (10 * color + digit), which are the columns of the target. With
-    `full`, a scene has `max_digits` large digits if they fit, not a random number.
+    The digits are from `classes` (10 * color + digit), which are the columns of the target. A scene
+    has `max_digits` large digits if they fit.
     """
     grey = round(rng.uniform(*BACKGROUND))
     scene = Image.new("RGB", (size, size), (grey, grey, grey))
-    sides = LARGE if full else SIDES
-    count = max_digits if full else draw_count(rng, max_digits)
 
     target = torch.zeros(len(classes), dtype=torch.int8)
-    for box in boxes(rng, size, count, sides):
+    for box in boxes(rng, size, max_digits, LARGE):
         column = int(rng.integers(len(classes)))
         number = classes[column]
         row = rng.choice(np.flatnonzero(writings.labels == number % 10))
 
-        # Each digit has a random shade near the pure color.
         pure_color = np.array(list(COLOURS.values())[number // 10])
         shade = pure_color + rng.uniform(-SHADING, SHADING, 3)
         red, green, blue = np.clip(shade, 0, 255).astype(int).tolist()

@@ -5,12 +5,13 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from mldec.errors import ConfigError, DataError, brief, visible
@@ -95,18 +96,6 @@ class UnsupportedFiles:
 # Pillow warns about images above its pixel limit. Only images above twice the limit are errors.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-# Maps an EXIF orientation to the operation that turns the image upright. 1 is upright, and other
-# values are undefined.
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
 
 def read_image(
     path: str | Path,
@@ -138,9 +127,7 @@ def read_image(
         # corrupts rotated images.
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if max_pixels is not None and image.width * image.height > max_pixels:
-                raise ValueError(
-                    f"{image.width:,} x {image.height:,} pixels, above {max_pixels / 1e6:g} million"
-                )
+                raise ValueError(f"{image.width} x {image.height} pixels are too many")
             if draft is not None:
                 image.draft(None, (draft, draft))
             return upright(image)
@@ -153,7 +140,6 @@ def read_image(
 
 
 def _fault(path: str | Path, content: bytes, error: Exception) -> str:
-    """Return the reason why an image file cannot be read, and the remedy."""
     if not content:
         return f"an empty file (0 bytes); {FIX}"
     if isinstance(error, Image.DecompressionBombError):
@@ -175,12 +161,13 @@ def _fault(path: str | Path, content: bytes, error: Exception) -> str:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB and apply its EXIF orientation; see `read_image`."""
+    """Convert an image to RGB and apply its EXIF orientation in place; see `read_image`."""
     # Load it first. Pillow rotates TIFF files itself during loading.
     image.load()
-    rgb = _to_rgb(image)
-    turn = _UPRIGHT.get(_orientation(image))
-    return rgb if turn is None else rgb.transpose(turn)
+    # The image may be valid even if its EXIF block is damaged. Do not rotate it.
+    with suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)
+    return _to_rgb(image)
 
 
 def open_image(
@@ -198,12 +185,11 @@ def open_image(
     if content is None:
         content = read_bytes(Path(path))
 
-    picture = None
     if decoder == "simplejpeg" and draft is None:
-        picture = _by_simplejpeg(content)
-    if picture is None:
-        return read_image(path, content, draft=draft)
-    return picture
+        pixels = _by_simplejpeg(content)
+        if pixels is not None:
+            return pixels
+    return read_image(path, content, draft=draft)
 
 
 def load_image(
@@ -228,18 +214,16 @@ def check_decoder(decoder: str) -> None:
         raise ConfigError(f"data.decoder: {decoder} is not installed; pip install -e '.[fast]'")
 
 
-def _by_simplejpeg(content: bytes) -> Image.Image | Tensor | None:
-    """Decode an RGB or gray JPEG file upright with simplejpeg. Returns None for other files."""
+def _by_simplejpeg(content: bytes) -> Tensor | None:
+    """Decode an upright RGB or gray JPEG file with simplejpeg. Returns None for other files."""
     from simplejpeg import decode_jpeg
 
     # Pillow reads the mode from the header. It also decodes damaged files, for its error message.
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            if image.mode not in ("RGB", "L"):
+            is_rotated = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+            if image.mode not in ("RGB", "L") or is_rotated:
                 return None
-            turn = _UPRIGHT.get(_orientation(image))
-        if turn is not None:
-            return Image.fromarray(decode_jpeg(content, "RGB")).transpose(turn)
         # Resizing and conversion to Pillow are faster with four bytes per pixel than with three.
         return torch.from_numpy(decode_jpeg(content, "RGBX")).permute(2, 0, 1)
     except MemoryError:
@@ -268,12 +252,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     return image.convert("RGB")
-
-
-def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, or 1 (upright) if there is none."""
-    try:
-        return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:
-        # The image may be valid even if its EXIF block is damaged. Do not rotate it.
-        return 1

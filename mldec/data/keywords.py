@@ -253,8 +253,6 @@ def _capture(image: Image.Image) -> tuple[str, float] | None:
 
 
 def _names_of_regions(root: Element) -> Iterator[str]:
-    """Yield the names of the people and pets in an XMP packet."""
-
     def field(element: Element, tag: str) -> str:
         """Return a field of a region, which is an attribute or an element."""
         return _clean(element.get(tag) or element.findtext(tag) or "")

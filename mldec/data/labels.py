@@ -84,7 +84,6 @@ class Labels:
         new_column = np.full(self.num_classes, -1, np.int32)
         new_column[list(columns)] = np.arange(len(columns))
 
-        # Other classes have no new column (-1).
         classes = new_column[self.classes]
         renumbered = replace(self, classes=classes, num_classes=len(columns))
         return renumbered.select_entries(classes >= 0)
@@ -207,18 +206,11 @@ def fixed_per_class(labels: Labels, n: int, seed: int) -> Labels:
 
 
 def random_positives(labels: Labels, seed: int, share: float | None = None) -> np.ndarray:
-    """Choose random positives, at least one per image.
+    """Return a mask of random positives, bool [M], at least one per image.
 
     Source: Cole et al. (CVPR 2021, arXiv 2106.09708) for one positive per image. A share of all
-    positives follows the lists of Zhang et al. (arXiv 2112.07368), which are not purely random.
-
-    Args:
-        labels: Labels with M entries.
-        seed: Random seed, 0 or more.
-        share: Fraction of all positives to choose, in (0, 1]. None chooses one per image.
-
-    Returns:
-        A mask of the chosen entries, bool [M].
+    positives, in (0, 1], follows the lists of Zhang et al. (arXiv 2112.07368), which are not purely
+    random.
     """
     shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(labels.values == 1))
     _, first = np.unique(labels.images()[shuffled], return_index=True)
@@ -233,16 +225,11 @@ def random_positives(labels: Labels, seed: int, share: float | None = None) -> n
 
 
 def listed_positives(labels: Labels, files: Sequence[str], path: Path) -> np.ndarray:
-    """Choose the positives that are listed in a file of the format of xinyu1205/robust-loss-mlml.
+    """Return a mask of the positives, bool [M], in a file of the format of robust-loss-mlml.
 
-    Lines such as `name.jpg,3 41` have the name of an image file, without its folder, and class
-    indices. All images in `files` must be listed. Other images are ignored.
-
-    Returns:
-        A mask of the chosen entries, bool [M].
-
-    Raises:
-        DataError: If the file does not match the images or their positives.
+    Source: xinyu1205/robust-loss-mlml. Lines such as `name.jpg,3 41` have the name of an image
+    file, without its folder, and class indices. All images in `files` must be listed. Other images
+    are ignored. Raises DataError if the file does not match the images or their positives.
     """
     # Maps a file name to the row of its image.
     rows: dict[str, int] = {}

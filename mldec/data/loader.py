@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -130,6 +131,7 @@ class Batch(NamedTuple):
     bad: Sequence[str] = ()  # messages about skipped unreadable images
 
 
+@dataclass(eq=False)
 class TrainBatches(Sampler[list[Key]]):
     """Batch sampler that yields the micro-batches of one rank, from any step of an epoch.
 
@@ -143,56 +145,39 @@ class TrainBatches(Sampler[list[Key]]):
     numbers. An epoch covers 1 / `repeats` of the images. The batches equal timm's RepeatAugSampler
     except for the end of an epoch, which timm rounds down to a multiple of 256.
 
-    Args:
-        num_images: Number of training images.
-        batch_size: Images per global batch, over all ranks and accumulation steps.
-        accumulate: Number of accumulation steps.
-        repeats: Appearances of each image in succession.
-        factors: Mean number of appearances of each image per epoch, float64 [num_images], see
-            `draw_images`. The attribute `num_images` is then the number of images in an epoch.
-
     Raises:
         ConfigError: If there are too few images for the batch size.
     """
 
-    def __init__(
-        self,
-        num_images: int,
-        *,
-        batch_size: int,
-        accumulate: int = 1,
-        repeats: int = 1,
-        factors: np.ndarray | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        if factors is not None:
-            num_images = math.ceil(factors.sum())
-        self.factors = factors
-        self.parts = accumulate * world_size  # micro-batches per global batch
-        self.num_images = num_images
-        self.batch_size = batch_size
-        self.accumulate = accumulate
-        self.repeats = repeats
-        self.seed = seed
-        self.rank = rank
+    num_images: int  # training images, or with `factors` the images of an epoch
+    _: KW_ONLY
+    batch_size: int  # images per global batch, over all ranks and accumulation steps
+    accumulate: int = 1  # accumulation steps
+    repeats: int = 1  # appearances of each image in succession
+    # Mean number of appearances of each image per epoch, float64 [N], see `draw_images`.
+    factors: np.ndarray | None = None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
 
-        # Set by the trainer: the current epoch and its first step.
-        self.epoch = 0
-        self.start = 0
+    # Set by the trainer: the current epoch and its first step.
+    epoch: int = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.factors is not None:
+            self.num_images = math.ceil(self.factors.sum())
+        self.parts = self.accumulate * self.world_size  # micro-batches per global batch
 
         # The last batch is kept if each of its micro-batches has at least two images.
-        tail = num_images % batch_size
-        self.steps = num_images // batch_size + (tail >= 2 * self.parts)
+        tail = self.num_images % self.batch_size
+        self.steps = self.num_images // self.batch_size + (tail >= 2 * self.parts)
 
         if self.steps == 0:
-            raise ConfigError(f"train.batch_size: {batch_size} is too big for {num_images} images")
-        if repeats > 1 and num_images < batch_size:
-            raise ConfigError(
-                f"train.repeats: {repeats} needs at least one batch of {batch_size} images, there "
-                f"are {num_images}; lower train.batch_size"
-            )
+            fault = f"{self.batch_size} is too big for {self.num_images} images"
+            raise ConfigError(f"train.batch_size: {fault}")
+        if self.repeats > 1 and self.num_images < self.batch_size:
+            raise ConfigError("train.repeats: it needs a full batch; lower train.batch_size")
 
     def __len__(self) -> int:
         return (self.steps - self.start) * self.accumulate
@@ -202,7 +187,13 @@ class TrainBatches(Sampler[list[Key]]):
         return min(self.batch_size, self.num_images - step * self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, appearances = self._order()
+        # [L]: the images of the epoch, and their numbers of previous appearances.
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
+        if self.factors is not None:
+            order, appearances = draw_images(self.factors, generator)
+        else:
+            order = torch.randperm(self.num_images, generator=generator)
+            appearances = torch.zeros(self.num_images, dtype=torch.int8)
 
         # All ranks draw the same order. Each rank takes its micro-batches of a step.
         first_part = self.rank * self.accumulate
@@ -219,22 +210,13 @@ class TrainBatches(Sampler[list[Key]]):
                     keys.append((self.epoch, int(order[shuffled]), repetition))
                 yield keys
 
-    def _order(self) -> tuple[Tensor, Tensor]:
-        """Return the images of the epoch and their numbers of previous appearances, [L]."""
-        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        if self.factors is not None:
-            return draw_images(self.factors, generator)
 
-        order = torch.randperm(self.num_images, generator=generator)
-        return order, torch.zeros(self.num_images, dtype=torch.int8)
-
-
+@dataclass(frozen=True, eq=False)
 class SeededDataset(Dataset[Any]):
     """Dataset that seeds each sample with (seed, epoch, index, repetition)."""
 
-    def __init__(self, dataset: ImageDataset, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
+    dataset: ImageDataset
+    seed: int
 
     def __getitem__(self, key: Key) -> Sample | str:
         """Return a sample, or an error message if the image cannot be read."""
@@ -259,7 +241,7 @@ def train_loader(
     Set `batches.epoch` and `batches.start` before each iteration over the loader. `pin` uses pinned
     memory. `mixing` mixes each micro-batch.
     """
-    return _loader(data, data.train, batches, batches.seed, workers, pin, mixing)
+    return _loader(data, data.train, batches, workers, pin, seed=batches.seed, mixing=mixing)
 
 
 def eval_loader(
@@ -284,7 +266,7 @@ def eval_loader(
     for start in indices[::batch_size][rank::world_size]:
         batches.append([(0, index, 0) for index in indices[start : start + batch_size]])
 
-    return _loader(data, split, batches, 0, workers, pin)
+    return _loader(data, split, batches, workers, pin)
 
 
 def stack(samples: Sequence[Sample], *, mixing: Mixer | None = None, seed: int = 0) -> Batch:
@@ -350,12 +332,12 @@ def _loader(
     data: DataModule,
     split: Split,
     keys: Sampler[list[Key]] | list[list[Key]],
-    seed: int,
     workers: int,
     pin: bool,
+    *,
+    seed: int = 0,
     mixing: Mixer | None = None,
 ) -> Loader[Batch]:
-    """Return a loader of a split. `keys` yields the sample keys of each batch."""
     workers = workers if data.loads_slowly else 0
     skip = data.bad_images == "skip"
     return Loader(

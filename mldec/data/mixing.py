@@ -84,7 +84,6 @@ class Mixing:
         return mixed[kept], labels[kept]
 
     def _mix_pairs(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix an even number of images. timm may modify `images`."""
         # timm also mixes labels. Label the first half of the images 0 and the second half 1: each
         # image and its partner have different labels, so that the mixed labels are the shares.
         half = len(images) // 2

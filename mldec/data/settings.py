@@ -227,7 +227,11 @@ def assemble(
 
         # Column c of the targets must be the same class in training and evaluation.
         classes = load_val().classes
-        _check_same_classes(source.where, images.classes, classes.names)
+        if images.classes != classes.names:
+            only = sorted(set(images.classes) ^ set(classes.names))
+            difference = f"{only[0]!r} is in one only" if only else "their order differs"
+            counts = f"train ({len(images.classes)}) and val ({len(classes.names)})"
+            raise DataError(f"{source.where}: the classes of {counts} differ: {difference}")
         if zero_shot is not None:
             images, classes = zero_shot.training(images)
         images = _without_absent(source, source.train, images, files.absent)
@@ -263,7 +267,6 @@ def _select_listed(images: StoredImages, train_list: str | None) -> StoredImages
 def _select_fold(
     source: Source, images: StoredImages, fold: str, *, held_out: bool
 ) -> StoredImages:
-    """Return the held-out images of a fold, or all other training images."""
     number, count = parse_fold(fold)
     is_held_out = fold_numbers(images.storage.keys, count) == number
     part = images.select(is_held_out == held_out)
@@ -272,17 +275,6 @@ def _select_fold(
         fault = f"data.fold={fold} leaves no {split} image of {len(images):,}"
         raise DataError(f"{source.where}: {fault}; choose fewer folds")
     return part
-
-
-def _check_same_classes(where: Path, train: tuple[str, ...], val: tuple[str, ...]) -> None:
-    """Raise DataError unless both splits have the same classes in the same order."""
-    if train == val:
-        return
-
-    in_one_only = sorted(set(train) ^ set(val))
-    difference = f"{in_one_only[0]!r} is in one only" if in_one_only else "their order differs"
-    counts = f"train ({len(train)}) and val ({len(val)})"
-    raise DataError(f"{where}: the classes of {counts} differ: {difference}; correct one")
 
 
 def _without_absent(source: Source, split: str, images: StoredImages, absent: str) -> StoredImages:

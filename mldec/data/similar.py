@@ -42,7 +42,13 @@ def perceptual_hashes(images: StoredImages, cache_dir: str | None) -> np.ndarray
     indices = {name: index for index, name in enumerate(names)}
 
     def compute(name: str) -> int:
-        return _hash(images, indices[name])
+        import imagehash
+
+        try:
+            image = read_image(name, images.storage.content(indices[name]), draft=SIDE)
+        except DataError:
+            return path_hash(name.encode(errors="surrogateescape"), 0)
+        return int(str(imagehash.phash(image)), 16)
 
     if isinstance(images.storage, ImageFiles):
         stamps = {name: stamp(Path(name)) for name in names}
@@ -51,18 +57,6 @@ def perceptual_hashes(images: StoredImages, cache_dir: str | None) -> np.ndarray
     else:
         values = dict(compute_in_threads(names, compute, "read hashes"))
     return np.array([values[name] for name in names], np.uint64)
-
-
-def _hash(images: StoredImages, index: int) -> int:
-    """Return the perceptual hash of an image, from 0 to 2^64 - 1."""
-    import imagehash
-
-    name = images.name(index)
-    try:
-        image = read_image(name, images.storage.content(index), draft=SIDE)
-    except DataError:
-        return path_hash(name.encode(errors="surrogateescape"), 0)
-    return int(str(imagehash.phash(image)), 16)
 
 
 def similar_pairs(hashes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

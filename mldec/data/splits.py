@@ -1,10 +1,13 @@
 """Validation splits and cross-validation folds."""
 
 import logging
+import math
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -44,72 +47,65 @@ def path_hash(file: bytes, seed: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def hold_out(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
-    """Return the held-out validation images (`val`) or the training images.
+@dataclass(frozen=True, kw_only=True)
+class HoldOut:
+    """Settings of a `data` node without a validation split: some images are held out.
 
-    A hash of the path decides. An image keeps its split if other images are added or removed.
+    The result does not depend on the order of the images.
     """
-    is_held_out = _held_out_by_hash(table, fraction, seed)
-    return table.select(is_held_out == val)
+
+    val_fraction: float = 0.1  # fraction of held-out images, in (0, 1)
+
+    # "stratified" holds out about the same share of positives of each class, see `stratified`, and
+    # one of each class with two positives. "hash" uses a hash of the path. An image then keeps its
+    # split if other images are added.
+    split: Literal["stratified", "hash"] = "stratified"
+    seed: int = 0  # seed of the split
+
+    def __post_init__(self) -> None:
+        if not 0 < self.val_fraction < 1:
+            raise ValueError(f"val_fraction is {self.val_fraction}; it must be in (0, 1)")
+
+    def select(self, table: Table, *, val: bool) -> Table:
+        """Return the held-out validation images (`val`) or the training images."""
+        return table.select(self._is_held_out(table.files, table.labels) == val)
+
+    def select_groups(self, table: Table, groups: np.ndarray, *, val: bool) -> Table:
+        """Return the images of one split, in whole groups. `groups` are int [N].
+
+        Each group is assigned as one image, with the path of its first image and the classes of
+        all.
+        """
+        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+        positive = table.labels.values == 1
+        labels, _ = from_statements(
+            group[table.labels.images()[positive]],
+            table.labels.classes[positive],
+            table.labels.values[positive],
+            num_images=len(first),
+            num_classes=len(table.classes),
+            default=0,
+        )
+        is_held_out = self._is_held_out(table.files[first], labels)[group]
+        return table.select(is_held_out == val)
+
+    def _is_held_out(self, files: np.ndarray, labels: Labels) -> np.ndarray:
+        hashes = np.array([path_hash(file, self.seed) for file in files.tolist()], np.uint64)
+        if self.split == "hash":
+            # Compare exactly: a comparison with a float would round the hashes.
+            return hashes < np.uint64(math.ceil(self.val_fraction * 2**64))
+
+        order = np.argsort(hashes, kind="stable")
+        is_held_out = stratified(labels, order, self.val_fraction)
+        _hold_out_each_class(labels, order, is_held_out)
+        return is_held_out
 
 
-def _held_out_by_hash(table: Table, fraction: float, seed: int) -> np.ndarray:
-    limit = fraction * 2**64
-    return np.array([path_hash(file, seed) < limit for file in table.files.tolist()], bool)
-
-
-def check_fraction(val_fraction: float) -> None:
-    """Raise ValueError unless the fraction of held-out images is in (0, 1)."""
-    if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction is {val_fraction}; it must be in (0, 1)")
-
-
-def hold_out_stratified(table: Table, fraction: float, seed: int, *, val: bool) -> Table:
-    """Return the held-out validation images (`val`) or the training images; see `stratified`.
-
-    Each class with at least two positives has one in validation. The result does not depend on the
-    order of the images. An image may change its split if other images are added.
-    """
-    is_held_out = _held_out_stratified(table, fraction, seed)
-    return table.select(is_held_out == val)
-
-
-def _held_out_stratified(table: Table, fraction: float, seed: int) -> np.ndarray:
-    hashes = np.array([path_hash(file, seed) for file in table.files.tolist()], np.uint64)
-    order = np.argsort(hashes, kind="stable")
-    is_held_out = stratified(table.labels, order, fraction)
-    _hold_out_each_class(table.labels, order, is_held_out)
-    return is_held_out
-
-
-def hold_out_groups(
-    table: Table, groups: np.ndarray, fraction: float, seed: int, method: str, *, val: bool
-) -> Table:
-    """Return the held-out validation images (`val`) or the training images, in whole groups.
-
-    Each group is assigned as one image, with the path of its first image and the classes of all.
-
-    `groups` are the groups of the images, int [N]. `method` is "hash" or "stratified", see
-    `hold_out` and `hold_out_stratified`.
-    """
-    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-    positive = table.labels.values == 1
-    labels, _ = from_statements(
-        group[table.labels.images()[positive]],
-        table.labels.classes[positive],
-        table.labels.values[positive],
-        num_images=len(first),
-        num_classes=len(table.classes),
-        default=0,
-    )
-    groups_table = Table(table.files[first], labels, table.classes)
-    held_out = {"hash": _held_out_by_hash, "stratified": _held_out_stratified}[method]
-    is_held_out = held_out(groups_table, fraction, seed)[group]
-    return table.select(is_held_out == val)
+HELD_OUT = HoldOut()
+HELD_OUT_BY_HASH = HoldOut(split="hash")
 
 
 def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndarray) -> None:
-    """Hold out an image of each class with at least two positives and none held out, in place."""
     # Choose the image that removes the last training positive of as few classes as possible. Ties
     # go to the first image in the order.
     positives = labels.select_entries(labels.values == 1)
@@ -137,19 +133,12 @@ def _hold_out_each_class(labels: Labels, order: np.ndarray, is_held_out: np.ndar
 
 
 def stratified(labels: Labels, order: np.ndarray, fraction: float) -> np.ndarray:
-    """Hold out images so that each class has about the same share of held-out positives.
+    """Return a mask of held-out images, bool [N], with about the same share of each class.
 
     Source: Sechidis et al., On the Stratification of Multi-Label Data (ECML 2011), Algorithm 1.
     Ties are broken at random there. Here the first of equally rare classes is assigned first, and
-    an image with a tie between the splits is used for training.
-
-    Args:
-        labels: The labels of N images.
-        order: Order in which the images are assigned, int [N].
-        fraction: Fraction of images to hold out, in (0, 1).
-
-    Returns:
-        A mask of the held-out images, bool [N].
+    an image with a tie between the splits is used for training. `order` is the order in which the
+    images are assigned, int [N]. `fraction` of the images is held out, in (0, 1).
     """
     ends = np.cumsum(labels.counts_per_image())[:-1]
     classes_of_image = np.split(labels.classes[labels.values == 1], ends)
@@ -201,18 +190,15 @@ def parse_fold(fold: str) -> tuple[int, int]:
 
 
 def fold_numbers(keys: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Assign images to folds by a hash of their keys.
+    """Return the fold of each image, int64 [M], from 1 to `count`, by a hash of its key.
 
     An image keeps its fold if other images are added or removed. Folds of different seeds are
     independent. `keys` are M keys of `Storage.keys`.
-
-    Returns:
-        The fold of each image, int64 [M], from 1 to `count`.
     """
     is_text = keys.dtype.kind == "S"
     texts = keys.tolist() if is_text else [key.tobytes() for key in keys]
 
-    # Use the remainder, not the size of the hash: `hold_out` may have removed all images with
+    # Use the remainder, not the size of the hash: `HoldOut` may have removed all images with
     # small hashes of the same seed.
     remainders = (path_hash(text, seed) % count for text in texts)
     return 1 + np.fromiter(remainders, np.int64, len(texts))

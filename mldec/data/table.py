@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,34 +32,25 @@ class Table:
         return Table(self.files[images], self.labels.select(images), self.classes)
 
 
+@dataclass(eq=False)
 class TableBuilder:
-    """Build a table image by image, and validate paths and classes.
+    """Build a table image by image, and validate paths and classes."""
 
-    Args:
-        classes: The class names in order. None takes the sorted names of the labels.
-        default: Value of classes without a label in an image, 0 or -1.
-        folder: The image folder, if absolute paths inside it are allowed.
-    """
+    classes: Sequence[str] | None = None  # in order; None takes the sorted names of the labels
+    _: KW_ONLY
+    default: int = 0  # value of classes without a label in an image, 0 or -1
+    folder: Path | None = None  # image folder, if absolute paths inside it are allowed
 
-    def __init__(
-        self, classes: Sequence[str] | None = None, *, default: int = 0, folder: Path | None = None
-    ) -> None:
-        self.folder = folder
-        self.classes = None if classes is None else tuple(classes)
-        self.default = default
-
-        self._columns = indices_of(classes or ())
+    def __post_init__(self) -> None:
+        self._columns = indices_of(self.classes or ())
         self._first_seen: dict[str, str] = {}  # path -> `where` of its first occurrence
         self._entries: list[dict[int, int]] = []  # one mapping of column to value per image
 
     def add(self, path: str, labels: Mapping[str, int] | Mapping[int, int], where: str) -> None:
         """Add an image with its labels.
 
-        Args:
-            path: Path of the image file, see `path_inside`.
-            labels: Maps classes to values, see `Labels`. A class is a name, or an index if the
-                classes were given.
-            where: Annotation file and row, for messages.
+        `labels` maps classes to values, see `Labels`. A class is a name, or an index if the classes
+        were given. `where` is the annotation file and row, for messages.
         """
         path = path_inside(path, where, folder=self.folder)
         if path in self._first_seen:
@@ -83,10 +74,9 @@ class TableBuilder:
             classes = check_names(sorted(self._columns), where)
             labels = labels.select_classes([self._columns[name] for name in classes])
 
-        return Table(encode_paths(list(self._first_seen)), labels, classes)
+        return Table(encode_paths(list(self._first_seen)), labels, tuple(classes))
 
     def _column(self, label: str | int, where: str) -> int:
-        """Return the column of a class, given by name or index."""
         # Every new name gets the next column if no classes were given.
         if self.classes is None:
             return self._columns.setdefault(str(label), len(self._columns))

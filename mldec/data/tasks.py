@@ -50,12 +50,9 @@ def partial_labels(threshold: float = 0.5, *, top_k: int | None = None) -> MakeE
 def single_label(top_k: int | None = None, *, suffix: str = "") -> MakeEvaluator:
     """Return the function that creates evaluators of single-label data.
 
-    Args:
-        top_k: k of the second accuracy, at least 2. None means 5, omitted with fewer classes.
-        suffix: Suffix of the metric names, such as "_real" for ImageNet ReaL.
-
-    Raises:
-        ConfigError: If `top_k` is out of range, or later if there are fewer classes.
+    `top_k` is the k of the second accuracy, at least 2. None means 5, omitted with fewer classes.
+    `suffix` is appended to the metric names, such as "_real" for ImageNet ReaL. Raises ConfigError
+    if `top_k` is out of range, or later if there are fewer classes.
     """
     from mldec.evaluators.single_label import SingleLabelEvaluator
 
@@ -71,22 +68,17 @@ class ZeroShot:
     The queries of ML-Decoder do not attend to each other. One validation pass over all classes
     therefore gives both zero-shot and generalized metrics. Training images without a seen class are
     omitted.
-
-    Args:
-        roles: Maps the names of all classes to the indices of seen and unseen classes, see
-            `split_classes`.
-        vectors: Maps the names of all K classes to their word vectors.
-        val_images: "unseen": only images with an unseen class, as in the official code. "all": all
-            images, as in LESA and BiAM.
-        where: Folder of the dataset, for messages.
-        threshold: See `multi_label`.
     """
 
+    # Maps the names of all classes to the indices of seen and unseen classes, see `split_classes`.
     roles: Callable[[tuple[str, ...]], Roles]
-    vectors: Callable[[tuple[str, ...]], WordVectors]
+    vectors: Callable[[tuple[str, ...]], WordVectors]  # maps their names to their word vectors
+
+    # "unseen": only images with an unseen class, as in the official code. "all": all images, as in
+    # LESA and BiAM.
     val_images: str
-    where: str
-    threshold: float = 0.5
+    where: str  # folder of the dataset, for messages
+    threshold: float = 0.5  # see `multi_label`
 
     def __post_init__(self) -> None:
         # Validate the threshold now, not after an epoch.

@@ -233,7 +233,6 @@ class View:
 
     def eval(self) -> EvalTransform:
         """Return the transform for evaluation."""
-        # Evaluation must be deterministic.
         interpolation = self.test_interpolation
         if interpolation is None:
             interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
@@ -264,7 +263,12 @@ class TrainTransform:
         self.flip = view.flip
         self.cutout = view.cutout
         self.augment = _augment(view.augment, view.image_size, kind)
-        self.erase = _erasing(view.erase)
+        self.erase: Callable[[Tensor], Tensor] | None = None
+        if view.erase:
+            # torchvision takes a second to import and is rarely needed.
+            from torchvision.transforms.v2 import RandomErasing
+
+            self.erase = RandomErasing(view.erase, (0.02, 0.33), (0.3, 3.3), value=MEAN_COLOR)
 
         # Random crop, erasing and the augmentations of libraries do not accept a generator.
         uses_library = view.augment not in ("official", "none")
@@ -295,19 +299,7 @@ class TrainTransform:
 Transform = EvalTransform | TrainTransform
 
 
-def _erasing(probability: float) -> Callable[[Tensor], Tensor] | None:
-    """Create the random erasing operation, if the probability is above 0."""
-    if not probability:
-        return None
-
-    # torchvision takes a second to import and is rarely needed.
-    from torchvision.transforms import v2
-
-    return v2.RandomErasing(probability, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=MEAN_COLOR)
-
-
 def _resize(size: int, crop: float, interpolation: str) -> Callable[[Picture], Picture]:
-    """Create the operation that resizes an image or a random crop to a square."""
     # Even with a scale of 1, torchvision would crop to its range of aspect ratios.
     if crop == 1:
         return partial(resized, size=(size, size), interpolation=interpolation)
@@ -337,7 +329,6 @@ Augment = Callable[[Image.Image, SampleRandom], Image.Image]
 
 
 def _augment(name: str, size: int, interpolation: str) -> Augment:
-    """Create the augmentation `name`, see `View`."""
     if name.startswith("rand-"):
         return partial(_by_library, operation=_timm_augment(name, size, interpolation))
 
@@ -364,14 +355,12 @@ def _by_library(
 
 
 def _timm_augment(text: str, size: int, interpolation: str) -> Callable[[Image.Image], Image.Image]:
-    """Create timm's RandAugment as in timm's transforms_imagenet_train."""
     # timm ignores parts without a number, and raises assertion errors or late errors for others.
     if not re.fullmatch(
         r"rand(-(m\d+|n\d+|p(0\.\d+|1|1\.0)|mstd\d+(\.\d+)?|mmax\d+|inc[01]))+", text
     ):
         raise ConfigError(f"augment: {text!r} is no RandAugment of timm: rand-m7-mstd0.5-inc1")
 
-    # timm is slow to import.
     from timm.data.auto_augment import rand_augment_transform
 
     settings = {"translate_const": int(size * 0.45), "img_mean": MEAN_COLOR}

@@ -55,18 +55,11 @@ class ImageDataset(Protocol):
         """Return the number of images."""
 
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
-        """Load an image and its target.
+        """Load an image uint8 [3, H, W] and its target int8 [K]: 1, 0 or -1 (not annotated).
 
-        Args:
-            index: Index of the image, from 0 to N - 1.
-            rng: Source of all random numbers, seeded per sample by the loader. See `seeded` for
-                libraries that do not accept a generator.
-
-        Returns:
-            The image, uint8 [3, H, W], and its target, int8 [K]: 1, 0 or -1 (not annotated).
-
-        Raises:
-            DataError: If the image cannot be read.
+        `index` is from 0 to N - 1. `rng` is the source of all random numbers, seeded per sample by
+        the loader; see `seeded` for libraries that do not accept a generator. Raises DataError if
+        the image cannot be read.
         """
 
     def name(self, index: int) -> str:

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,13 +41,9 @@ def queries_for(
 ) -> Classes:
     """Return classes with word vectors for a zero-shot model.
 
-    Args:
-        names: Unique class names.
-        vectors: File or text encoder, see `load_word_vectors`. None: the text encoder of the
-            training.
-        trained: Classes of the training, or None if they are unknown.
-        option: Command-line option of the names, for messages.
-        keep: Whether to cache the word vectors on the disk.
+    `vectors` is a file or text encoder, see `load_word_vectors`, or None for the text encoder of
+    the training. `trained` are the classes of the training, if they are known. `option` names the
+    option in messages. `keep` caches the word vectors on the disk.
     """
     origin = None if trained is None else trained.origin
     if vectors is not None:
@@ -62,10 +60,7 @@ def queries_for(
         log.info(f"word vectors of {len(names)} classes by {origin.source}")
     else:
         source = "unknown word vectors" if origin is None else origin.described()
-        raise CheckpointError(
-            f"{option}: the checkpoint was trained with {source}; pass vectors of these classes "
-            f"with --vectors FILE"
-        )
+        raise CheckpointError(f"{option}: it was trained with {source}; pass --vectors FILE")
 
     if trained is not None:
         current = Classes(loaded.names, word_vectors=loaded.word_vectors, origin=loaded.origin)
@@ -105,10 +100,7 @@ def read_classes(
     """Return the classes of comma-separated names; see `queries_for`."""
     names = class_names(text)
     if trained is not None and trained.exclusive and len(names) < 2:
-        raise ConfigError(
-            f"--classes {names[0]!r}: the scores of this model are a softmax over the classes; "
-            f"pass at least two classes"
-        )
+        raise ConfigError("--classes: this model has softmax scores; pass at least two classes")
     return queries_for(names, vectors, trained, option="--classes", keep=keep)
 
 
@@ -119,12 +111,12 @@ def with_classes(loaded: Loaded, names: str, vectors: str | None) -> Loaded:
     return replace(loaded, classes=read_classes(names, vectors, loaded.classes))
 
 
+@dataclass(frozen=True)
 class SelectedClasses:
     """A dataset with a selection of the target columns."""
 
-    def __init__(self, dataset: ImageDataset, columns: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.columns = torch.tensor(columns)
+    dataset: ImageDataset
+    columns: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -132,7 +124,7 @@ class SelectedClasses:
     def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
         """Return the image uint8 [3, H, W] and its target int8 [number of columns]."""
         image, target = self.dataset.load(index, rng)
-        return image, target[self.columns]
+        return image, target[list(self.columns)]
 
     def name(self, index: int) -> str:
         """Return the path of the image, or another name for messages."""
@@ -153,7 +145,6 @@ def with_class_list(
     if classes.exclusive:
         raise ConfigError("--class-list: it requires multi-label data; leave it out")
 
-    # The first name of each group is the class name of the data.
     groups = read_class_list(path)
     names = []
     columns = []
@@ -171,23 +162,12 @@ def with_class_list(
     if loaded.classes.word_vectors is None:
         return _by_known_names(loaded, groups, options), selected
 
-    model = _by_word_vectors(loaded, classes, groups, options)
+    names_of_groups = list(chain.from_iterable(groups))
+    word_vectors = _word_vectors(names_of_groups, loaded.classes, classes, options)
+    class_of_name = np.repeat(np.arange(len(groups)), list(map(len, groups))).tolist()
+    model = ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
     evaluator = _zero_shot_evaluator(loaded, data, groups, options)
     return model, replace(selected, make_evaluator=evaluator)
-
-
-def _by_word_vectors(
-    loaded: Loaded, data: Classes, groups: Sequence[Sequence[str]], options: EvalOptions
-) -> nn.Module:
-    """Return a zero-shot model for the classes of a list."""
-    names: list[str] = []
-    class_of_name: list[int] = []
-    for number, group in enumerate(groups):
-        names += group
-        class_of_name += [number] * len(group)
-
-    word_vectors = _word_vectors(names, loaded.classes, data, options)
-    return ScoredClassifier(loaded.model, class_of_name=class_of_name, word_vectors=word_vectors)
 
 
 def _zero_shot_evaluator(
@@ -219,7 +199,6 @@ def _zero_shot_evaluator(
 def _by_known_names(
     loaded: Loaded, groups: Sequence[Sequence[str]], options: EvalOptions
 ) -> nn.Module:
-    """Return a model without word vectors for the classes of a list, by known names."""
     for option, value in (("--vectors", options.vectors), ("--seen", options.seen)):
         if value is not None:
             raise ConfigError(f"{option} {value}: it requires a zero-shot model; leave it out")
@@ -244,7 +223,6 @@ def _by_known_names(
 
 
 def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
-    """Return the case-folded names of the training classes."""
     if options.seen is not None:
         names = check_names(read_lines(Path(options.seen)), options.seen)
         return {name.casefold() for name in names}
@@ -253,17 +231,13 @@ def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
     if not loaded.classes.names:
         return set()
     if loaded.unseen is None:
-        raise CheckpointError(
-            f"--class-list: the training classes of {options.checkpoint} are unknown; pass "
-            f"--seen FILE with one class name per line"
-        )
+        raise CheckpointError("--class-list: the training classes are unknown; pass --seen FILE")
     return {name.casefold() for name in set(loaded.classes.names) - set(loaded.unseen)}
 
 
 def _word_vectors(
     names: list[str], trained: Classes, data: Classes, options: EvalOptions
 ) -> Tensor:
-    """Return the word vectors [N, D_w] of all names."""
     vector_of: dict[str, Tensor] = {}
     for classes in (data, trained):
         if classes.word_vectors is not None:

@@ -55,13 +55,7 @@ def reuse_tokens(
     """Replace validation images with cached tokens if a checkpoint was trained on tokens.
 
     The images are kept if their transform or the precision differs from the training, if the model
-    averages several views, or if there are several processes.
-
-    Args:
-        data: Data of an evaluation.
-        loaded: The checkpoint.
-        config: Settings of the evaluation. train.cache_features=false keeps the images.
-        device: Device of the evaluation.
+    averages several views, if there are several processes, or with train.cache_features=false.
     """
     trained = loaded.config.train
     if not (trained.cache_features and config.train.cache_features):
@@ -93,9 +87,7 @@ def with_tokens(
     folder has one subfolder per network and one file per image, both named by a hash.
     """
     if distributed.world_size() > 1:
-        raise ConfigError(
-            "train.cache_features: it supports one process; start the run without torchrun"
-        )
+        raise ConfigError("train.cache_features: start the run without torchrun")
     network = _network_key(backbone, data, config, device)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 
@@ -141,7 +133,6 @@ def _compute(
     device: torch.device,
     stop: StopRequest,
 ) -> None:
-    """Compute the tokens of a split with the missing images, and write the files."""
     train = config.train
     loader = eval_loader(
         data,

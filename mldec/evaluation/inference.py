@@ -18,14 +18,9 @@ def for_inference(
 ) -> Model:
     """Return a model for inference. A folded backbone has new weights, all others are shared.
 
-    The model itself is returned if neither option is set.
-
-    Args:
-        model: A `Classifier`, or a module that contains one, in evaluation mode.
-        image_size: Pixels per side of the images.
-        half: Number format of autocast, see `fold_batchnorms`.
-        fold: Whether to fold batch norms. The folded weights do not follow later changes.
-        compiled: Whether to compile backbone and head. Raises ConfigError if it fails.
+    `model` is a `Classifier`, or a module that contains one, in evaluation mode. It is returned
+    itself if neither option is set. For `image_size` and `half` see `fold_batchnorms`. Folded
+    weights do not follow later changes. Raises ConfigError if the compilation fails.
     """
     if not (fold or compiled):
         return model

@@ -112,7 +112,6 @@ def open_for_evaluation(
         network, data = with_class_list(loaded, data, options)
     else:
         loaded, data = with_same_classes(loaded, data, path)
-        # This validates the classes before their thresholds are looked up.
         network = scorer(loaded, data, path, calibrated=calibrated)
         thresholds = chosen_thresholds(data, loaded, options) if calibrated else None
 
@@ -178,10 +177,7 @@ def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:
         return
 
     if loaded.config.backbone.get("image_size") is not None:
-        raise ConfigError(
-            f"data.image_size={evaluated}: the image size of {options.checkpoint} is fixed; pass "
-            f"data.image_size={trained}"
-        )
+        raise ConfigError(f"data.image_size={evaluated}: fixed; pass data.image_size={trained}")
     if not options.sets("data.image_size"):
         log.warning(
             f"evaluated at {evaluated} pixels, the default of this data; {options.checkpoint} was "

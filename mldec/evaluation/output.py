@@ -122,7 +122,6 @@ def report(results: Results, weights: str, path: str, names: tuple[str, ...]) ->
             entry = {"label": names[label], "prediction": names[prediction], "images": images}
             content["confusions"].append(entry)
 
-    # Transpose the columns to one entry per class.
     columns = results.per_class.items()
     content["per_class"] = {}
     for index, name in enumerate(names):

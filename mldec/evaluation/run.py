@@ -99,17 +99,9 @@ def score(
 ) -> Iterator[tuple[Batch, list[Tensor]]]:
     """Yield each batch of validation images of this process with the logits of each model.
 
-    Args:
-        models: Map images uint8 [B, 3, H, W] and word vectors [K, D] or None to logits [B, K].
-        data: Data with the validation images.
-        config: Settings of the loader and the precision.
-        device: Device of the models.
-        progress: Wraps the batches, as `progress_bar` does.
-        compiled: Whether to compile the models.
-
-    Yields:
-        A batch, and the logits of each model: float32 [b, K] on the device, or [0] without a
-        readable image.
+    The logits are float32 [b, K] on the device, or [0] without a readable image. `models` map
+    images uint8 [B, 3, H, W] and word vectors [K, D] or None to logits. `config` has the settings
+    of the loader and the precision. `progress` wraps the batches, as `progress_bar` does.
     """
     train = config.train
     order = memory_format(channels_last=train.channels_last)
@@ -249,7 +241,6 @@ def evaluate_all(
     for model, mode in zip(models, modes, strict=True):
         model.train(mode)
 
-    # Gather the messages of all processes. `compute` gathers the scores.
     all_bad = list(chain.from_iterable(distributed.gather(bad)))
     images = len(data.val.dataset) - len(all_bad)
 
@@ -267,14 +258,8 @@ class MeanLoss:
     """Mean of a training loss over the validation images of all ranks, for several models.
 
     The scale equals the scale of train/loss. A loss with the reduction "sum" is the mean per image
-    times the number of images in a training batch.
-
-    Args:
-        loss: Takes logits float32 [B, K] and targets [B, K]. A copy is used, in evaluation mode.
-        progress: Fraction of the training that is done, for losses that depend on it.
-        batch_size: Number of images in a training batch.
-        models: Number of models.
-        device: Device of the logits.
+    times `batch_size`, the number of images in a training batch. A copy of the loss is used, in
+    evaluation mode. `progress` is the fraction of the training that is done.
     """
 
     def __init__(

@@ -114,16 +114,11 @@ def replacing(
 ) -> Iterator[BinaryIO]:
     """Write a temporary file that replaces `path` if the block ends without an error.
 
-    After an error, an existing file is unchanged. The parent folder is created. With `durable` or
-    `of_run`, the temporary file has a fixed name, so that killed runs leave at most one. Only one
-    process may write such a file at a time, see `RunLock`.
-
-    Args:
-        path: The file to write.
-        durable: Flush the content to the disk before the file is renamed.
-        of_run: Whether the file belongs to a training run, for error messages.
-        of_user: Keep the mode and the owner of an existing file. Implies `durable`.
-        tag: Part of the temporary file's name, if several commands may write the same file.
+    After an error, an existing file is unchanged. The parent folder is created. `durable` flushes
+    the content to the disk first. `of_user` also keeps the mode and the owner of an existing file.
+    `of_run` is for error messages. With `durable` or `of_run`, the temporary file has a fixed name,
+    so that killed runs leave at most one; only one process may write such a file at a time, see
+    `RunLock`. `tag` is part of this name, if several commands may write the same file.
     """
     name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
     if tag is not None:
@@ -139,22 +134,17 @@ def replacing(
             with temporary.open("wb") as file:
                 yield file
                 if of_user and path.exists():
-                    _copy_owner(path, temporary)
+                    old = path.stat()
+                    new = temporary.stat()
+                    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+                        os.chown(temporary, old.st_uid, old.st_gid)
+                    temporary.chmod(old.st_mode & 0o7777)
                 if durable or of_user:
                     file.flush()
                     os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _copy_owner(source: Path, target: Path) -> None:
-    """Copy the owner and the mode of a file to another file."""
-    old = source.stat()
-    new = target.stat()
-    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-        os.chown(target, old.st_uid, old.st_gid)
-    target.chmod(old.st_mode & 0o7777)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -143,7 +143,6 @@ class RunLock:
                 f"or {remedy}"
             ) from error
         except PermissionError:
-            # Convert the error to a DataError.
             with writing(self.path, of_run=self._of_run):
                 raise
         except (OSError, NotImplementedError) as error:
@@ -176,7 +175,6 @@ class RunLock:
         self.release()
 
     def _holder(self) -> dict[str, object]:
-        """Return the record of the lock file, empty if it cannot be read."""
         try:
             values = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

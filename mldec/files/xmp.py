@@ -184,7 +184,6 @@ def _start(content: bytes, element: _Element) -> int:
 
 
 def _properties(descriptions: Sequence[_Element]) -> list[tuple[Kind, _Element]]:
-    """Return the properties with keywords in descriptions."""
     properties = []
     for description in descriptions:
         for element in description.children:
@@ -195,7 +194,6 @@ def _properties(descriptions: Sequence[_Element]) -> list[tuple[Kind, _Element]]
 
 
 def _text(kind: Kind, keyword: Keyword) -> str:
-    """Return the text of a keyword in a list."""
     if kind == SUBJECT:
         return keyword[-1]
     if kind == DIGIKAM:
@@ -224,7 +222,6 @@ def _insertion(content: bytes, parent: _Element, names: Sequence[str], text: byt
 
 
 def _description(lists: Mapping[Kind, Sequence[str]]) -> bytes:
-    """Return the XML of a description with lists."""
     # Exiv2 raises an error for two prefixes of a namespace: declare only those of the lists.
     declared = {f'xmlns:rdf="{RDF}"': None}
     text = ""

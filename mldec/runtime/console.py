@@ -54,8 +54,6 @@ _CONSOLE = _Console()
 
 
 class _LogFile(io.StringIO):
-    """A file that logs what a progress bar writes."""
-
     def write(self, text: str) -> int:
         if text.strip():
             log.info(text.strip())

@@ -6,8 +6,6 @@ Other modules do not use torch.distributed directly.
 import inspect
 import logging
 import os
-import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -20,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mldec import triton_can_compile
 from mldec.errors import ConfigError, Stopped, UserError
 from mldec.runtime.devices import check_device, env_number
 
@@ -34,9 +31,7 @@ TIMEOUT = timedelta(minutes=20)
 # Shorter jobs do not search for the fastest kernels of cuDNN, which takes seconds for each shape.
 MIN_BATCHES = 20
 
-# Files of the NVIDIA driver on Linux.
-DEVICE_FILES = Path("/dev")
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DEVICE_FILES = Path("/dev")  # of the NVIDIA driver on Linux
 
 
 def rank() -> int:
@@ -55,18 +50,11 @@ def is_main() -> bool:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device with a name.
+    """Return the device "auto", "cpu", "mps", "cuda" or "cuda:<n>". CUDA devices have an index.
 
-    Args:
-        name: "auto", "cpu", "mps", "cuda" or "cuda:<n>". "auto" selects CUDA if available, else
-            MPS, else the CPU. "cuda" selects the GPU of the local rank under torchrun, else the
-            first GPU.
-
-    Returns:
-        The device. CUDA devices always have an index.
-
-    Raises:
-        ConfigError: If the name is invalid or the device is not available.
+    "auto" selects CUDA if available, else MPS, else the CPU. "cuda" selects the GPU of the local
+    rank under torchrun, else the first GPU. Raises ConfigError if the name is invalid or the device
+    is not available.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -86,26 +74,19 @@ def pick_device(name: str) -> torch.device:
     if kind != "cuda":
         return torch.device(kind)
     if int(number) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device={name}: there are {torch.cuda.device_count()} CUDA devices; pass device=cpu"
-        )
+        raise ConfigError(f"device={name}: there is no such device; pass device=cpu")
     return torch.device("cuda", int(number))
 
 
 @cache
 def _warn_about_unused_gpu() -> None:
-    """Log a warning if torch cannot use an NVIDIA GPU of this machine."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if is_hidden or not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return
 
-    driver = "this driver"
-    if DRIVER_FILE.is_file():
-        version = re.search(r"\b\d{3}\.[\d.]+", DRIVER_FILE.read_text(encoding="utf-8"))
-        driver = f"driver {version[0]}" if version else driver
     log.warning(
         f"device=auto: using the CPU, because torch {torch.__version__} finds no CUDA device with "
-        f"{driver}; update the driver, or install a torch build that supports it"
+        f"this driver; update the driver, or install a torch build that supports it"
     )
 
 
@@ -118,26 +99,12 @@ def prepare_device(
     `batches` is the number of batches with images of one shape, which selects the search of cuDNN.
     """
     if device.type == "cuda":
-        _warn_without_compiler()
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
-        # The benchmark selects the fastest kernel for each new shape.
         torch.backends.cudnn.benchmark = not deterministic and batches >= MIN_BATCHES
         # cuDNN of torch 2.11 rounds the dropout rate of attention to multiples of 1/16.
         torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-@cache
-def _warn_without_compiler() -> None:
-    """Log a warning if torch was imported before mldec and its Triton kernels cannot compile."""
-    has_kernels = "torch._native.ops.bmm_outer_product" in sys.modules
-    is_disabled = os.environ.get("TORCH_DISABLE_NATIVE_JIT") == "1"
-    if has_kernels and not is_disabled and not triton_can_compile():
-        log.warning(
-            "torch was imported before mldec, and its Triton kernels need a C compiler and "
-            "Python.h; set TORCH_DISABLE_NATIVE_JIT=1, or import mldec first"
-        )
 
 
 @contextmanager
@@ -179,10 +146,8 @@ def processes(device: torch.device) -> Iterator[None]:
 def wrap(model: nn.Module, *, static: bool, same_buffers: bool) -> nn.Module:
     """Wrap a model in DistributedDataParallel. Returns the model itself without torchrun.
 
-    Args:
-        model: The model.
-        static: Whether all steps run the same graph, so that all-reduces overlap more.
-        same_buffers: Whether each forward pass first broadcasts the buffers of rank 0.
+    `static`: all steps run the same graph, so that all-reduces overlap more. `same_buffers`: each
+    forward pass first broadcasts the buffers of rank 0.
     """
     if not dist.is_initialized():
         return model
@@ -284,12 +249,8 @@ def gather(value: T) -> list[T]:
 def share_columns(rows: list[Tensor]) -> list[Tensor]:
     """Exchange rows of a matrix for columns, so that no rank holds the whole matrix.
 
-    Args:
-        rows: Blocks [n, K] of the images of this rank.
-
-    Returns:
-        One block [N_r, K / ranks] per rank r, with its N_r images and the columns of this rank.
-        Columns are split in the order of ranks; see `join_columns`.
+    `rows` are blocks [n, K] of the images of this rank. Returns one block [N_r, K / ranks] per rank
+    r, with its N_r images and the columns of this rank, in the order of ranks.
     """
     if not dist.is_initialized():
         return rows

@@ -1,6 +1,7 @@
 """Word vectors of colored digits, the classes of `data=digits_zsl`."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 import torch
@@ -67,20 +68,15 @@ def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = (
     `source` is "digits:words", or "digits:one_hot:N" for the first N colors; see `class_queries`.
     Raises DataError if the source or a name is unknown.
     """
-    number_of_colours = {f"{DIGITS_PREFIX}words": len(COLOURS)}
-    for count in range(2, len(COLOURS) + 1):
-        number_of_colours[f"{DIGITS_PREFIX}one_hot:{count}"] = count
-    if source not in number_of_colours:
+    form = re.fullmatch(rf"{DIGITS_PREFIX}(words|one_hot:(\d+))", source)
+    if form is None:
         raise DataError(f"{source}: unknown word vectors; pass {DIGITS_PREFIX}words")
 
-    colours = number_of_colours[source]
+    colours = int(form[2] or len(COLOURS))
     known = class_names(colours)
     for name in names:
         if name not in known:
-            raise DataError(
-                f"{source}: no vector of {name!r}; write a color and a digit, such as 'red six' "
-                f"(colors: {', '.join(list(COLOURS)[:colours])})"
-            )
+            raise DataError(f"{source}: no vector of {name!r}; write a color and a digit: red six")
 
     found = tuple(names) + tuple(name for name in optional if name in known)
     rows = [known.index(name) for name in found]

@@ -115,13 +115,10 @@ class ClipModel:
 
     @torch.no_grad()
     def encode_names(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """Compute the vectors of names.
+        """Return the vectors of names, float32 [K, D] of length 1 each, on the CPU.
 
         A vector is the normalized mean of the normalized vectors of all templates, as in CLIP.
         Texts are truncated to the context length of the model.
-
-        Returns:
-            Float32 [K, D] on the CPU, of length 1 each.
         """
         per_batch = max(1, BATCH_SIZE // len(templates))
         device = self.model.logit_scale.device
@@ -194,17 +191,13 @@ def open_model(source: str) -> ClipModel:
 
 
 def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
-    """Return open_clip's config of a pretrained tag; empty for other weights."""
     if source.weights is None or source.file is not None:
         return {}
 
     tag: dict[str, Any] = library.get_pretrained_cfg(source.model, source.weights)
     if not tag:
         hint = suggest(source.weights, library.list_pretrained_tags_by_model(source.model))
-        raise ConfigError(
-            f"{source.text}: {source.weights!r} is neither a file nor a pretrained tag of "
-            f"{source.model}{hint}"
-        )
+        raise ConfigError(f"{source.text}: {source.weights!r} is no file and no tag{hint}")
     return tag
 
 
@@ -224,7 +217,6 @@ def _shared_preprocessing(library: ModuleType, source: ClipSource) -> dict[str, 
 
 
 def _weights(library: ModuleType, source: ClipSource, tag: dict[str, Any]) -> Path:
-    """Return the weights file, and download it if necessary."""
     if source.file is not None:
         return source.file
     if tag:
@@ -262,20 +254,11 @@ def encode_names(
     *,
     keep: bool = True,
 ) -> tuple[Tensor, str]:
-    """Return the vectors of names by a text encoder, from the cache if possible.
+    """Return the vectors of names by a text encoder, and the hash of its weights.
 
-    The cache has one file per encoder and list of templates. open_clip is only imported for names
-    that are not in the cache.
-
-    Args:
-        source: See `ClipSource.parse`.
-        names: K names.
-        templates: Sentences with {} for the name.
-        cache_dir: See `cache_folder`.
-        keep: Write the vectors of new names to the cache.
-
-    Returns:
-        Vectors, float32 [K, D] of length 1 each, and the hash of the weights.
+    The vectors are float32 [K, D] of length 1. The cache has one file per encoder and list of
+    templates, and gets new names with `keep`. open_clip is only imported for new names. For
+    `source` see `ClipSource.parse`, for `cache_dir` see `cache_folder`.
     """
     key = json.dumps([FORMAT, _identity(ClipSource.parse(source)), list(templates)])
     digest = sha256(key.encode()).hexdigest()[:16]
@@ -316,7 +299,6 @@ def _identity(source: ClipSource) -> list[str]:
     if source.file is not None:
         files = [source.file]
     if source.folder is not None:
-        # Include the files of the tokenizer.
         files = sorted(path for path in source.folder.iterdir() if path.is_file())
 
     identity = [source.model, source.weights or ""]
@@ -329,10 +311,8 @@ def _identity(source: ClipSource) -> list[str]:
 def read_templates(prompts: str, folder: Path) -> tuple[str, ...]:
     """Return the templates of the setting `data.prompts`.
 
-    Args:
-        prompts: A template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
-            "simple7" (the 7 best of these), or the path of a file with one template per line.
-        folder: Folder of a relative path.
+    `prompts` is a template with {}, or "clip80" (the 80 templates of CLIP for ImageNet), or
+    "simple7" (the 7 best of these), or the path, relative to `folder`, of a file with one per line.
     """
     if prompts in LISTS:
         library = _open_clip(f"data.prompts={prompts}")

@@ -74,10 +74,7 @@ def _by_name(
 
     # The orientation of a square array is ambiguous, which raises an error.
     if array.ndim != 2 or array.shape.count(len(order)) != 1:
-        raise DataError(
-            f"{path}: exactly one dimension of {list(shape)} must be the number of names, "
-            f"{len(order):,}; {_SEE}"
-        )
+        raise DataError(f"{path}: shape {list(shape)} does not fit {len(order):,} names; {_SEE}")
     if array.shape[0] != len(order):
         array = array.T
 
@@ -91,13 +88,11 @@ def _by_name(
 
 def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the vectors of a text file with lines "word number number ..." by name."""
-    # The words of a name are needed for the mean.
     all_names = tuple(names) + tuple(optional)
     texts = set(all_names).union(*map(_words, all_names))
     spellings = {text: _spellings(text) for text in texts}
     vector_of_word = _scan(path, set(chain.from_iterable(spellings.values())))
 
-    # Use the first spelling with a vector.
     vector_of_text: dict[str, np.ndarray] = {}
     for text, words in spellings.items():
         for word in words:
@@ -110,7 +105,6 @@ def _read_text(path: Path, names: Sequence[str], optional: Sequence[str]) -> dic
         words_of_name = _words(name)
         if name in vector_of_text:
             vectors[name] = vector_of_text[name]
-        # The mean needs the vectors of all words.
         elif len(words_of_name) > 1 and vector_of_text.keys() >= set(words_of_name):
             vectors[name] = np.mean([vector_of_text[word] for word in words_of_name], axis=0)
             if name in names:
@@ -126,7 +120,6 @@ def _words(name: str) -> list[str]:
 
 
 def _spellings(name: str) -> list[bytes]:
-    """Return the spellings of a name in the order of preference."""
     words = _words(name)
     texts = [name, " ".join(words), "_".join(words), "-".join(words)]
     texts += [text.lower() for text in texts]
@@ -189,16 +182,11 @@ def load_word_vectors(
     spaces, '_' and '-' between its words, then in lower case. A missing name of several words gets
     the mean of their vectors, with a warning. If a word has several lines, the first counts.
 
-    Args:
-        source: One of these: a text encoder, see `ClipSource.parse`; "digits:words", the vectors of
-            `data=digits_zsl`; a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N]; a
-            text file with lines "word number number ...".
-        names: K unique names.
-        optional: Names that may be missing in a file.
-        order: The N names of an array file. None reads the text file with the same stem.
-        templates: Templates of a text encoder.
-        cache_dir: Cache folder for the vectors of a text encoder; see `cache_folder`.
-        keep: Write the vectors of new names to the cache.
+    `source` is one of these: a text encoder, see `ClipSource.parse`; "digits:words", the vectors of
+    `data=digits_zsl`; a `.pth` or `.npy` file of an array [N, D], [D, N] or [1, D, N]; a text file
+    with lines "word number number ...". Names in `optional` may be missing in a file. `order` has
+    the N names of an array file. None reads the text file with the same stem. For the other
+    arguments see `encode_names`.
 
     Raises:
         DataError: If a name is missing or repeated, counts or widths differ, a vector is all
@@ -253,7 +241,6 @@ def with_descriptions(
     if missing:
         log.info(f"{path}: {len(missing):,} classes without description: {format_list(missing)}")
 
-    # Encode each sentence once.
     unique = list(dict.fromkeys(chain.from_iterable(described.values())))
     encoded, _ = encode_names(source, unique, (PLACE,), cache_dir)
     vector_of = dict(zip(unique, encoded, strict=True))
@@ -280,10 +267,7 @@ def encode_like_training(
         raise ConfigError(f"{where}: {error}; or {remedy}") from error
 
     if vectors.origin.sha256 != origin.sha256:
-        raise CheckpointError(
-            f"{where}: the text encoder has changed since the training, it was "
-            f"{origin.described()}; {remedy}"
-        )
+        raise CheckpointError(f"{where}: it was trained with {origin.described()}; {remedy}")
     return vectors
 
 

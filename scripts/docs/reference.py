@@ -144,7 +144,10 @@ def comments(kind: Any) -> dict[str, str]:
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.ClassDef)
 
-    found = {}
+    found: dict[str, str] = {}
+    for base in kind.__bases__:
+        if dataclasses.is_dataclass(base):
+            found |= comments(base)
     for node in definition.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue

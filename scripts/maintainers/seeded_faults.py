@@ -80,8 +80,8 @@ loader: the ranks train on the same images
 - first_part = self.rank * self.accumulate
 + first_part = 0
 loader: a last batch that is too small for batch norm is kept
-- self.steps = num_images // batch_size + (tail >= 2 * self.parts)
-+ self.steps = num_images // batch_size + (tail > 0)
+- self.steps = self.num_images // self.batch_size + (tail >= 2 * self.parts)
++ self.steps = self.num_images // self.batch_size + (tail > 0)
 loader: the augmentation of an image is the same in each epoch
 - rng = SampleRandom(sample_seed(self.seed, *key))
 + rng = SampleRandom(sample_seed(self.seed, *key[1:]))

@@ -42,7 +42,6 @@ def cars(*, root: str, train: str = "train", val: str = "test", top_k: int | Non
 
 
 def _load_split(root: Path, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split, in either layout."""
     if split not in ("train", "test"):
         raise DataError(f"{root}: there is no split {split!r}; choose train or test")
 
@@ -146,7 +145,6 @@ class _Pictures(Storage):
 
 
 def _load_cifar_split(folder: Path, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split. No cache, because the pickle loads fast."""
     names = _unpickle(folder / "meta", "fine_label_names")
     classes = check_names(names, folder / "meta")
 

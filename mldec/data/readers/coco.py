@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from pycocotools.coco import COCO
-from torch import Tensor
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, fixed_per_class, from_statements, random_drop
@@ -24,7 +23,6 @@ from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json
 from mldec.names import COCO_NAMES, as_name, indices_of, names_fault
-from mldec.words.types import VectorOrigin
 
 log = logging.getLogger("mldec")
 
@@ -63,13 +61,11 @@ def coco(
     folder = check_folder(root, "MS-COCO")
     load = partial(_load_split, folder, annotated_only=annotated_only)
 
-    def vectors(names: tuple[str, ...]) -> tuple[Tensor, VectorOrigin | None]:
-        _, word_vectors, origin = words.of_classes(folder, names, names)
-        return word_vectors, origin
-
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     source = replace(source, load_train=partial(load, thin=thin))
-    return source if words.vectors is None else replace(source, vectors=vectors)
+    if words.vectors is None:
+        return source
+    return replace(source, vectors=lambda names: words.of_classes(folder, names, names)[1:])
 
 
 def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], Labels] | None:
@@ -78,8 +74,6 @@ def _thinning(drop: float, keep: int | None, seed: int) -> Callable[[Labels], La
         raise ValueError(f"drop_labels is {drop}; it must be in [0, 1)")
     if keep is not None and keep < 1:
         raise ValueError(f"keep_per_class is {keep}; it must be at least 1, or null for all labels")
-    if seed < 0:
-        raise ValueError(f"labels_seed is {seed}; it must be 0 or more")
     if drop and keep is not None:
         raise ValueError(f"drop_labels is {drop} and keep_per_class is {keep}; set only one")
 
@@ -98,7 +92,6 @@ def _load_split(
     annotated_only: bool,
     thin: Callable[[Labels], Labels] | None = None,
 ) -> StoredImages:
-    """Return the images of one split. `thin` makes the labels partial."""
     annotations = root / "annotations" / f"instances_{split}.json"
     roboflow = root / split / _ROBOFLOW
     if roboflow.is_file():

@@ -8,16 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from hashlib import sha256
+from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from mldec.data.cache import cached_table
 from mldec.data.settings import Source
-from mldec.data.splits import check_fraction, check_val, hold_out, hold_out_stratified, log_split
+from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
 from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
@@ -44,8 +41,6 @@ _CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
 # Cells of a class column. Cells with -1 are errors, which `_labels` reports with their row.
 _BINARY = ("0", "0.0", "1", "1.0", "-1", "-1.0")
 
-HOLD_OUT = {"hash": hold_out, "stratified": hold_out_stratified}
-
 
 def csv_table(
     *,
@@ -60,9 +55,7 @@ def csv_table(
     exclusive: bool = False,
     train: str = "train",
     val: str = "val",
-    val_fraction: float = 0.1,
-    split: Literal["stratified", "hash"] = "stratified",
-    seed: int = 0,
+    division: HoldOut = HELD_OUT,
     threshold: float = 0.5,
     skip_empty: bool = True,
     top_k: int | None = None,
@@ -94,17 +87,12 @@ def csv_table(
         exclusive: Each image has exactly one label. The metric is top-1 instead of mAP.
         train: Value of the split column in training rows, ignoring case.
         val: Value of the split column in validation rows. val, valid and validation are equivalent.
-        val_fraction: Fraction of held-out images if there is no split column, in (0, 1).
-        split: Method of the split if there is no split column. "stratified" holds out about the
-            same share of positives of each class, see `hold_out_stratified`. "hash" uses a hash of
-            the path. An image then keeps its split if other images are added.
-        seed: Seed of the split.
+        division: Held-out images if there is no split column.
         top_k: k of the accuracy (`exclusive`) or of precision, recall and F1 at top-k.
 
     Raises:
         ValueError: If an argument is out of range or does not fit the file.
     """
-    check_fraction(val_fraction)
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
     folder = check_folder(root, "the CSV file")
     source = folder / Path(file).expanduser()
@@ -120,24 +108,28 @@ def csv_table(
         evaluator = single_label(top_k)
     elif form.partial:
         evaluator = partial_labels(threshold, top_k=top_k)
-    log.info(f"csv: {source} has {form}")
+    kind = "a column per class" if form.classes else "a column of labels"
+    unknown = ", and labels that are not annotated" if form.partial else ""
+    separated = _DELIMITERS[form.delimiter]
+    log.info(f"csv: {source} has columns separated by {separated}, with {kind}{unknown}")
 
-    def load(part: str, cache_dir: str | None) -> StoredImages:
-        if has_split and part == val:
-            check_val(form.find_split(val), form.splits, source)
+    @cache
+    def parse() -> tuple[Table, np.ndarray]:
+        return _parse(source, form, names, separator, exclusive, image_folder)
 
-        # The table depends on all arguments, so the key of the cache includes all of them.
-        wanted = form.find_split(part) if has_split else None
-        parse = partial(_parse, source, form, wanted, names, separator, exclusive, image_folder)
-        key = sha256(repr(parse.args).encode(errors="surrogateescape")).hexdigest()
-        table = cached_table(f"csv {key}", [source], parse, cache_dir)
-        if not has_split:
+    def load(part: str, _: str | None) -> StoredImages:
+        table, splits = parse()
+        if has_split:
+            if part == val:
+                check_val(form.find_split(val), form.splits, source)
+            table = table.select(splits == form.find_split(part))
+        else:
             num_images = len(table)
-            table = HOLD_OUT[split](table, val_fraction, seed, val=part == val)
+            table = division.select(table, val=part == val)
             if part == val:
                 log.info(
                     f"csv: no column split, so {len(table):,} of {num_images:,} images are held "
-                    f"out for validation ({split}); see data.val_fraction and data.split"
+                    f"out for validation ({division.split}); see data.val_fraction and data.split"
                 )
 
         log_split("csv", part, table)
@@ -165,14 +157,6 @@ class Form:
     classes: tuple[str, ...]  # classes with a column, in the order of the file
     partial: bool  # whether labels may be not annotated: a negatives column or empty cells
     splits: dict[str, int]  # lowercase name -> number of rows
-
-    def __str__(self) -> str:
-        """Return a description for the log."""
-        kind = "a column per class" if self.classes else "a column of labels"
-        text = f"columns separated by {_DELIMITERS[self.delimiter]}, with {kind}"
-        if self.partial:
-            text += ", and labels that are not annotated"
-        return text
 
     @property
     def default(self) -> int:
@@ -222,32 +206,20 @@ def recognize(
     for name, number in counts.pop(roles.get("split", -1), {}).items():
         splits[name.lower()] += number
 
-    # Fraction of the cells of each possible class column that are 0, 1 or -1, of the filled cells.
-    # Role names and the index columns of pandas and Excel are not classes.
-    binary_shares: dict[int, float] = {}
-    for column, count in counts.items():
-        if _simple(names[column]) not in _ROLES and not _INDEX.fullmatch(names[column]):
-            num_filled = count.total() - count[""]
-            binary_shares[column] = sum(count[cell] for cell in _BINARY) / max(num_filled, 1)
-
+    # A class column has 0, 1 or -1 in at least half of its filled cells. Role names and the index
+    # columns of pandas and Excel are not classes.
     class_columns: list[int] = []
-    if "labels" in roles:
-        labels_name = names[roles["labels"]]
-        for column, share in binary_shares.items():
-            if share == 1 and labels_column is None:
-                raise DataError(
-                    f"{where}: both {labels_name} and {abbreviate(names[column])} may be labels; "
-                    f"pass data.labels_column={labels_name} or remove one"
-                )
-    else:
-        for column, share in binary_shares.items():
-            if share >= 0.5 or names[column] in (classes or ()):
+    if "labels" not in roles:
+        for column, count in counts.items():
+            if _simple(names[column]) in _ROLES or _INDEX.fullmatch(names[column]):
+                continue
+            num_filled = count.total() - count[""]
+            num_binary = sum(count[cell] for cell in _BINARY)
+            is_class = num_binary >= max(num_filled, 1) / 2
+            if is_class or names[column] in (classes or ()):
                 class_columns.append(column)
         if not class_columns or "negatives" in roles:
-            raise DataError(
-                f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one "
-                f"to labels, set data.labels_column, or add a column of 0 and 1 per class"
-            )
+            raise DataError(f"{where}: there is no column labels; set data.labels_column")
     class_names = check_names([names[column] for column in class_columns], where)
 
     columns = [""] * len(names)
@@ -278,10 +250,7 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
     except LookupError as error:
         raise ValueError(f"encoding is {encoding!r}; pass a codec of Python") from error
     except UnicodeError as error:
-        raise DataError(
-            f"{source}: it is not {encoding} text; save it as UTF-8, or set data.encoding, such as "
-            f"cp1252 (Excel on Windows) or utf-16"
-        ) from error
+        raise DataError(f"{source}: not {encoding}; set data.encoding, such as cp1252") from error
 
     # Use the first delimiter that gives a path column. A file without such a column is invalid.
     first_line = next(filter(str.strip, io.StringIO(text, newline=None)), "")
@@ -297,7 +266,6 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
 def _find_roles(
     names: Sequence[str], path_column: str | None, labels_column: str | None, where: str
 ) -> dict[str, int]:
-    """Return the column indices of the roles path, labels, negatives and split."""
     simple_names = [_simple(name) for name in names]
     settings = {"path": path_column, "labels": labels_column}
     roles = {}
@@ -316,30 +284,26 @@ def _find_roles(
         simple_names[roles[role]] = ""  # a column has only one role
 
     if "path" not in roles:
-        raise DataError(
-            f"{where}: no column with image paths among {abbreviate(', '.join(names))}; "
-            f"rename one to path, or set data.path_column"
-        )
+        raise DataError(f"{where}: there is no column path; set data.path_column")
     return roles
 
 
 def _simple(name: str) -> str:
-    """Return a column name in lowercase, without whitespace, underscores and hyphens."""
     return re.sub(r"[\s_-]", "", name.lower())
 
 
 def _parse(
     source: Path,
     form: Form,
-    split: str | None,
     classes: tuple[str, ...] | None,
     separator: str,
     exclusive: bool,
     folder: Path,
-) -> Table:
-    """Return the images of a split, or all images. All rows are validated and add classes."""
-    known = classes or form.classes or None
-    builder = TableBuilder(classes=known, default=form.default, folder=folder)
+) -> tuple[Table, np.ndarray]:
+    """Return the images of all splits, and the split of each image in lowercase."""
+    builder = TableBuilder(
+        classes=classes or form.classes or None, default=form.default, folder=folder
+    )
     split_of_rows = []
     rows = _filled_rows(source, form.delimiter, form.encoding)
     next(rows, None)  # the header
@@ -353,10 +317,7 @@ def _parse(
         builder.add(cells["path"], labels, where)
         split_of_rows.append(cells.get("split", "").lower())
 
-    table = builder.build(source)
-    if split is None:
-        return table
-    return table.select(np.array(split_of_rows, str) == split)
+    return builder.build(source), np.array(split_of_rows, str)
 
 
 def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
@@ -389,10 +350,7 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
     labels = {}
     for name in form.classes:
         if cells[name] not in _CELLS:
-            raise DataError(
-                f"{where}: the class {name!r} has {abbreviate(cells[name])}, not 0, 1 or an empty "
-                f"cell; correct it"
-            )
+            raise DataError(f"{where}: the class {name!r} is {cells[name]!r}, not 0, 1 or empty")
         value = _CELLS[cells[name]]
         if value != form.default:
             labels[name] = value

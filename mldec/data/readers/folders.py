@@ -14,7 +14,7 @@ from mldec.data.cache import cached_table
 from mldec.data.images import READ, UnsupportedFiles
 from mldec.data.labels import from_single
 from mldec.data.settings import Source
-from mldec.data.splits import check_fraction, check_val, hold_out, log_split
+from mldec.data.splits import HELD_OUT_BY_HASH, HoldOut, check_val, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
@@ -77,15 +77,6 @@ def list_images(folder: Path) -> list[str]:
     return images
 
 
-def find_unsupported(folder: Path) -> UnsupportedFiles:
-    """Return the unsupported image files in class folders, without hidden files."""
-    unsupported = UnsupportedFiles()
-    for name in list_class_folders(folder):
-        for entry in _visible(folder / name):
-            unsupported.add(f"{name}/{entry.name}")
-    return unsupported
-
-
 def _visible(folder: Path) -> list[os.DirEntry[str]]:
     """Return the sorted entries of a folder, without hidden entries."""
     entries = [entry for entry in list_folder(folder) if entry.name[0] != "."]
@@ -99,8 +90,7 @@ def folders(
     val: str = "val",
     classes: str | list[str] | None = None,
     exclusive: Literal[True] = True,
-    val_fraction: float = 0.1,
-    seed: int = 0,
+    division: HoldOut = HELD_OUT_BY_HASH,
     top_k: int | None = None,
 ) -> Source:
     """Return single-label images. The label is the name of the folder.
@@ -112,12 +102,9 @@ def folders(
         classes: Class names in order, or a text file with one name per line. None takes the sorted
             folder names of `train`.
         exclusive: Always True: each image has exactly one label, see `csv_table`.
-        val_fraction: Fraction of held-out images if `root` has no folders `train` and `val`, in
-            (0, 1).
-        seed: Seed of the split.
+        division: Held-out images if `root` has no folders `train` and `val`.
     """
     evaluator = single_label(top_k)
-    check_fraction(val_fraction)
     folder = check_folder(root, "a folder per class")
     names = given_names(classes, folder)
 
@@ -135,14 +122,17 @@ def folders(
 
         images = folder / split if divided else folder
         table = read_class_folders(images, class_names, class_names, cache_dir)
-        unsupported = find_unsupported(images)
+        unsupported = UnsupportedFiles()
+        for name in list_class_folders(images):
+            for entry in _visible(images / name):
+                unsupported.add(f"{name}/{entry.name}")
         if unsupported and not len(table):
             raise DataError(f"{images}: no supported image; {unsupported}")
         # An undivided folder has the same files for both splits. Warn only once.
         if unsupported and (divided or split == train):
             log.warning(f"folders {split}: {unsupported}")
         if not divided:
-            table = hold_out(table, val_fraction, seed, val=split == val)
+            table = division.select(table, val=split == val)
 
         log_split("folders", split, table)
         return in_folder(table, images)

@@ -79,12 +79,10 @@ def readable(wnids: list[str]) -> tuple[str, ...]:
 
 
 def _read_info(name: str) -> str:
-    """Read an ImageNet text file of timm."""
     return (files("timm.data") / "_info" / name).read_text(encoding="utf-8")
 
 
 def _wnids(class_map: str, train: Path) -> list[str]:
-    """Return the sorted wnids of a class map, see `imagenet`."""
     if class_map == "imagenet1k":
         return sorted(_read_info("imagenet_synsets.txt").split())
     if class_map == "folders":
@@ -115,7 +113,6 @@ def _read_split(root: Path, split: str, wnids: list[str], cache_dir: str | None)
 
 
 def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) -> Table:
-    """Read Kaggle's table of image ids and boxes ("wnid x y x y")."""
     columns = indices_of(wnids)
     images = []
     for first_row, chunk in csv_columns(solution, ["ImageId", "PredictionString"]):
@@ -135,7 +132,6 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 
 
 def _with_real_labels(table: Table, file: Path) -> Table:
-    """Replace the labels by the ReaL labels (arXiv 2006.07159)."""
     real_labels = read_json(file)
     builder = TableBuilder(classes=table.classes)
     with naming_errors(file, DataError, remedy="use the list of class indices per image"):

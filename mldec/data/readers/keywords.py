@@ -20,7 +20,7 @@ from mldec.data.keywords import paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
 from mldec.data.settings import Source
 from mldec.data.similar import check_installed, similar_groups
-from mldec.data.splits import check_fraction, hold_out_groups, log_split
+from mldec.data.splits import HELD_OUT, HoldOut, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
@@ -47,9 +47,7 @@ def keywords(
     synonyms: str | None = None,
     similar: Literal["together", "ignore"] = "together",
     burst_seconds: float = 2.0,
-    val_fraction: float = 0.1,
-    split: Literal["stratified", "hash"] = "stratified",
-    seed: int = 0,
+    division: HoldOut = HELD_OUT,
     threshold: float = 0.5,
     skip_empty: bool = True,
     top_k: int | None = None,
@@ -76,13 +74,9 @@ def keywords(
             split. "ignore": Photos are not compared.
         burst_seconds: Consecutive photos of a camera model with at most this time between them
             are near-duplicates, too, by the capture time in their EXIF data. 0 turns this off.
-        val_fraction: Fraction of held-out photos, in (0, 1).
-        split: "stratified" holds out about the same share of positives of each class. "hash" uses a
-            hash of the path, so that a photo keeps its split if other photos are added.
-        seed: Seed of the split.
+        division: Held-out photos.
         top_k: k of precision, recall and F1 at top-k.
     """
-    check_fraction(val_fraction)
     if min_photos < 1:
         raise ValueError(f"min_photos is {min_photos}; it must be at least 1")
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
@@ -124,7 +118,7 @@ def keywords(
 
     def load(part: str, cache_dir: str | None) -> StoredImages:
         table, group = load_all(cache_dir)
-        table = hold_out_groups(table, group, val_fraction, seed, split, val=part == "val")
+        table = division.select_groups(table, group, val=part == "val")
         log_split("keywords", part, table)
         return in_folder(table, folder)
 
@@ -145,7 +139,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
     stamps = {}
     unsupported = UnsupportedFiles()
     orphans = []
-    for parent, names in walk(folder):
+    for parent, names in _walk(folder):
         photos = {name for name in names if Path(name).suffix.lower() in READ}
         for name in sorted(photos):
             path = parent / name
@@ -181,15 +175,11 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
     return {file: values[file] for file in sorted(values) if "error" not in values[file]}
 
 
-def walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Yield each folder with the names of its files, without hidden ones. Links are not followed.
-
-    Raises DataError if a folder cannot be listed.
-    """
+def _walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Yield each folder and the names of its files, without hidden ones and links to folders."""
 
     def fail(error: OSError) -> None:
-        fault = f"cannot be listed ({error.strerror}); make it readable"
-        raise DataError(f"{error.filename}: {fault}") from error
+        raise error
 
     for parent, folders, files in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if name[0] != ".")
@@ -232,9 +222,7 @@ def choose_keywords(
 class Names:
     """Class names of keywords. Names that differ only in case are one class.
 
-    Args:
-        levels: See `keywords`.
-        synonyms: Groups of names of the same class. The class has the first name.
+    For `levels` see `keywords`. `synonyms` are groups of names of the class of the first name.
     """
 
     def __init__(self, levels: str, synonyms: Sequence[Sequence[str]] = ()) -> None:
@@ -281,7 +269,6 @@ class Names:
 
     @staticmethod
     def _log(counts: Mapping[str, int], classes: Sequence[str], least: int) -> None:
-        """Log the counts of the classes, and pairs that look like the same word."""
         ordered = sorted(classes, key=lambda name: -counts[name])
         frequent = format_list([f"{name} ({counts[name]:,})" for name in ordered], 30)
         log.info(
@@ -303,9 +290,7 @@ def similar_words(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 
     They differ in case, accents, spaces, punctuation or a regular plural. Names with at least five
     letters may also differ in one letter or two swapped letters, if one is five times as frequent.
-
-    Args:
-        counts: Maps a name to its number of photos.
+    `counts` maps a name to its number of photos.
     """
     buckets: defaultdict[str, set[str]] = defaultdict(set)
     for name in counts:

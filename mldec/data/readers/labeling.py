@@ -14,7 +14,7 @@ import numpy as np
 
 from mldec.data.images import READ
 from mldec.data.settings import Source
-from mldec.data.splits import check_fraction, check_val, hold_out, hold_out_stratified, log_split
+from mldec.data.splits import HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
@@ -31,7 +31,7 @@ Levels = Literal["leaves", "paths", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportSettings:
+class ExportSettings(HoldOut):
     """Settings of a `data` node with the export of a labeling tool."""
 
     file: str  # name of the export in `root`, or in each of root/train and root/val
@@ -40,10 +40,6 @@ class ExportSettings:
     classes: str | list[str] | None = None
     train: str = "train"  # name of the training split
     val: str = "val"  # name of the validation split
-    val_fraction: float = 0.1  # held-out images if the export has no splits, in (0, 1)
-    # method of the split without a folder for validation; "hash" keeps an image in its split
-    split: Literal["stratified", "hash"] = "stratified"
-    seed: int = 0  # seed of the split
     threshold: float = 0.5  # see `multi_label`
     skip_empty: bool = True  # see `multi_label`
 
@@ -122,7 +118,6 @@ def label_studio(
 def _choices(
     results: Sequence[Any], control: str | None, levels: Levels, where: str, ignored: Counter[str]
 ) -> set[str]:
-    """Return the classes of an annotation of Label Studio."""
     names: list[object] = []
     for result in results:
         if control not in (None, result.get("from_name")):
@@ -217,7 +212,6 @@ def fiftyone(
 def _add(
     found: Export, path: str, labels: dict[str, int], where: str, split: str, untagged: str
 ) -> None:
-    """Add an image; count it if it has no label and is left out."""
     if labels or untagged == "negative":
         found.images.append((path, labels, where, split))
     else:
@@ -257,7 +251,6 @@ def _source(
     prefixes: list[str],
 ) -> Source:
     """Return the source of an export. `prefixes` are folders of images inside `data.images`."""
-    check_fraction(export.val_fraction)
     folder = check_folder(root, "the export")
     image_folder = folder / path_inside(export.images or ".", "data.images")
     names = given_names(export.classes, folder)
@@ -294,8 +287,7 @@ def _source(
             wanted = train if part == export.train else val
             table = table.select(np.array(splits) == wanted)
         else:
-            chosen = hold_out if export.split == "hash" else hold_out_stratified
-            table = chosen(table, export.val_fraction, export.seed, val=part == export.val)
+            table = export.select(table, val=part == export.val)
         if part == export.val:
             log.info(f"{name}: {found.unlabeled:,} images without a label are left out")
             if found.ignored:

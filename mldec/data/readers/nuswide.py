@@ -22,7 +22,7 @@ from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_rows, open_binary, read_bytes, read_json, read_lines, reading
+from mldec.files.text import csv_rows, read_bytes, read_json, read_lines
 from mldec.names import check_names, split_names
 
 log = logging.getLogger("mldec")
@@ -118,7 +118,6 @@ def nuswide81(
 
 
 def _load_split(root: Path, csv_file: str, split: str, cache_dir: str | None) -> StoredImages:
-    """Return the images of a split of a CSV file."""
     source = root / csv_file
     table = cached_table(f"nuswide-{split}", [source], partial(_parse, source, split), cache_dir)
     log.info(f"nuswide {split}: {len(table):,} images, {len(table.classes):,} classes")
@@ -127,14 +126,6 @@ def _load_split(root: Path, csv_file: str, split: str, cache_dir: str | None) ->
 
 def _parse(source: Path, split: str) -> Table:
     """Return the images of a split. Labels are written "[sky, sun]" or "['sky', 'sun']"."""
-    # A torch file is a zip archive, which starts with "PK".
-    with reading(source), open_binary(source) as file:
-        if file.read(2) == b"PK":
-            raise DataError(
-                f"{source}: it is a torch file, because the official README swaps the links of "
-                f"data.csv and wordvec_array.pth; swap the two files"
-            )
-
     builder = TableBuilder()
     split_of_rows: list[str] = []
     for number, (line, fields) in enumerate(csv_rows(source)):
@@ -206,7 +197,6 @@ def nuswide_official(
 def _load_official_split(
     root: Path, images: str, split: str, cache_dir: str | None, *, with_tags: bool
 ) -> StoredImages:
-    """Return the existing images of a split with concepts and optionally tags."""
     concepts = read_lines(root / _CONCEPTS)
     sources = [root / "ImageList" / f"{split}Imagelist.txt", root / _CONCEPTS]
     labels = root / "Groundtruth" / "TrainTestLabels"
@@ -259,7 +249,6 @@ def _present_images(table: Table, folder: Path, split: str) -> StoredImages:
 
 
 def _parse_official(sources: list[Path], concepts: list[str]) -> Table:
-    """Return the images with concepts and tags, sorted by class name."""
     image_list, names_file, *label_files = sources
     files = []
     for number, line in enumerate(read_lines(image_list), 1):
@@ -296,12 +285,7 @@ def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
     if not folder.is_dir():
         raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")
 
-    present: set[str] = set()
-    for directory, _, files in os.walk(folder):
-        inner = os.path.relpath(directory, folder)
-        prefix = "" if inner == "." else f"{inner}/"
-        for file in files:
-            present.add(prefix + file)
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
     # Files without a Flickr number have the number "", which must not match.
     by_number = {_flickr_number(path): path for path in sorted(present)}
@@ -318,6 +302,4 @@ def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
 def _flickr_number(path: str) -> str:
     """Return the Flickr number of a file, the second part of its name, or ""."""
     parts = path.rpartition("/")[2].partition(".")[0].split("_")
-    if len(parts) < 2:
-        return ""
-    return parts[1]
+    return parts[1] if len(parts) > 1 else ""

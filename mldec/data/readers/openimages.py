@@ -1,10 +1,10 @@
 """Open Images V6: 57 million human-verified labels of 9,605 classes, read in chunks."""
 
+import json
 import logging
-import re
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
@@ -74,7 +74,6 @@ def openimages(
 def _load_split(
     root: Path, names: str, prefix: int, split: str, cache_dir: str | None
 ) -> StoredImages:
-    """Return the images of a split."""
     annotations = root / "annotations"
     sources = [annotations / LABELS[split], annotations / TRAINABLE, annotations / DESCRIPTIONS]
     parse = partial(_parse, sources, names, prefix)
@@ -84,7 +83,6 @@ def _load_split(
 
 
 def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
-    """Read the verified labels, the class list and the display names of a split."""
     statements, trainable, descriptions = sources
     mids = check_names(read_lines(trainable), trainable)
     run_ids, runs, classes, values = _read_statements(statements, mids)
@@ -109,14 +107,7 @@ def _parse(sources: Sequence[Path], names: str, prefix: int) -> Table:
 def _read_statements(
     path: Path, mids: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Read the verified labels of a split, one statement per row.
-
-    Consecutive rows of the same image are a run.
-
-    Returns:
-        The image id of each run, bytes [R], and the run of each statement, int32 [M], its class,
-        int32 [M] (-1: unknown), and its value, int8 [M] (1 or 0).
-    """
+    """Return the image id of each run of rows, bytes [R], and each row's run, class and value."""
     columns = indices_of(mids)
     num_runs = 0
 
@@ -148,7 +139,6 @@ def _read_statements(
 
 
 def _look_up(table: Mapping[str, int], texts: Sequence[str], dtype: type[Any]) -> np.ndarray:
-    """Return the table value of each text, or -1 if it is unknown, as an array."""
     # `fromiter` over a `map` does not create a list of 57 million Python integers.
     return np.fromiter(map(table.get, texts, repeat(-1)), dtype, len(texts))
 
@@ -177,10 +167,6 @@ def class_names(mids: Sequence[str], display: Mapping[str, str]) -> tuple[str, .
     """Return a unique name per class: its display name, see `disambiguate`, or its MID."""
     # Some names in the official files have extra quotes or whitespace.
     return disambiguate([without_quotes(display.get(mid, "")) or mid for mid in mids])
-
-
-# A class id in single or double quotes, with optional whitespace.
-_MID = re.compile(r"\s*(['\"])([^'\"\[\],]*[^'\"\[\],\s])\1\s*")
 
 
 def openimages_miil(
@@ -213,7 +199,6 @@ def openimages_miil(
 def _load_miil_split(
     root: Path, split: str, cache_dir: str | None, *, names: str, class_list: str | None
 ) -> StoredImages:
-    """Return the images of a split."""
     data = root / "data.csv"
     class_file = root / class_list if class_list else None
     display = root / "mid_to_classes.pth"
@@ -258,11 +243,9 @@ def _parse_miil(
 
 
 def _read_csv(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
-    """Read the CSV file of both splits and number the MIDs in `codes` in order of appearance.
+    """Return path and split of each image, and image, code of the MID and value of each label.
 
-    Returns:
-        The path, bytes [N], and the split, text [N], of each image. The image, int32 [M], the code
-        of the MID, int32 [M], and the value, int8 [M], of each statement.
+    The MIDs get codes in `codes` in order of appearance.
     """
     # Chunks of the result. The empty first chunk sets the type if the file has no rows.
     files = [np.zeros(0, "S1")]
@@ -273,21 +256,6 @@ def _read_csv(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
     classes = array("i")
     values = array("b")
 
-    # The lists repeat a few thousand tokens millions of times. Check each token only once.
-    @cache
-    def code(token: str) -> int:
-        match = _MID.fullmatch(token)
-        if match is None:
-            raise ValueError(token)
-        return codes.setdefault(match[2].strip(), len(codes))
-
-    def parse_list(text: str) -> list[int]:
-        # A list such as "['/m/02fq_6', '/m/02jfl0']" is not evaluated as Python.
-        if not (text.startswith("[") and text.endswith("]")):
-            raise ValueError(text)
-        inner = text[1:-1].strip()
-        return list(map(code, inner.split(","))) if inner else []
-
     header = ["image_id", "class_list", "class_list_neg", "split"]
     for first_row, (image_ids, positives, negatives, split) in csv_columns(data, header):
         paths = []
@@ -297,8 +265,10 @@ def _read_csv(data: Path, codes: dict[str, int]) -> tuple[np.ndarray, ...]:
 
             for text, value in zip(lists, (1, 0), strict=True):
                 try:
-                    codes_of_list = parse_list(text)
-                except ValueError as error:
+                    # A list such as "['/m/02fq_6', '/m/02jfl0']" is not evaluated as Python.
+                    mids = json.loads(text.replace("'", '"'))
+                    codes_of_list = [codes.setdefault(mid.strip(), len(codes)) for mid in mids]
+                except (ValueError, TypeError, AttributeError) as error:
                     fault = f"row {row} has {abbreviate(text)}, not a list of quoted class ids"
                     raise DataError(f"{data}: {fault}; correct it") from error
 

@@ -130,7 +130,6 @@ class TarShards(Storage):
                 raise DataError(f"{shard}: the sha256 differs from the index; pack it again")
 
     def _shard(self, index: int) -> Path:
-        """Return the path of the shard of an image."""
         number = int(np.searchsorted(self.index.first, self.numbers[index], "right")) - 1
         return self.folder / str(self.index.shards[number])
 

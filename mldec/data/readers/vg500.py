@@ -70,7 +70,6 @@ def vg500(
 
 
 def _parse(image_list: Path, label_file: Path, num_classes: int) -> Table:
-    """Return the images of a list with their labels."""
     labels = read_json(label_file)
     builder = TableBuilder(list(map(str, range(num_classes))))
     with naming_errors(label_file, DataError, remedy="use the map of images to classes"):

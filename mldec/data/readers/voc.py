@@ -66,7 +66,6 @@ def voc(
 
 
 def _find_folder(root: Path, year: int) -> Path:
-    """Return the folder VOC{year}: `root`, or a folder up to two levels below."""
     candidates = [root / f"VOC{year}", root / "VOCdevkit" / f"VOC{year}"]
 
     # `root` may have any name except for the name of another year. Kaggle uses VOC2012_train_val.
@@ -109,24 +108,16 @@ def _parse(listing: Path, annotations: Path) -> Table:
         path = annotations / f"{path_inside(image, f'{listing}, line {number}')}.xml"
 
         labels: dict[str, int] = {}
-        for name, is_difficult in _objects(path):
-            if name not in VOC:
-                raise unknown_class(name[:40], VOC, str(path))
+        content = read_bytes(path)
+        with naming_errors(path, DataError, remedy="restore it"):
+            # `findall` returns direct children only. Body parts of a person are nested objects.
+            for element in ElementTree.fromstring(content).findall("object"):
+                name = element.findtext("name", "").strip()
+                if name not in VOC:
+                    raise unknown_class(name[:40], VOC, str(path))
 
-            # A class is present if any of its objects is not difficult.
-            labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
+                # A class is present if any of its objects is not difficult.
+                is_difficult = element.findtext("difficult", "0").strip() == "1"
+                labels[name] = labels.get(name, DIFFICULT) if is_difficult else 1
         builder.add(f"{image}.jpg", labels, f"{listing}, line {number}")
     return builder.build(listing)
-
-
-def _objects(path: Path) -> list[tuple[str, bool]]:
-    """Return the class of each object in an annotation file and its difficult flag."""
-    content = read_bytes(path)
-    with naming_errors(path, DataError, remedy="restore it"):
-        root = ElementTree.fromstring(content)
-        # `findall` returns direct children only. Body parts of a person are nested objects.
-        objects = []
-        for element in root.findall("object"):
-            name = element.findtext("name", "").strip()
-            objects.append((name, element.findtext("difficult", "0").strip() == "1"))
-        return objects

@@ -46,18 +46,13 @@ def yolo(
     source = folder / path_inside(file, "data.file")
 
     def load(split: str, _: str | None) -> StoredImages:
-        content = _read(source)
+        with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
+            content = dict(read_yaml(source))
         if split == val:
             check_val(val, [key for key, value in content.items() if value], source)
         return _load_split(folder, source, content, split)
 
     return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
-
-
-def _read(source: Path) -> dict[str, Any]:
-    """Return the content of the YAML file."""
-    with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
-        return dict(read_yaml(source))
 
 
 def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
@@ -94,7 +89,6 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
-    """Return the class names of a list, or of a mapping of index to name."""
     if isinstance(names, dict) and set(names) == set(range(len(names))):
         names = [names[index] for index in sorted(names)]
     if not isinstance(names, list) or not names:
@@ -104,7 +98,6 @@ def _class_names(names: object, source: Path) -> tuple[str, ...]:
 
 
 def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
-    """Return the image folders, or the text files of image paths, of a split."""
     value: Any = content.get(split)
     entries: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(entry, str) for entry in entries):

@@ -9,7 +9,6 @@ from support import made
 
 from mldec.data.digits import (
     choose_unseen,
-    coloured_digits,
     compose,
     digit,
     digits,
@@ -23,7 +22,7 @@ from mldec.errors import ConfigError
 from mldec.evaluators.single_label import SingleLabelEvaluator
 from mldec.words.digits import NAMES, class_queries
 
-MAKERS = [digits, digit, coloured_digits, digits_zsl]
+MAKERS = [digits, digit, digits_zsl]
 
 
 def drawn(dataset, seed=0):

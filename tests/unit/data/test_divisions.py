@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 from mldec.data.labels import from_dense
 from mldec.data.sampling import Sampling
-from mldec.data.splits import (
-    fold_numbers,
-    hold_out,
-    hold_out_stratified,
-    stratified,
-)
+from mldec.data.splits import HoldOut, fold_numbers, stratified
 from mldec.data.table import Table, encode_paths
 
 FILES = [f"photos/{number}.jpg" for number in range(2000)]
 KEYS = encode_paths(FILES)
+
+
+def hold_out(table, fraction, seed, split="stratified", *, val):
+    return HoldOut(val_fraction=fraction, seed=seed, split=split).select(table, val=val)
 
 
 def table_of(dense, default=0):
@@ -37,7 +36,7 @@ def test_hash_holds_out_each_image_independently():
     table = table_of(np.zeros((2000, 1), np.int8))
 
     def held_out(chosen, fraction, seed=0, *, val=True):
-        return set(hold_out(table.select(chosen), fraction, seed, val=val).files.tolist())
+        return set(hold_out(table.select(chosen), fraction, seed, "hash", val=val).files.tolist())
 
     every, half = np.arange(2000), np.arange(0, 2000, 2)
     chosen = held_out(every, 0.25)
@@ -90,21 +89,21 @@ def test_stratification_equals_algorithm_of_paper(images, classes, fraction, ran
 
 def test_stratified_splits_are_disjoint_and_ignore_row_order():
     table = table_of(long_tail(300, 10))
-    val = hold_out_stratified(table, 0.2, 0, val=True).files.tolist()
-    train = hold_out_stratified(table, 0.2, 0, val=False).files.tolist()
+    val = hold_out(table, 0.2, 0, val=True).files.tolist()
+    train = hold_out(table, 0.2, 0, val=False).files.tolist()
     assert train == [file for file in table.files.tolist() if file not in set(val)]
 
     shuffled = table.select(np.random.default_rng(2).permutation(300))
-    assert set(hold_out_stratified(shuffled, 0.2, 0, val=True).files.tolist()) == set(val)
-    assert hold_out_stratified(table, 0.2, 1, val=True).files.tolist() != val
+    assert set(hold_out(shuffled, 0.2, 0, val=True).files.tolist()) == set(val)
+    assert hold_out(table, 0.2, 1, val=True).files.tolist() != val
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_stratified_validation_has_each_class_with_two_positives(seed):
     rng = np.random.default_rng(seed)
     dense = (rng.random((60, 40)) < rng.choice([0.02, 0.1], 40)).astype(np.int8)
-    val = hold_out_stratified(table_of(dense), 0.1, seed, val=True)
-    train = hold_out_stratified(table_of(dense), 0.1, seed, val=False)
+    val = hold_out(table_of(dense), 0.1, seed, val=True)
+    train = hold_out(table_of(dense), 0.1, seed, val=False)
     several = dense.sum(0) >= 2
     assert several.any()
     assert val.labels.counts()[several].all()
@@ -116,12 +115,12 @@ def test_stratification_uses_only_positives():
     unknown = np.where(np.random.default_rng(3).random(dense.shape) < 0.5, -1, 0)
     partial = np.where(dense == 1, 1, unknown).astype(np.int8)
     for default in (0, -1):
-        files = hold_out_stratified(table_of(partial, default), 0.2, 0, val=True).files
-        assert np.array_equal(files, hold_out_stratified(table_of(dense), 0.2, 0, val=True).files)
+        files = hold_out(table_of(partial, default), 0.2, 0, val=True).files
+        assert np.array_equal(files, hold_out(table_of(dense), 0.2, 0, val=True).files)
 
     without = table_of(np.zeros((100, 3), np.int8))
-    assert len(hold_out_stratified(without, 0.3, 0, val=True)) == 30
-    assert len(hold_out_stratified(without.select(np.zeros(0, np.int64)), 0.3, 0, val=True)) == 0
+    assert len(hold_out(without, 0.3, 0, val=True)) == 30
+    assert len(hold_out(without.select(np.zeros(0, np.int64)), 0.3, 0, val=True)) == 0
 
 
 # Folds

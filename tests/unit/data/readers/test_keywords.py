@@ -14,6 +14,7 @@ from support import in_processes
 from mldec.data.keywords import read_keywords
 from mldec.data.readers import keywords
 from mldec.data.readers.keywords import similar_words
+from mldec.data.splits import HoldOut
 from mldec.errors import DataError, UserError
 
 XMP = (
@@ -43,7 +44,8 @@ class Library:
 
     def source(self, **settings):
         settings = {"similar": "ignore", "min_photos": 4} | settings
-        return keywords(root=str(self.folder), **settings)
+        chosen = {key: settings.pop(key) for key in ("val_fraction", "split") if key in settings}
+        return keywords(root=str(self.folder), division=HoldOut(**chosen), **settings)
 
     def splits(self, **settings):
         source = self.source(**settings)
