@@ -73,8 +73,7 @@ def check(
 ) -> dict[str, Any]:
     """Check both splits of a dataset, print a summary, and return the content of `--json`.
 
-    `option` is the name of the data option. `decode` is the number of images per split to read, or
-    None for all images. Charts are written to `folder`.
+    `decode` is the number of images per split to read, or None for all images.
     """
     report: dict[str, Any] = {"data": option, "faults": []}
     train_counts, val_counts, class_counts = OFFICIAL.get(option, (set(), set(), set()))
@@ -168,7 +167,6 @@ def split_statistics(split: Split, labels: Labels) -> dict[str, Any]:
 def _print_statistics(
     part: str, statistics: dict[str, Any], images: set[int], classes: set[int]
 ) -> None:
-    """Print the statistics of a split with the published numbers of images and classes."""
     say(
         f"{part}: {_with_published(statistics['images'], images)} images, "
         f"{_with_published(statistics['classes'], classes)} classes",
@@ -188,7 +186,6 @@ def _print_statistics(
 
 
 def _with_published(number: int, published: set[int]) -> str:
-    """Return a number as text, followed by the published numbers if there are any."""
     if number in published:
         return f"{number:,} (as published)"
     if not published:
@@ -276,7 +273,6 @@ def _find_duplicates(
 
 
 def _images_in_both(data: DataModule, train: ImageCheck, val: ImageCheck) -> list[str]:
-    """Return one phrase per image that is in both splits."""
     _, in_train, in_val = np.intersect1d(train.hashes, val.hashes, return_indices=True)
     phrases = []
     for index, val_index in zip(train.indices[in_train], val.indices[in_val], strict=True):
@@ -374,16 +370,15 @@ def sample_sheet(batches: Mapping[str, Batch], classes: Sequence[str]) -> "Figur
 def bar_chart(counts: np.ndarray, names: Sequence[str], title: str) -> "Figure":
     """Draw counts [K] on a logarithmic axis, largest first."""
     order = np.argsort(-counts, kind="stable")
-    if len(counts) <= MAX_NAMED_BARS:
-        figure = new_figure(width=8, height=1.2 + 0.16 * len(counts))
-        axes = figure.subplots()
+    has_names = len(counts) <= MAX_NAMED_BARS
+    figure = new_figure(width=8, height=1.2 + 0.16 * len(counts) if has_names else 6)
+    axes = figure.subplots()
+    if has_names:
         bars = axes.barh(np.arange(len(counts)), counts[order])
         axes.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=SMALL)
         labels = [shorten(names[index]) for index in order]
         axes.set_yticks(range(len(names)), labels=labels, fontsize=SMALL, parse_math=False)
     else:
-        figure = new_figure(width=8, height=6)
-        axes = figure.subplots()
         edges = np.arange(len(counts) + 1)
         axes.stairs(counts[order], edges, orientation="horizontal", fill=True)
         axes.set_ylabel("classes, the most frequent first")

@@ -179,7 +179,6 @@ class Predictor:
     def _fill(
         self, result: Result, content: bytes, engine: Engine, options: PredictRequest
     ) -> None:
-        """Add predictions, heat maps and pictures to a result."""
         if len(content) > MAX_FILE:
             raise DataError(f"more than {MAX_FILE // MiB} MiB")
         image = read_image(result.image, content, max_pixels=MAX_PIXELS)
@@ -214,7 +213,6 @@ class Predictor:
         result.predictions = predictions
 
     def _engine_for_classes(self, classes: str) -> Engine:
-        """Return the engine for typed classes."""
         if not self.info.typed_classes:
             raise ConfigError(
                 "classes: this server only scores the classes of its model; use a zero-shot model "
@@ -299,7 +297,6 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
 
 
 def _is_own_name(host: str, names: set[str]) -> bool:
-    """Return True if a Host header is an IP address or in `names`."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name in names or ip_address(name) is not None

@@ -28,7 +28,7 @@ from mldec.tools.predict.decode import Item
 from mldec.tools.predict.formats import RETRY, Lines, image_of, row_of, write
 from mldec.tools.predict.inputs import Inputs, Shard
 
-VERSION = 4  # of records and lines; increase it if their meaning changes
+VERSION = 5  # of records and lines; increase it if their meaning changes
 
 # A journal is flushed after this number of rows or seconds.
 FLUSHED_ROWS = 1000
@@ -198,9 +198,7 @@ class Journal:
         self._flushed = time.monotonic()
 
     def begin(self, items: Iterator[Item], batch: int, overwrite: bool) -> Iterator[Item]:
-        """Return the images without a row. The other images are compared with their rows.
-
-        If the journal is complete, return the images to retry.
+        """Return the images without a row, or the images to retry of a complete journal.
 
         Rows of an incomplete batch are removed, because a batch of another size may change the last
         digit of a score.
@@ -326,7 +324,7 @@ def companion(target: str, suffix: str) -> str:
 
 
 def _key(path: str) -> str:
-    """Return the name of a result file in its record. Parts can be moved with their folder."""
+    # Parts can be moved with their folder.
     return path.rpartition("/")[2] if is_part(path) else path
 
 

@@ -85,9 +85,8 @@ def significance(gaps: np.ndarray) -> float:
 def changed_decisions(first: Predictions, second: Predictions) -> tuple[list[Change], int, int]:
     """Find the decisions where only one of two models is right.
 
-    Returns:
-        The decisions with the largest score differences, and the numbers of decisions where only
-        the first and only the second model is right.
+    Returns those with the largest score differences, and the numbers of decisions where only the
+    first and only the second model is right.
     """
     counts = {True: 0, False: 0}
     largest: dict[bool, list[Change]] = {True: [], False: []}
