@@ -67,10 +67,9 @@ Column = tuple[np.ndarray, np.ndarray]
 class Objective:
     """The objective of a threshold. The highest of equally good thresholds is chosen.
 
-    - f1: the highest F1.
-    - precision: the highest recall at a precision of at least `values[0]`.
-    - recall: the highest threshold with a recall of at least `values[0]`.
-    - cost: the lowest total cost; `values` are the costs of a false positive and a false negative.
+    precision: the highest recall at a precision of at least `values[0]`. recall: the highest
+    threshold with a recall of at least `values[0]`. cost: the lowest total cost; `values` are the
+    costs of a false positive and a false negative.
     """
 
     text: str  # as in --objective
@@ -80,9 +79,8 @@ class Objective:
     def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
         """Choose one of C candidate thresholds, ordered from high to low.
 
-        `hits` and `false_alarms` are the numbers of positives and negatives at or above each, [C].
-        Returns the index, or None if it is best to predict no image, and whether the objective is
-        reached. If not, the candidate has the highest precision.
+        `hits` and `false_alarms` [C] are the positives and negatives at or above each. Returns the
+        index, or None if it is best to predict no image, and whether the objective is reached.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)
@@ -327,8 +325,6 @@ class Outcome:
     # Single-label data has the defaults.
     thresholds: list[float] = field(default_factory=list)  # K or one for all classes
     per_class: dict[str, list[Any]] = field(default_factory=dict)  # K values per column
-    objective: str | None = None
-    scope: str | None = None  # "class" or "global"
 
 
 def calibrate_multi_label(
@@ -363,8 +359,6 @@ def calibrate_multi_label(
         fitted=in_sample.summary(),
         uncalibrated=fixed.summary(),
         per_class=per_class,
-        objective=choice.objective.text,
-        scope=choice.scope,
         slopes=fitted.slopes[:num_slopes].tolist(),
         offsets=fitted.offsets[:num_slopes].tolist(),
         thresholds=fitted.thresholds[:num_thresholds].tolist(),
@@ -516,8 +510,8 @@ def calibrate_on_images(
     own = loaded.classes.names
     calibration = Calibration(
         weights=loaded.weights,
-        objective=outcome.objective,
-        scope=outcome.scope,
+        objective=None if loaded.classes.exclusive else objective.text,
+        scope=None if loaded.classes.exclusive else scope,
         thresholds=in_order(outcome.thresholds, names, own),
         slopes=in_order(outcome.slopes, names, own),
         offsets=in_order(outcome.offsets, names, own),

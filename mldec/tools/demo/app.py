@@ -75,30 +75,22 @@ class Prediction(BaseModel):
     """The prediction of one class."""
 
     name: str
-    score: float = Field(description="from 0 to 1")
-    threshold: float | None = Field(
-        description="lowest score of a present class; null for single-label models"
-    )
+    score: float  # from 0 to 1
+    threshold: float | None  # lowest score of a present class; None for single-label models
     present: bool
-    heat: list[list[float]] | None = Field(
-        default=None, description="heat map of the part `seen`: rows of values >= 0"
-    )
-    heat_picture: str | None = Field(
-        default=None, description="heat map over the photo, a data URL"
-    )
+    heat: list[list[float]] | None = None  # heat map of the part `seen`: rows of values >= 0
+    heat_picture: str | None = None  # heat map over the photo, a data URL
 
 
 class Result(BaseModel):
     """The predictions for one photo, or an error."""
 
-    image: str = Field(description="name of the file, without folders and control characters")
-    error: str | None = Field(default=None, description="reason why there are no predictions")
-    predictions: list[Prediction] = Field(default=[], description="highest score first")
-    seen: list[float] | None = Field(
-        default=None, description="input of the model: left, top, right, bottom in pixels"
-    )
-    heat_method: str | None = Field(default=None, description="method of the heat maps")
-    picture: str | None = Field(default=None, description="the part `seen`, a data URL")
+    image: str  # name of the file, without folders and control characters
+    error: str | None = None  # reason why there are no predictions
+    predictions: list[Prediction] = []  # highest score first
+    seen: list[float] | None = None  # input of the model: left, top, right, bottom in pixels
+    heat_method: str | None = None
+    picture: str | None = None  # the part `seen`, a data URL
 
 
 class Limits(BaseModel):
@@ -117,12 +109,12 @@ class ModelInfo(BaseModel):
 
     name: str
     classes: list[str]
-    exclusive: bool = Field(description="whether the model is single-label")
-    thresholds: list[float] | None = Field(description="one per class; null without thresholds")
-    heat_maps: bool = Field(description="whether heat maps are available")
-    calibrated: bool | None = Field(description="whether scores are calibrated; null: unknown")
-    zero_shot: bool = Field(description="whether the model is zero-shot")
-    typed_classes: bool = Field(description="whether the server can score typed classes")
+    exclusive: bool  # whether the model is single-label
+    thresholds: list[float] | None  # one per class
+    heat_maps: bool
+    calibrated: bool | None  # None: unknown
+    zero_shot: bool
+    typed_classes: bool  # whether the server can score typed classes
     limits: Limits = Limits()
 
 

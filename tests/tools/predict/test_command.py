@@ -213,7 +213,6 @@ def test_suggest_leaves_out_keywords_of_the_photo(cli, best, photos):
         cli.out("predict", *arguments, "--xmp-undo")
         assert not sidecar.exists()
     words = ["predict", best, photos, *SHARED, "--xmp-parent"]
-    one_line(cli.fault(*words, "A//B", "--xmp"), "--xmp-parent")
     one_line(cli.fault(*words, "A"), "--xmp-parent")
 
 
