@@ -97,7 +97,13 @@ def fit(
     )
     folder = Path("outputs", config.name).absolute()
     if data is not None:
-        config = replace(config, data=config.data | _data_settings(data, folder))
+        if not isinstance(data, str | os.PathLike):
+            settings = _write_table(data, folder)
+        elif _is_table(data):
+            settings = {"root": str(_absolute(data).parent), "file": _absolute(data).name}
+        else:
+            settings = {"root": str(_absolute(data))}
+        config = replace(config, data=config.data | settings)
 
     try:
         train(config, folder)
@@ -141,17 +147,6 @@ def _is_table(data: Any) -> bool:
     if not isinstance(data, str | os.PathLike):
         return True
     return Path(data).suffix.lower() in (".csv", ".tsv", ".txt")
-
-
-def _data_settings(data: Any, folder: Path) -> dict[str, Any]:
-    """Return the settings of the reader. A table in memory is written to the folder of the run."""
-    if not isinstance(data, str | os.PathLike):
-        return _write_table(data, folder)
-
-    path = Path(data).expanduser().absolute()
-    if _is_table(data):
-        return {"root": str(path.parent), "file": path.name}
-    return {"root": str(path)}
 
 
 def _write_table(data: Any, folder: Path) -> dict[str, Any]:
@@ -206,7 +201,7 @@ def _pairs_to_csv(pairs: Iterable[Any]) -> tuple[list[Path], str]:
     return paths, "".join(csv_lines(rows))
 
 
-def _absolute(path: str | Path) -> Path:
+def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().absolute()
 
 

@@ -363,18 +363,15 @@ def compare(
     )
     if not targets:
         return summary
-    return f"{summary}, {_compare_map(found, expected, torch.stack(targets), metadata.precision)}"
-
-
-def _compare_map(found: Tensor, expected: Tensor, labels: Tensor, precision: str) -> str:
+    labels = torch.stack(targets)
     file_map = 100 * average_precision(found, labels)["none"].nanmean().item()
     checkpoint_map = 100 * average_precision(expected, labels)["none"].nanmean().item()
-    if precision == "fp16" and abs(file_map - checkpoint_map) > MAX_MAP_CHANGE:
+    if metadata.precision == "fp16" and abs(file_map - checkpoint_map) > MAX_MAP_CHANGE:
         raise CheckpointError(
             f"--precision fp16: the mAP changes from {checkpoint_map:.3f} to {file_map:.3f} (limit "
             f"{MAX_MAP_CHANGE:g}), so the file was not written; pass --precision fp32"
         )
-    return f"mAP {file_map:.3f} (checkpoint: {checkpoint_map:.3f})"
+    return f"{summary}, mAP {file_map:.3f} (checkpoint: {checkpoint_map:.3f})"
 
 
 def _batches(pictures: Iterable[Picture], *, any_size: bool) -> Iterator[list[Picture]]:

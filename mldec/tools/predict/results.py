@@ -299,8 +299,8 @@ def part_of(folder: str, kind: str, shard: Shard) -> str:
 def parts_in(folder: str) -> list[str]:
     """Return the paths of all parts in a folder, including missing ones."""
     kinds = set()
-    for name in storage.names_in(folder):
-        if match := re.fullmatch(PART, name):
+    for path in storage.files_in(folder) if storage.exists(folder) else []:
+        if match := re.fullmatch(PART, path.rpartition("/")[2]):
             kinds.add((match[2], int(match[1])))
     if len(kinds) > 1:
         raise ConfigError(f"{folder} has parts of several results; use one folder for each")
