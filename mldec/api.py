@@ -400,7 +400,6 @@ class Model:
         return list(predictor.rows(items(photos), StopRequest()))
 
     def _checkpoint(self, wanted: str) -> TorchEngine:
-        """Return the engine of a checkpoint. An exported file raises ConfigError."""
         if not isinstance(self._engine, TorchEngine):
             raise ConfigError(f"{wanted}: not supported for exported files; load the checkpoint")
         return self._engine
@@ -442,7 +441,6 @@ def _predict_args(options: Mapping[str, Any]) -> argparse.Namespace:
 
 
 def _one_error(row: Row) -> Row:
-    """Return a row. An unreadable photo raises DataError."""
     if row.error is not None:
         raise DataError(row.error)
     return row

@@ -108,7 +108,6 @@ def find_runs(root: Path) -> list[Run]:
 
 
 def _text(value: Any, form: str = ".2f") -> str:
-    """Format a number for a table. None becomes "-"."""
     if value is None:
         return "-"
     return format(value, form) if isinstance(value, float) else str(value)

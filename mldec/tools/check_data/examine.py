@@ -286,7 +286,6 @@ def nearest_classes(train: Classes, val: Classes, k: int = 3) -> dict[str, list[
 
 
 def _write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], mix: Mix) -> None:
-    """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
     mixing = build.mixing(mix, data.train.classes) if mix.enabled else None
     batches = {

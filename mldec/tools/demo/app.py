@@ -297,7 +297,6 @@ def _is_own_name(host: str, names: set[str]) -> bool:
 
 
 def _ranked(engine: Engine, scores: Tensor, threshold: float | None, top: int) -> list[Prediction]:
-    """Return the predictions with the highest scores. Ties are ordered by index."""
     thresholds = engine.thresholds
     if threshold is not None:
         thresholds = [threshold] * len(scores)

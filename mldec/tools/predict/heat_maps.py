@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from mldec.errors import ConfigError, naming_errors, visible
@@ -245,9 +245,7 @@ WHITE = (255, 255, 255)
 DARK = (20, 20, 30)
 GRAY = (95, 95, 110)
 
-# Nine evenly spaced colors of matplotlib's color map "inferno" (CC0), dark to light.
-INFERNO = "000004 1f0c48 550f6d 88226a ba3655 e35933 f98c0a f9c932 fcffa4"
-RAMP = np.frombuffer(bytes.fromhex(INFERNO), np.uint8).reshape(9, 3)
+COLORS = {"black": "#000004", "mid": "#ba3655", "white": "#fcffa4"}  # from low to high
 DIMMED = 0.6  # brightness of the gray image below the colors
 OPAQUE = 0.7  # opacity at the maximum of a map; 0 where the map is 0
 
@@ -264,13 +262,9 @@ def fonts(file: str | None = None) -> list[Font]:
 
 
 def file_name(path: Path) -> str:
-    """Return the file name of the picture of an image: its name and a hash of its whole path.
-
-    Invalid UTF-8, and characters that Windows does not allow, become `_`. Long names are cut.
-    """
+    """Return the file name of the picture of an image: its name and a hash of its whole path."""
     digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:8]
-    stem = os.fsencode(path.stem).decode("utf-8", "replace")
-    stem = re.sub(r'[<>:"|?*\\\ufffd]', "_", visible(stem))
+    stem = re.sub(r"[^\w .-]", "_", path.stem)
     return f"{stem[:50]}-{digest}.jpg"
 
 
@@ -322,14 +316,8 @@ def _panel(picture: Image.Image, name: str, score: str, fonts: Sequence[Font]) -
 
 def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
     """Return a gray copy of an image with the colors of a heat map [h, w] >= 0 over it."""
-    maximum = float(heat.max())
-    share = heat / maximum if maximum > 0 else heat
-    small = Image.fromarray(share.astype(np.float32))
-    large = small.resize(image.size, Image.Resampling.BICUBIC)
-    share = np.clip(np.asarray(large), 0, 1)
-
-    gray = DIMMED * np.asarray(image.convert("L"), np.float32)[..., None]
-    places = np.linspace(0, 1, len(RAMP))
-    colors = np.stack([np.interp(share, places, channel) for channel in RAMP.T], -1)
-    opacity = OPAQUE * share[..., None]
-    return Image.fromarray(((1 - opacity) * gray + opacity * colors).astype(np.uint8))
+    levels = Image.fromarray((255 * heat / max(heat.max(), 1e-12)).astype(np.uint8))
+    levels = levels.resize(image.size, Image.Resampling.BICUBIC)
+    gray = image.convert("L").point(lambda value: DIMMED * value).convert("RGB")
+    opacity = levels.point(lambda value: OPAQUE * value)
+    return Image.composite(ImageOps.colorize(levels, **COLORS), gray, opacity)

@@ -128,7 +128,6 @@ class Inputs:
         )
 
     def _listed(self, shards: int, only: int | None) -> Iterator[tuple[int, Item]]:
-        """Yield the images of the list with their shards, see `divided`."""
         with (
             ExitStack() as stack,
             naming_errors(f"--list {self._listing}", DataError, remedy="correct it"),

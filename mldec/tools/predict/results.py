@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors, writing
 from mldec.files.atomic import named, replacing, to_json
@@ -116,28 +115,16 @@ class Outputs:
     def is_complete(self) -> bool:
         """Return True if all files are as they were written; raise ConfigError for other files."""
         for path in self._targets.values():
-            self._check(path)
+            known = self.record.files.get(_key(path)) if self.record else None
+            if not storage.exists(path) or known == []:
+                continue
+            if known is None or storage.fingerprint(path) not in known:
+                raise ConfigError(
+                    f"{path} exists and was changed or not written by this command; "
+                    f"move it, name another file, or pass --overwrite"
+                )
         is_written = self.record is not None and self.record.images is not None
         return is_written and all(storage.exists(path) for path in self._targets.values())
-
-    def _check(self, path: str) -> None:
-        """Raise ConfigError if a file exists that this command did not write."""
-        known = self.record.files.get(_key(path)) if self.record else None
-        if not storage.exists(path) or known == []:
-            return
-        if known is None or storage.fingerprint(path) not in known:
-            raise ConfigError(
-                f"{path} exists and was changed or not written by this command; "
-                f"move it, name another file, or pass --overwrite"
-            )
-
-    def write(self, path: str, content: Callable[[BinaryIO], None]) -> None:
-        """Write a result file atomically."""
-        self._check(path)
-        files = self.record.files if self.record else {}
-        self._save(Record(made_with=self._made_with, files={**files, _key(path): []}))
-        with storage.publishing(path, self._work) as file:
-            content(file)
 
     def publish(self, rule: Rule, lines: Callable[[], Lines], inputs: Inputs) -> Record:
         """Write all result files, and then their record."""
@@ -154,7 +141,10 @@ class Outputs:
 
         images, digest = count_and_hash(names())
         for kind, target in self._targets.items():
-            self.write(target, partial(write, kind, rule, lines))
+            files = self.record.files if self.record else {}
+            self._save(Record(made_with=self._made_with, files={**files, _key(target): []}))
+            with storage.publishing(target, self._work) as file:
+                write(kind, rule, lines, file)
 
         record = Record(
             made_with=self._made_with,
