@@ -363,9 +363,9 @@ def compare(
     )
     if not targets:
         return summary
-    labels = torch.stack(targets)
-    file_map = 100 * average_precision(found, labels)["none"].nanmean().item()
-    checkpoint_map = 100 * average_precision(expected, labels)["none"].nanmean().item()
+    known = torch.stack(targets)
+    file_map = 100 * average_precision(found, known)["none"].nanmean().item()
+    checkpoint_map = 100 * average_precision(expected, known)["none"].nanmean().item()
     if metadata.precision == "fp16" and abs(file_map - checkpoint_map) > MAX_MAP_CHANGE:
         raise CheckpointError(
             f"--precision fp16: the mAP changes from {checkpoint_map:.3f} to {file_map:.3f} (limit "

@@ -189,7 +189,7 @@ def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
     prefix = "val/"
     if weights == "raw" and any(name.startswith("val_raw/") for name in checkpoint.metrics):
         prefix = "val_raw/"
-    metrics = {}
+    metrics: dict[str, float | None] = {}
     for name, value in checkpoint.metrics.items():
         if name.startswith(prefix):
             metrics[name.removeprefix(prefix)] = value

@@ -245,7 +245,7 @@ WHITE = (255, 255, 255)
 DARK = (20, 20, 30)
 GRAY = (95, 95, 110)
 
-COLORS = {"black": "#000004", "mid": "#ba3655", "white": "#fcffa4"}  # from low to high
+COLORS = ("#000004", "#fcffa4", "#ba3655")  # lowest, highest and middle
 DIMMED = 0.6  # brightness of the gray image below the colors
 OPAQUE = 0.7  # opacity at the maximum of a map; 0 where the map is 0
 
@@ -320,4 +320,4 @@ def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
     levels = levels.resize(image.size, Image.Resampling.BICUBIC)
     gray = image.convert("L").point(lambda value: DIMMED * value).convert("RGB")
     opacity = levels.point(lambda value: OPAQUE * value)
-    return Image.composite(ImageOps.colorize(levels, **COLORS), gray, opacity)
+    return Image.composite(ImageOps.colorize(levels, *COLORS), gray, opacity)

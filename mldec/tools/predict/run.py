@@ -41,8 +41,8 @@ TEXTS = list(formats.TEXTS)
 FORMATS = TEXTS + ["parquet", "features"]
 PARTS = ("jsonl", "parquet")
 # Options that change the rows.
-SETTINGS = ("weights", "views", "threshold", "draft", "list", "column", "root", "pictures")
-SETTINGS += ("suggest", "xmp", "xmp_parent", "image_prefix")
+SETTINGS = ["weights", "views", "threshold", "draft", "list", "column", "root", "pictures"]
+SETTINGS += ["suggest", "xmp", "xmp_parent", "image_prefix"]
 
 
 @dataclass(frozen=True)
