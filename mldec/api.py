@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import html
 import json
 import logging
 import os
@@ -98,7 +97,13 @@ def fit(
     )
     folder = Path("outputs", config.name).absolute()
     if data is not None:
-        config = replace(config, data=config.data | _data_settings(data, folder))
+        if not isinstance(data, str | os.PathLike):
+            settings = _write_table(data, folder)
+        elif _is_table(data):
+            settings = {"root": str(_absolute(data).parent), "file": _absolute(data).name}
+        else:
+            settings = {"root": str(_absolute(data))}
+        config = replace(config, data=config.data | settings)
 
     try:
         train(config, folder)
@@ -139,21 +144,9 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
 
 
 def _is_table(data: Any) -> bool:
-    """Return True for a table in memory or a CSV file, and False for a folder."""
     if not isinstance(data, str | os.PathLike):
         return True
     return Path(data).suffix.lower() in (".csv", ".tsv", ".txt")
-
-
-def _data_settings(data: Any, folder: Path) -> dict[str, Any]:
-    """Return the settings of the reader. A table in memory is written to the folder of the run."""
-    if not isinstance(data, str | os.PathLike):
-        return _write_table(data, folder)
-
-    path = Path(data).expanduser().absolute()
-    if _is_table(data):
-        return {"root": str(path.parent), "file": path.name}
-    return {"root": str(path)}
 
 
 def _write_table(data: Any, folder: Path) -> dict[str, Any]:
@@ -208,7 +201,7 @@ def _pairs_to_csv(pairs: Iterable[Any]) -> tuple[list[Path], str]:
     return paths, "".join(csv_lines(rows))
 
 
-def _absolute(path: str | Path) -> Path:
+def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().absolute()
 
 
@@ -305,20 +298,13 @@ class Run:
         to_console()
         return work(cli.parse_options(parser, [str(self.folder), *words], options))
 
-    def _facts(self) -> dict[str, str]:
-        """Return the lines of `repr`."""
-        facts = {"folder": str(self.folder)}
+    def __repr__(self) -> str:
+        text = f"folder: {self.folder}"
         best = self.best
         if best is not None:
-            facts["best"] = f"{best.metric} {best.value:.2f} ({best.weights}, epoch {best.epoch})"
-        facts["ended"] = self.ended or "no"
-        return facts
-
-    def __repr__(self) -> str:
-        return _text("Run", self._facts())
-
-    def _repr_html_(self) -> str:
-        return _table("Run", self._facts())
+            score = f"{best.metric} {best.value:.2f}"
+            text += f", best: {score} ({best.weights}, epoch {best.epoch})"
+        return f"Run({text}, ended: {self.ended or 'no'})"
 
 
 class Model:
@@ -414,29 +400,20 @@ class Model:
         return list(predictor.rows(items(photos), StopRequest()))
 
     def _checkpoint(self, wanted: str) -> TorchEngine:
-        """Return the engine of a checkpoint. An exported file raises ConfigError."""
         if not isinstance(self._engine, TorchEngine):
             raise ConfigError(f"{wanted}: not supported for exported files; load the checkpoint")
         return self._engine
 
-    def _facts(self) -> dict[str, str]:
-        """Return the lines of `repr`."""
+    def __repr__(self) -> str:
         names = ", ".join(self.classes[:10])
         if len(self.classes) > 10:
             names += ", ..."
         thresholds = "none" if self.thresholds is None else "calibrated"
-        return {
-            "classes": f"{len(self.classes)} ({names})",
-            "thresholds": thresholds,
-            "image size": f"{self._engine.image_size} pixels",
-            "device": f"{self._engine.device}, {self._engine.precision}",
-        }
-
-    def __repr__(self) -> str:
-        return _text("Model", self._facts())
-
-    def _repr_html_(self) -> str:
-        return _table("Model", self._facts())
+        engine = self._engine
+        return (
+            f"Model(classes: {len(self.classes)} ({names}), thresholds: {thresholds}, image size: "
+            f"{engine.image_size} pixels, device: {engine.device}, {engine.precision})"
+        )
 
 
 def load(
@@ -464,19 +441,6 @@ def _predict_args(options: Mapping[str, Any]) -> argparse.Namespace:
 
 
 def _one_error(row: Row) -> Row:
-    """Return a row. An unreadable photo raises DataError."""
     if row.error is not None:
         raise DataError(row.error)
     return row
-
-
-def _text(title: str, facts: Mapping[str, str]) -> str:
-    return f"{title}({', '.join(f'{name}: {value}' for name, value in facts.items())})"
-
-
-def _table(title: str, facts: Mapping[str, str]) -> str:
-    """Return an HTML table for notebooks."""
-    rows = ""
-    for name, value in facts.items():
-        rows += f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-    return f"<table><caption>{title}</caption>{rows}</table>"

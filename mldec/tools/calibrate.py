@@ -8,7 +8,7 @@ They are stored in a copy of the checkpoint: checkpoints/calibrated.pt in the fo
 import argparse
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -67,10 +67,9 @@ Column = tuple[np.ndarray, np.ndarray]
 class Objective:
     """The objective of a threshold. The highest of equally good thresholds is chosen.
 
-    - f1: the highest F1.
-    - precision: the highest recall at a precision of at least `values[0]`.
-    - recall: the highest threshold with a recall of at least `values[0]`.
-    - cost: the lowest total cost; `values` are the costs of a false positive and a false negative.
+    precision: the highest recall at a precision of at least `values[0]`. recall: the highest
+    threshold with a recall of at least `values[0]`. cost: the lowest total cost; `values` are the
+    costs of a false positive and a false negative.
     """
 
     text: str  # as in --objective
@@ -80,9 +79,8 @@ class Objective:
     def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
         """Choose one of C candidate thresholds, ordered from high to low.
 
-        `hits` and `false_alarms` are the numbers of positives and negatives at or above each, [C].
-        Returns the index, or None if it is best to predict no image, and whether the objective is
-        reached. If not, the candidate has the highest precision.
+        `hits` and `false_alarms` [C] are the positives and negatives at or above each. Returns the
+        index, or None if it is best to predict no image, and whether the objective is reached.
         """
         positives = hits[-1]
         precision = hits / (hits + false_alarms)
@@ -119,26 +117,20 @@ def parse_objective(text: str) -> Objective:
 
 
 def fit_threshold(
-    objective: Objective, columns: Callable[[], Iterable[Column]]
+    objective: Objective, logits: np.ndarray, present: np.ndarray
 ) -> tuple[float, float]:
-    """Fit one threshold to the scores of one or several classes.
+    """Fit one threshold to logits [n] and labels, bool [n]. At least one label is positive.
 
     The threshold is halfway between the lowest predicted positive and the next lower score.
-    `columns` is called several times, because the columns of many classes may not fit in memory.
 
     Returns:
         The threshold, and its in-sample precision, or NaN if the objective is reached.
     """
     # Between the scores of two positives, a lower threshold only adds false positives.
-    positive_logits = np.concatenate([logits[present] for logits, present in columns()])
-    cuts, counts = np.unique(positive_logits, return_counts=True)
-
-    # Count the candidates at or below each negative. Most negatives are below all candidates.
-    reached = np.zeros(len(cuts) + 1, np.int64)
-    for logits, present in columns():
-        negatives = logits[~present & (logits >= cuts[0])]
-        below = np.searchsorted(cuts, negatives, side="right")
-        reached += np.bincount(below, minlength=len(reached))
+    cuts, counts = np.unique(logits[present], return_counts=True)
+    # Count the candidates at or below each negative.
+    below = np.searchsorted(cuts, logits[~present], side="right")
+    reached = np.bincount(below, minlength=len(cuts) + 1)
 
     # Order the candidates from high to low.
     cuts = cuts[::-1]
@@ -146,14 +138,9 @@ def fit_threshold(
     false_alarms = reached[::-1].cumsum()[:-1]
     index, is_reached = objective.choose(hits, false_alarms)
     if index is None:
-        highest = -np.inf
-        for logits, _ in columns():
-            highest = max(highest, logits.max(initial=-np.inf))
-        return min((expit(highest) + 1) / 2, MAX_THRESHOLD), np.nan
+        return min((expit(logits.max()) + 1) / 2, MAX_THRESHOLD), np.nan
 
-    next_lower = -np.inf
-    for logits, _ in columns():
-        next_lower = max(next_lower, logits[logits < cuts[index]].max(initial=-np.inf))
+    next_lower = logits[logits < cuts[index]].max(initial=-np.inf)
     value = expit(np.array([cuts[index], next_lower])).mean()
     precision = np.nan if is_reached else hits[index] / (hits[index] + false_alarms[index])
     return min(value, MAX_THRESHOLD), precision
@@ -248,16 +235,9 @@ def fit_scores(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choic
 
 
 def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
-    """Fit scores and thresholds.
+    """Fit scores and thresholds to the selected images, bool [N].
 
-    Args:
-        logits: Float [N, K].
-        labels: [N, K] of 1, 0 or -1 (ignored).
-        images: Selected images, bool [N].
-        choice: Options of the fit.
-
-    Raises:
-        DataError: If no selected image has a positive label.
+    Logits and labels are [N, K]. Labels are 1, 0 or -1 (ignored).
     """
     positives = (labels[images] == 1).sum(0)
     if not positives.sum():
@@ -268,20 +248,19 @@ def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choi
     is_shared = (positives < choice.min_positives) | (choice.scope == "global")
     for index, column in fitted.columns(logits, labels, images):
         if not is_shared[index]:
-            threshold, precision = fit_threshold(choice.objective, partial(iter, [column]))
+            threshold, precision = fit_threshold(choice.objective, *column)
             fitted.thresholds[index] = threshold
             fitted.best_precision[index] = precision
 
     if is_shared.any():
         # Use all classes if the classes with a shared threshold have too few positives together.
         too_few = positives[is_shared].sum() < choice.min_positives
-
-        def shared_columns() -> Iterator[Column]:
-            for index, column in fitted.columns(logits, labels, images):
-                if too_few or is_shared[index]:
-                    yield column
-
-        threshold, precision = fit_threshold(choice.objective, shared_columns)
+        columns = []
+        for index, column in fitted.columns(logits, labels, images):
+            if too_few or is_shared[index]:
+                columns.append(column)
+        shared = map(np.concatenate, zip(*columns, strict=True))
+        threshold, precision = fit_threshold(choice.objective, *shared)
         fitted.thresholds[is_shared] = threshold
         fitted.best_precision[is_shared] = precision
 
@@ -346,8 +325,6 @@ class Outcome:
     # Single-label data has the defaults.
     thresholds: list[float] = field(default_factory=list)  # K or one for all classes
     per_class: dict[str, list[Any]] = field(default_factory=dict)  # K values per column
-    objective: str | None = None
-    scope: str | None = None  # "class" or "global"
 
 
 def calibrate_multi_label(
@@ -375,24 +352,16 @@ def calibrate_multi_label(
     per_class["objective_reached"] = np.isnan(fitted.best_precision).tolist()
 
     # Equal values of all classes are stored once.
-    slopes = fitted.slopes
-    offsets = fitted.offsets
-    thresholds = fitted.thresholds
-    if choice.single_slope:
-        slopes = slopes[:1]
-        offsets = offsets[:1]
-    if choice.scope == "global":
-        thresholds = thresholds[:1]
+    num_slopes = 1 if choice.single_slope else len(names)
+    num_thresholds = 1 if choice.scope == "global" else len(names)
     return Outcome(
         cross_fitted=out_of_fold.summary(),
         fitted=in_sample.summary(),
         uncalibrated=fixed.summary(),
         per_class=per_class,
-        objective=choice.objective.text,
-        scope=choice.scope,
-        slopes=slopes.tolist(),
-        offsets=offsets.tolist(),
-        thresholds=thresholds.tolist(),
+        slopes=fitted.slopes[:num_slopes].tolist(),
+        offsets=fitted.offsets[:num_slopes].tolist(),
+        thresholds=fitted.thresholds[:num_thresholds].tolist(),
     )
 
 
@@ -476,11 +445,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Store a copy of a checkpoint with fitted thresholds or the thresholds of a file.
-
-    Returns:
-        The content of --json, or None with --thresholds.
-    """
+    """Store a calibrated copy; return the content of --json, or None with --thresholds."""
     objective = parse_objective(args.objective)
     check_targets(json=args.json, csv=args.csv, pt=args.out)
     args.settings += cli.precision_setting(args)
@@ -545,8 +510,8 @@ def calibrate_on_images(
     own = loaded.classes.names
     calibration = Calibration(
         weights=loaded.weights,
-        objective=outcome.objective,
-        scope=outcome.scope,
+        objective=None if loaded.classes.exclusive else objective.text,
+        scope=None if loaded.classes.exclusive else scope,
         thresholds=in_order(outcome.thresholds, names, own),
         slopes=in_order(outcome.slopes, names, own),
         offsets=in_order(outcome.offsets, names, own),

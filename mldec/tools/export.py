@@ -65,12 +65,8 @@ Picture = tuple[Image.Image, Tensor | None]
 class Program(nn.Module):
     """The exported network: resize, model, calibration and thresholds.
 
-    Args:
-        loaded: Checkpoint on the CPU.
-        thresholds: K thresholds, one for all classes, or None for single-label classes.
-        any_size: Whether to resize images of any size in the graph.
-        half: Whether to compute the logits in float16.
-        takes_word_vectors: Whether word vectors are an input. Otherwise they are constants.
+    The checkpoint is on the CPU. Thresholds are K, one for all classes, or None for single-label
+    classes. Word vectors are an input or constants.
     """
 
     thresholds: Tensor | None
@@ -250,7 +246,6 @@ def serialize(model: Any, metadata: Metadata, path: str) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the progress messages of the exporter and the quantizer."""
     # The quantizer adds a handler to the root logger, which would print our messages twice.
     root_handlers = logging.getLogger().handlers.copy()
     logging.disable(logging.WARNING)
@@ -297,25 +292,18 @@ def read_folder(folder: str, loaded: Loaded) -> Iterator[Picture]:
 def _labeled_images(folder: Path, loaded: Loaded) -> StoredImages | None:
     """Return the validation images of data.csv, the images of class folders, or None."""
     names = list(loaded.classes.names)
+    node: dict[str, Any] = {"classes": names, "image_size": loaded.transform.image_size}
     if (folder / "data.csv").is_file():
-        node: dict[str, Any] = {
-            "_target_": "mldec.data.readers.csv_table",
-            "root": str(folder),
-            "exclusive": loaded.classes.exclusive,
-        }
+        node |= {"_target_": "mldec.data.readers.csv_table", "root": str(folder)}
+        node["exclusive"] = loaded.classes.exclusive
     else:
         inner = {entry.name for entry in folder.iterdir() if entry.is_dir()}
         if not inner or not inner <= set(names):
             return None
         split = folder.resolve()
-        node = {
-            "_target_": "mldec.data.readers.folders",
-            "root": str(split.parent),
-            "train": split.name,
-            "val": split.name,
-        }
+        node |= {"_target_": "mldec.data.readers.folders", "root": str(split.parent)}
+        node |= {"train": split.name, "val": split.name}
 
-    node |= {"classes": names, "image_size": loaded.transform.image_size}
     dataset = build.data({"data": build.resolve("data", node)}).val.dataset
     assert isinstance(dataset, StoredImages)
     return dataset
@@ -330,11 +318,8 @@ def compare(
 ) -> str:
     """Compare an exported file with its checkpoint on images. Returns a summary of one line.
 
-    `source` describes the images, of which all or none have labels.
-
-    Raises:
-        CheckpointError: If a difference is above the limit of the precision.
-        DataError: If there is no image.
+    `source` describes the images, of which all or none have labels. A difference above the limit
+    of the precision raises CheckpointError.
     """
     limits = None if metadata.thresholds is None else torch.tensor(metadata.thresholds)
     word_vectors = [] if metadata.word_dim is None else [loaded.classes.word_vectors]
@@ -378,19 +363,15 @@ def compare(
     )
     if not targets:
         return summary
-    return f"{summary}, {_compare_map(found, expected, torch.stack(targets), metadata.precision)}"
-
-
-def _compare_map(found: Tensor, expected: Tensor, labels: Tensor, precision: str) -> str:
-    """Return the mAP of file and checkpoint as text."""
-    file_map = 100 * average_precision(found, labels)["none"].nanmean().item()
-    checkpoint_map = 100 * average_precision(expected, labels)["none"].nanmean().item()
-    if precision == "fp16" and abs(file_map - checkpoint_map) > MAX_MAP_CHANGE:
+    known = torch.stack(targets)
+    file_map = 100 * average_precision(found, known)["none"].nanmean().item()
+    checkpoint_map = 100 * average_precision(expected, known)["none"].nanmean().item()
+    if metadata.precision == "fp16" and abs(file_map - checkpoint_map) > MAX_MAP_CHANGE:
         raise CheckpointError(
             f"--precision fp16: the mAP changes from {checkpoint_map:.3f} to {file_map:.3f} (limit "
             f"{MAX_MAP_CHANGE:g}), so the file was not written; pass --precision fp32"
         )
-    return f"mAP {file_map:.3f} (checkpoint: {checkpoint_map:.3f})"
+    return f"{summary}, mAP {file_map:.3f} (checkpoint: {checkpoint_map:.3f})"
 
 
 def _batches(pictures: Iterable[Picture], *, any_size: bool) -> Iterator[list[Picture]]:
@@ -497,12 +478,11 @@ def chosen_thresholds(loaded: Loaded, threshold: float | None) -> tuple[list[flo
 
 def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -> Metadata:
     """Return the metadata of the exported file."""
-    # Third-party backbones may have no normalization.
-    normalization: dict[str, list[float] | None] = {"mean": None, "std": None}
-    for name in normalization:
+
+    def normalization(name: str) -> list[float] | None:
+        # Third-party backbones may have no normalization.
         value = getattr(loaded.model.backbone, name, None)
-        if isinstance(value, Tensor):
-            normalization[name] = value.flatten().tolist()
+        return value.flatten().tolist() if isinstance(value, Tensor) else None
 
     return Metadata(
         classes=list(loaded.classes.names),
@@ -515,8 +495,8 @@ def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -
         interpolation=loaded.transform.interpolation,
         resize=loaded.transform.resize,
         resizes=args.any_size,
-        mean=normalization["mean"],
-        std=normalization["std"],
+        mean=normalization("mean"),
+        std=normalization("std"),
         precision=args.precision,
         versions=environment.installed() | {name: version(name) for name in PACKAGES},
         checkpoint={

@@ -70,11 +70,9 @@ def uncertainties(scores: np.ndarray, thresholds: Sequence[float] | None) -> np.
     The odds of a score are divided by the odds of the threshold. The uncertainty is twice the
     distance of the resulting probability from the nearer of 0 and 1.
 
-    Args:
-        scores: Float [N, K] in [0, 1].
-        thresholds: K thresholds in [0, 1]. None: one label per image, with a softmax. The
-            uncertainty of a class is then its score divided by the highest score of the image,
-            and for the highest score the ratio of the second highest to it.
+    Scores are [N, K] in [0, 1]. Thresholds are None for one label per image, with a softmax: the
+    uncertainty of a class is then its score divided by the highest score of the image, and for the
+    highest score the ratio of the second highest to it.
     """
     if thresholds is None:
         order = np.sort(scores, axis=1)
@@ -98,14 +96,8 @@ def choose(
     features divided by their norm. This is the greedy k-center algorithm (Sener and Savarese,
     ICLR 2018), weighted by the uncertainty.
 
-    Args:
-        uncertainty: Uncertainty of N images, float [N], at least 0.
-        features: Their features, float [N, C].
-        labeled: Features of M labeled images, float [M, C]; M may be 0.
-        count: Number of images to choose, at most N.
-
-    Returns:
-        The indices of the chosen images, the best one first.
+    Images have an uncertainty [N] and features [N, C], labeled images have features [M, C].
+    Returns `count` indices, the best one first.
     """
     everything = np.concatenate([features, labeled])
     everything -= everything.mean(0)
@@ -143,30 +135,6 @@ def labeled_images(engine: TorchEngine, checkpoint: str, settings: list[str]) ->
     return paths
 
 
-class Candidates:
-    """The labeled images and all others, without duplicates.
-
-    Args:
-        labeled: Paths of labeled images.
-        inputs: The input images, of which some may be labeled.
-    """
-
-    def __init__(self, labeled: list[str], inputs: Inputs) -> None:
-        self.labeled = labeled
-        self.inputs = inputs
-        self.left_out = 0  # number of labeled input images, known after an iteration
-        self._known = {os.path.realpath(path) for path in labeled}
-
-    def __iter__(self) -> Iterator[Item]:
-        for path in self.labeled:
-            yield Item(path, path)
-        for item in self.inputs:
-            if item.is_file and os.path.realpath(item.path) in self._known:
-                self.left_out += 1
-            else:
-                yield item
-
-
 def table(
     rows: Sequence[Row], chosen: Sequence[int], uncertain: np.ndarray, names: Sequence[str]
 ) -> Iterator[list[str]]:
@@ -195,8 +163,21 @@ def run(args: argparse.Namespace) -> int:
     inputs = Inputs(args.images, args.list, column=args.column, root=args.root)
     engine = open_engine(EngineOptions.of(vars(args)))
     assert isinstance(engine, TorchEngine)
-    labeled = labeled_images(engine, args.checkpoint, args.data) if args.skip_labeled else []
-    candidates = Candidates(labeled, inputs)
+    labeled = []
+    if args.skip_labeled:
+        labeled = labeled_images(engine, args.checkpoint, args.data)
+    known = {os.path.realpath(path) for path in labeled}
+    left_out = 0  # number of labeled input images
+
+    def candidates() -> Iterator[Item]:
+        nonlocal left_out
+        for path in labeled:
+            yield Item(path, path)
+        for item in inputs:
+            if item.is_file and os.path.realpath(item.path) in known:
+                left_out += 1
+            else:
+                yield item
 
     predictor = Predictor(
         engine,
@@ -210,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
     num_labeled = 0  # readable ones, which are the first rows
     errors = 0
     with listening() as stop:
-        bar = progress_bar(predictor.rows(iter(candidates), stop), desc="next", unit=" images")
+        bar = progress_bar(predictor.rows(candidates(), stop), desc="next", unit=" images")
         for number, row in enumerate(bar):
             if row.error is not None:
                 print_error(row.error)
@@ -219,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
             rows.append(row)
             num_labeled += number < len(labeled)
     if len(rows) == num_labeled:
-        raise DataError(f"no image is left: {candidates.left_out:,} are labeled; add images")
+        raise DataError(f"no image is left: {left_out:,} are labeled; add images")
 
     features = np.stack([row.features for row in rows if row.features is not None])
     rows = rows[num_labeled:]
@@ -237,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
 
     write_texts(args.out, csv_lines(table(rows, chosen, uncertain, engine.classes.names), "\n"))
     if args.out != STANDARD_OUTPUT:
-        skipped = f", {candidates.left_out:,} others are labeled" if args.skip_labeled else ""
+        skipped = f", {left_out:,} others are labeled" if args.skip_labeled else ""
         say(f"{args.out}: {count:,} of {counted(len(rows))}{skipped}")
     if inputs.unsupported:
         print_error(str(inputs.unsupported))

@@ -185,15 +185,14 @@ class CardMetrics:
 
 def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
     """Return the metrics of the last evaluation in a checkpoint."""
-    by_prefix: dict[str, dict[str, float | None]] = {"val": {}, "val_raw": {}}
-    for name, value in checkpoint.metrics.items():
-        prefix, _, metric = name.partition("/")
-        by_prefix.setdefault(prefix, {})[metric] = value
-
     # Runs without a moving average store the metrics of the raw weights as "val".
-    metrics = by_prefix["val"]
-    if weights == "raw" and by_prefix["val_raw"]:
-        metrics = by_prefix["val_raw"]
+    prefix = "val/"
+    if weights == "raw" and any(name.startswith("val_raw/") for name in checkpoint.metrics):
+        prefix = "val_raw/"
+    metrics: dict[str, float | None] = {}
+    for name, value in checkpoint.metrics.items():
+        if name.startswith(prefix):
+            metrics[name.removeprefix(prefix)] = value
     source = f"from the evaluation of the run after epoch {checkpoint.epoch}"
     return CardMetrics(source=source, images=None, metrics=metrics)
 
@@ -225,7 +224,6 @@ def read_results(path: Path, weights: str, checkpoint: str) -> CardMetrics:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
-    """Convert the numbers of a JSON object. Undefined numbers are null."""
     return {name: None if value is None else float(value) for name, value in values.items()}
 
 
@@ -298,7 +296,6 @@ def card(content: CardContent) -> str:
 
 
 def _metadata(content: CardContent, tags: list[str], reader: str, data: str) -> ModelCardData:
-    """Return the metadata for the hub, with the main metrics on the dataset `data`."""
     metrics = content.measured.metrics
     first_metric = next(iter(metrics), None)
     results = []
@@ -395,7 +392,6 @@ def publish(args: argparse.Namespace) -> None:
 
 
 def _write(folder: Path, content: CardContent) -> None:
-    """Write the files of a repository to a folder."""
     published.write(folder, content.checkpoint)
     write_file(folder / sources.CARD, card(content).encode())
 

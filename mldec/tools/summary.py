@@ -57,12 +57,10 @@ def read_run(folder: Path, name: str) -> Run:
         if logged.value >= best.get("value", -math.inf):
             best = {"metric": logged.metric, "value": logged.value, "weights": logged.weights}
 
-    parts = {}
-    for part in ("data", "head", "loss"):
-        parts[part] = str(settings.get(f"{part}._target_", "-")).rpartition(".")[2]
-    root = settings.get("data.root")
-    if root:
-        parts["data"] += f" {Path(str(root)).name}"
+    def name_of(part: str) -> str:
+        return str(settings.get(f"{part}._target_", "-")).rpartition(".")[2]
+
+    folder_name = Path(str(settings.get("data.root") or "")).name
 
     macs = facts.multiply_accumulates
     commit, plus, dirty = (facts.commit or "-").partition("+")
@@ -75,9 +73,9 @@ def read_run(folder: Path, name: str) -> Run:
         "params_m": facts.parameters / 1e6,  # trainable parameters in millions
         "gmacs": None if macs is None else macs / 1e9,  # per image
         "image_size": facts.image_size,  # pixels per side
-        "data": parts["data"],  # reader, and name of its folder
-        "head": parts["head"],
-        "loss": parts["loss"],
+        "data": f"{name_of('data')} {folder_name}".strip(),  # reader, and name of its folder
+        "head": name_of("head"),
+        "loss": name_of("loss"),
         "lr": str(settings.get("optim.lr", "-")),  # peak learning rate
         "fold": settings.get("data.fold"),  # of a cross-validation, such as 1/5
         "epochs": f"{epoch}/{facts.epochs}",  # evaluated and planned
@@ -110,7 +108,6 @@ def find_runs(root: Path) -> list[Run]:
 
 
 def _text(value: Any, form: str = ".2f") -> str:
-    """Format a number for a table. None becomes "-"."""
     if value is None:
         return "-"
     return format(value, form) if isinstance(value, float) else str(value)
@@ -204,7 +201,6 @@ def _table_over_seeds(runs: Sequence[Run], args: argparse.Namespace) -> list[dic
 
 
 def _text_rows(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return the heading and the cells of a table over seeds."""
     metrics = [key.removesuffix(" seeds") for key in rows[0] if key.endswith(" seeds")]
     table = [["group", "seeds"] + metrics]
     for row in rows:

@@ -155,8 +155,8 @@ thresholds: the highest threshold that reaches the precision is chosen
 - return int(np.flatnonzero(precision >= wanted)[-1]), reached
 + return int(np.flatnonzero(precision >= wanted)[0]), reached
 thresholds: negatives with the score of a positive are not counted
-- below = np.searchsorted(cuts, negatives, side="right")
-+ below = np.searchsorted(cuts, negatives, side="left")
+- below = np.searchsorted(cuts, logits[~present], side="right")
++ below = np.searchsorted(cuts, logits[~present], side="left")
 thresholds: a score at the threshold is absent
 - predicted = calibrated >= lowest[index]
 + predicted = calibrated > lowest[index]

@@ -145,7 +145,6 @@ def test_run_reads_its_folder(run):
     assert run.history["step"].tolist() == [2, 4, 6, 8]
     assert run.history["val/mAP"].notna().tolist() == [False, True, False, True]
     assert str(run.folder) in repr(run)
-    assert str(run.folder) in run._repr_html_()
 
 
 def test_history_is_a_list_without_pandas(run, monkeypatch):
@@ -186,7 +185,6 @@ def test_model_predicts_and_has_features(run, photos):
     torch.testing.assert_close(model.features(paths), tokens.mean(1))
     torch.testing.assert_close(rows[0].scores, logits[0].sigmoid())
     assert "10 (" in repr(model)
-    assert "<table>" in model._repr_html_()
 
 
 @pytest.mark.parametrize("interactive", [True, False])

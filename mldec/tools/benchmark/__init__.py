@@ -99,26 +99,20 @@ def environment() -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    names = re.findall(r"^model name\s*: (.+)$", text, re.MULTILINE)
     machine = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": git_commit(),
         "processor": platform.machine(),
-        "cpu": cpu_model(),
+        "cpu": names[0] if names else None,
         "cores": os.cpu_count(),
         "usable_cores": processors(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
     }
     return machine | gpu | installed()
-
-
-def cpu_model() -> str | None:
-    """Return the name of the processor from /proc/cpuinfo, or None."""
-    file = Path("/proc/cpuinfo")
-    if not file.exists():
-        return None
-    found = re.search(r"^model name\s*: (.+)$", file.read_text(), re.MULTILINE)
-    return found[1] if found else None
 
 
 def main() -> None:

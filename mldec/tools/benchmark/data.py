@@ -78,7 +78,6 @@ def time_pipelines(pipelines: Mapping[str, Pipeline], files: Sequence[str]) -> d
 
 
 def _seconds_per_part(steps: Pipeline, files: Sequence[str], turn: int) -> dict[str, float]:
-    """Return the mean processor time per image of each part."""
     spent = dict.fromkeys(PARTS, 0.0)
     for number in range(IMAGES):
         # This frees the previous image outside of the measurement.

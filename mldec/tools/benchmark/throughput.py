@@ -110,15 +110,8 @@ class Trial:
         """Return a learner for steps on random images."""
         # Some losses count the training labels.
         loss = build.loss(self.parts, lambda: from_dense(self._targets(1000).numpy()))
-        word_vectors = self.classes.word_vectors
-        return Learner(
-            self.config,
-            self.model,
-            loss,
-            device=self.device,
-            steps=STEPS,
-            word_vectors=word_vectors,
-        )
+        options: dict[str, Any] = {"device": self.device, "word_vectors": self.classes.word_vectors}
+        return Learner(self.config, self.model, loss, steps=STEPS, **options)
 
     def random_images(self, count: int) -> Tensor:
         """Return random images on the device, uint8 [count, 3, S, S]."""

@@ -8,6 +8,8 @@ See docs/data.md.
 
 import argparse
 import logging
+import sys
+from logging.handlers import BufferingHandler
 
 from mldec import build
 from mldec.cli import add_weights_options, command, require, run_command, whole
@@ -69,20 +71,6 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-class WarningCollector(logging.Handler):
-    """Collects warnings without duplicates."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Collect a warning."""
-        message = record.getMessage()
-        if message not in self.messages:
-            self.messages.append(message)
-
-
 def run(args: argparse.Namespace) -> int:
     """Check a dataset or find its wrong labels; return the exit status."""
     check_targets(json=args.json, csv=args.errors)
@@ -102,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         require("--similar", "photos", "imagehash")
 
     # The readers log warnings.
-    collector = WarningCollector()
+    collector = BufferingHandler(capacity=sys.maxsize)
+    collector.setLevel(logging.WARNING)
     log.addHandler(collector)
     try:
         config, data, option = build.data_from_settings(args.settings)
@@ -112,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         log.removeHandler(collector)
 
-    warnings = collector.messages
+    # Without duplicates.
+    warnings = list(dict.fromkeys(record.getMessage() for record in collector.buffer))
     report["warnings"] = warnings
     if args.json:
         write_json(args.json, report)

@@ -40,24 +40,6 @@ SAMPLES = 12  # images in a sample sheet
 SAMPLES_PER_ROW = 6
 MAX_NAMED_BARS = 120  # bars with legible names and counts
 
-# Published numbers of training images, validation images and classes of each data option. Sources:
-# websites of the datasets and published code. DATASETS.md explains why some numbers differ.
-OFFICIAL = {
-    "coco": ({82_081, 82_783, 117_266, 118_287}, {40_137, 40_504, 4_952, 5_000}, {80}),
-    "coco_zsl": (set(), set(), {48, 65}),
-    "voc2007": ({5_011}, {4_952}, {20}),
-    "voc2012": ({5_717, 11_540}, {5_823}, {20}),
-    "openimages_miil": ({9_011_219}, {125_436}, {9_605}),
-    "openimages": ({9_011_219}, {41_620, 125_436}, {9_605}),
-    "nuswide81": ({119_103, 161_789}, {50_720, 107_859}, {81}),
-    "nuswide_zsl": (set(), set(), {925, 1_006}),
-    "nuswide_official": ({161_789}, {107_859}, {925, 1_006}),
-    "imagenet": ({1_281_167}, {50_000}, {1_000}),
-    "cars": ({8_144}, {8_041}, {196}),
-    "cifar100": ({50_000}, {10_000}, {100}),
-    "vg500": ({82_904}, {10_000}, {500}),
-}
-
 
 @dataclass
 class ImageCheck:
@@ -73,12 +55,9 @@ def check(
 ) -> dict[str, Any]:
     """Check both splits of a dataset, print a summary, and return the content of `--json`.
 
-    `option` is the name of the data option. `decode` is the number of images per split to read, or
-    None for all images. Charts are written to `folder`.
+    `decode` is the number of images per split to read, or None for all images.
     """
     report: dict[str, Any] = {"data": option, "faults": []}
-    train_counts, val_counts, class_counts = OFFICIAL.get(option, (set(), set(), set()))
-    published = {"train": train_counts, "val": val_counts}
     labels: dict[str, Labels] = {}
     images: dict[str, ImageCheck] = {}
     for part, split in (("train", data.train), ("val", data.val)):
@@ -96,7 +75,7 @@ def check(
             continue
 
         report[part] = split_statistics(split, labels[part])
-        _print_statistics(part, report[part], published[part], class_counts)
+        _print_statistics(part, report[part])
         count = len(split.dataset) if decode is None else decode
         workers = config.train.loader_workers("cpu")
         images[part] = _read_images(split.dataset, count, workers, f"read {part}")
@@ -116,7 +95,15 @@ def check(
             cosines = ", ".join(f"{seen} {cosine:.2f}" for seen, cosine in nearest)
             say(f"  unseen {unseen}: nearest {cosines}")
 
-        report["in_both_splits"] = _images_in_both(data, images["train"], images["val"])
+        train = images["train"]
+        val = images["val"]
+        _, in_train, in_val = np.intersect1d(train.hashes, val.hashes, return_indices=True)
+        report["in_both_splits"] = []
+        for index, val_index in zip(train.indices[in_train], val.indices[in_val], strict=True):
+            name = data.train.dataset.name(int(index))
+            val_name = data.val.dataset.name(int(val_index))
+            where = "listed in both" if name == val_name else f"also {val_name}"
+            report["in_both_splits"].append(f"{name} is {where}")
         report["faults"] += _print_cases("images are in train and in val", report["in_both_splits"])
         if folder:
             _write_charts(Path(folder), data, labels, config.mix)
@@ -165,13 +152,9 @@ def split_statistics(split: Split, labels: Labels) -> dict[str, Any]:
     }
 
 
-def _print_statistics(
-    part: str, statistics: dict[str, Any], images: set[int], classes: set[int]
-) -> None:
-    """Print the statistics of a split with the published numbers of images and classes."""
+def _print_statistics(part: str, statistics: dict[str, Any]) -> None:
     say(
-        f"{part}: {_with_published(statistics['images'], images)} images, "
-        f"{_with_published(statistics['classes'], classes)} classes",
+        f"{part}: {statistics['images']:,} images, {statistics['classes']:,} classes",
         "  images per class  {min:,} to {max:,}, median {median:,.0f}".format(
             **statistics["images_per_class"]
         ),
@@ -185,16 +168,6 @@ def _print_statistics(
         say(f"  known negatives   {statistics['negatives_stated']:,} labels")
     if empty:
         say(f"  without positives {len(empty):,} classes: {format_list(empty)}")
-
-
-def _with_published(number: int, published: set[int]) -> str:
-    """Return a number as text, followed by the published numbers if there are any."""
-    if number in published:
-        return f"{number:,} (as published)"
-    if not published:
-        return f"{number:,}"
-    alternatives = " or ".join(f"{count:,}" for count in sorted(published))
-    return f"{number:,} (published: {alternatives})"
 
 
 def _print_cases(name: str, cases: list[str]) -> list[str]:
@@ -275,18 +248,6 @@ def _find_duplicates(
     return copies, listed_twice
 
 
-def _images_in_both(data: DataModule, train: ImageCheck, val: ImageCheck) -> list[str]:
-    """Return one phrase per image that is in both splits."""
-    _, in_train, in_val = np.intersect1d(train.hashes, val.hashes, return_indices=True)
-    phrases = []
-    for index, val_index in zip(train.indices[in_train], val.indices[in_val], strict=True):
-        name = data.train.dataset.name(int(index))
-        val_name = data.val.dataset.name(int(val_index))
-        where = "listed in both" if name == val_name else f"also {val_name}"
-        phrases.append(f"{name} is {where}")
-    return phrases
-
-
 def near_duplicates(data: DataModule, config: Config, report: dict[str, Any]) -> None:
     """Add the similar pairs of images in train and in val to the report, and warn about them."""
     train = data.train.dataset
@@ -325,7 +286,6 @@ def nearest_classes(train: Classes, val: Classes, k: int = 3) -> dict[str, list[
 
 
 def _write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], mix: Mix) -> None:
-    """Write a sheet of training samples, and the class frequencies of each split."""
     folder.mkdir(parents=True, exist_ok=True)
     mixing = build.mixing(mix, data.train.classes) if mix.enabled else None
     batches = {
@@ -374,16 +334,15 @@ def sample_sheet(batches: Mapping[str, Batch], classes: Sequence[str]) -> "Figur
 def bar_chart(counts: np.ndarray, names: Sequence[str], title: str) -> "Figure":
     """Draw counts [K] on a logarithmic axis, largest first."""
     order = np.argsort(-counts, kind="stable")
-    if len(counts) <= MAX_NAMED_BARS:
-        figure = new_figure(width=8, height=1.2 + 0.16 * len(counts))
-        axes = figure.subplots()
+    has_names = len(counts) <= MAX_NAMED_BARS
+    figure = new_figure(width=8, height=1.2 + 0.16 * len(counts) if has_names else 6)
+    axes = figure.subplots()
+    if has_names:
         bars = axes.barh(np.arange(len(counts)), counts[order])
         axes.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=SMALL)
         labels = [shorten(names[index]) for index in order]
         axes.set_yticks(range(len(names)), labels=labels, fontsize=SMALL, parse_math=False)
     else:
-        figure = new_figure(width=8, height=6)
-        axes = figure.subplots()
         edges = np.arange(len(counts) + 1)
         axes.stairs(counts[order], edges, orientation="horizontal", fill=True)
         axes.set_ylabel("classes, the most frequent first")

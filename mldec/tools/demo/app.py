@@ -75,30 +75,22 @@ class Prediction(BaseModel):
     """The prediction of one class."""
 
     name: str
-    score: float = Field(description="from 0 to 1")
-    threshold: float | None = Field(
-        description="lowest score of a present class; null for single-label models"
-    )
+    score: float  # from 0 to 1
+    threshold: float | None  # lowest score of a present class; None for single-label models
     present: bool
-    heat: list[list[float]] | None = Field(
-        default=None, description="heat map of the part `seen`: rows of values >= 0"
-    )
-    heat_picture: str | None = Field(
-        default=None, description="heat map over the photo, a data URL"
-    )
+    heat: list[list[float]] | None = None  # heat map of the part `seen`: rows of values >= 0
+    heat_picture: str | None = None  # heat map over the photo, a data URL
 
 
 class Result(BaseModel):
     """The predictions for one photo, or an error."""
 
-    image: str = Field(description="name of the file, without folders and control characters")
-    error: str | None = Field(default=None, description="reason why there are no predictions")
-    predictions: list[Prediction] = Field(default=[], description="highest score first")
-    seen: list[float] | None = Field(
-        default=None, description="input of the model: left, top, right, bottom in pixels"
-    )
-    heat_method: str | None = Field(default=None, description="method of the heat maps")
-    picture: str | None = Field(default=None, description="the part `seen`, a data URL")
+    image: str  # name of the file, without folders and control characters
+    error: str | None = None  # reason why there are no predictions
+    predictions: list[Prediction] = []  # highest score first
+    seen: list[float] | None = None  # input of the model: left, top, right, bottom in pixels
+    heat_method: str | None = None
+    picture: str | None = None  # the part `seen`, a data URL
 
 
 class Limits(BaseModel):
@@ -117,12 +109,12 @@ class ModelInfo(BaseModel):
 
     name: str
     classes: list[str]
-    exclusive: bool = Field(description="whether the model is single-label")
-    thresholds: list[float] | None = Field(description="one per class; null without thresholds")
-    heat_maps: bool = Field(description="whether heat maps are available")
-    calibrated: bool | None = Field(description="whether scores are calibrated; null: unknown")
-    zero_shot: bool = Field(description="whether the model is zero-shot")
-    typed_classes: bool = Field(description="whether the server can score typed classes")
+    exclusive: bool  # whether the model is single-label
+    thresholds: list[float] | None  # one per class
+    heat_maps: bool
+    calibrated: bool | None  # None: unknown
+    zero_shot: bool
+    typed_classes: bool  # whether the server can score typed classes
     limits: Limits = Limits()
 
 
@@ -179,7 +171,6 @@ class Predictor:
     def _fill(
         self, result: Result, content: bytes, engine: Engine, options: PredictRequest
     ) -> None:
-        """Add predictions, heat maps and pictures to a result."""
         if len(content) > MAX_FILE:
             raise DataError(f"more than {MAX_FILE // MiB} MiB")
         image = read_image(result.image, content, max_pixels=MAX_PIXELS)
@@ -214,7 +205,6 @@ class Predictor:
         result.predictions = predictions
 
     def _engine_for_classes(self, classes: str) -> Engine:
-        """Return the engine for typed classes."""
         if not self.info.typed_classes:
             raise ConfigError(
                 "classes: this server only scores the classes of its model; use a zero-shot model "
@@ -299,7 +289,6 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
 
 
 def _is_own_name(host: str, names: set[str]) -> bool:
-    """Return True if a Host header is an IP address or in `names`."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name in names or ip_address(name) is not None
@@ -308,7 +297,6 @@ def _is_own_name(host: str, names: set[str]) -> bool:
 
 
 def _ranked(engine: Engine, scores: Tensor, threshold: float | None, top: int) -> list[Prediction]:
-    """Return the predictions with the highest scores. Ties are ordered by index."""
     thresholds = engine.thresholds
     if threshold is not None:
         thresholds = [threshold] * len(scores)

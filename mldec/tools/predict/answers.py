@@ -253,7 +253,6 @@ class Predictor:
     def _scored(
         self, batches: Iterator[Decoded], stop: StopRequest
     ) -> Iterator[tuple[Decoded, PinnedCopies | None]]:
-        """Score batches asynchronously until the end or a stop request."""
         size = 0  # of the first batch; smaller ones are padded
         for batch in stop.bounded(batches):
             if stop:
@@ -275,7 +274,6 @@ class Predictor:
             yield batch, PinnedCopies(scores, selected, is_finite, features)
 
     def _batch_rows(self, batch: Decoded, copies: PinnedCopies | None) -> Iterator[Row]:
-        """Yield the rows of a batch."""
         # Images with a fault have no results.
         results = iter(zip(*copies.wait(), strict=True) if copies else ())
         for index, item in enumerate(batch.items):

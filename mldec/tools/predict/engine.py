@@ -4,7 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
@@ -84,9 +84,6 @@ def parse(text: str | None, path: Path) -> Metadata:
             value = getattr(metadata, name)
             if not matches(value, hint):
                 raise ValueError(f"{name} is {str(value)[:40]!r}, not {describe(hint)}")
-
-        if not metadata.classes and metadata.word_dim is None:
-            raise ValueError("classes is empty")
         thresholds = metadata.thresholds
         if thresholds is not None and len(thresholds) not in (1, len(metadata.classes)):
             raise ValueError(f"{len(thresholds)} thresholds for {len(metadata.classes)} classes")
@@ -98,8 +95,6 @@ class OnnxFile:
     """An exported ONNX file in ONNX Runtime, on the CPU."""
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise CheckpointError(f"{path}: the file does not exist; check the path")
         require(str(path), "export", "onnxruntime")
         import onnxruntime
 
@@ -150,13 +145,13 @@ class TorchEngine:
         self.shorter_side = loaded.transform.shorter_side  # of the resized image before the crop
         check_decoder(self.decoder)
 
-        train = loaded.config.train
         self.device = next(loaded.model.parameters()).device
         self._batches: Counter[torch.Size] = Counter()  # number of scored batches per shape
+        train = loaded.config.train
         self._flags = {"tf32": train.tf32, "deterministic": train.deterministic}
         if precision is None:
             # Use the half precision of the training, like evaluation and calibration.
-            precision = train.precision.after_training(self.device)
+            precision = loaded.config.train.precision.after_training(self.device)
             if precision is Precision.fp32:
                 precision = Precision.auto
         self._precision = precision.for_device(self.device)
@@ -182,7 +177,7 @@ class TorchEngine:
         `size` is the number of images in a full batch, or 0 for single batches. Smaller batches are
         padded on CUDA and for a compiled network, because a new shape costs seconds or minutes.
         """
-        with explain_out_of_memory(lambda: _memory_hint(self.device, len(images), self.image_size)):
+        with explain_out_of_memory(lambda: _memory_hint(self, len(images))):
             model = self._network
             batch = _to_batch(images)
             count = len(batch)
@@ -263,7 +258,7 @@ class ExportedEngine:
         """Score B images; see `TorchEngine`. There are no features, and no padding."""
         # Images of different sizes cannot be in one batch.
         batches = [image[None] for image in images] if self._resizes else [_to_batch(images)]
-        with explain_out_of_memory(lambda: _memory_hint(self.device, len(images), self.image_size)):
+        with explain_out_of_memory(lambda: _memory_hint(self, len(images))):
             scores = [self._exported(batch, *self._word_vectors)[0] for batch in batches]
         return Answers(torch.cat(scores), None)
 
@@ -317,7 +312,6 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
 
 
 def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine:
-    """Load a checkpoint, with the classes of --classes if they are given."""
     loaded = load_model(
         options.checkpoint,
         options.weights,
@@ -340,20 +334,14 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
 
 
 def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:
-    """Load an exported file. Unsupported options raise ConfigError."""
-    supported = ("checkpoint", "device", "classes", "vectors")
-    unused = []
-    for option in fields(options):
-        if option.name not in supported and getattr(options, option.name):
-            unused.append(option.name)
-    if options.device not in ("auto", "cpu"):
-        unused.append("device")
-    if unused:
-        name = unused[0].replace("_", "-")
-        raise ConfigError(
-            f"--{name}: not supported for exported files, which run on the CPU "
-            f"({options.checkpoint}); pass the checkpoint, or omit --{name}"
-        )
+    for name, value in vars(options).items():
+        is_supported = name in ("checkpoint", "classes", "vectors") or value in ("auto", "cpu")
+        if value and not is_supported:
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"--{option}: not supported for exported files, which run on the CPU "
+                f"({options.checkpoint}); pass the checkpoint, or omit --{option}"
+            )
 
     exported = OnnxFile(Path(options.checkpoint))
     metadata = exported.metadata
@@ -370,13 +358,11 @@ def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngin
 
 
 def _to_batch(images: Sequence[Tensor] | Tensor) -> Tensor:
-    """Return images of one size as a batch [B, 3, H, W]."""
     return images if isinstance(images, Tensor) else torch.stack(list(images))
 
 
-def _memory_hint(device: object, images: int, size: int) -> str:
-    """Return the message for an out-of-memory error."""
+def _memory_hint(engine: Engine, images: int) -> str:
     return (
-        f"out of memory on {device} with batches of {images} images of {size} pixels; "
-        f"pass a smaller --batch-size"
+        f"out of memory on {engine.device} with batches of {images} images of "
+        f"{engine.image_size} pixels; pass a smaller --batch-size"
     )

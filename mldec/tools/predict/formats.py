@@ -69,12 +69,16 @@ def json_lines(rule: Rule, lines: Lines) -> Iterator[str]:
 
 def json_list(rule: Rule, lines: Lines) -> Iterator[str]:
     """Yield the text of a JSON list, row by row."""
+    # The list of one row indents the row like the whole list.
+    rows = (to_json([row_of(line)], indent=1)[2:-2] for line in lines)
+    return _as_list(rows)
+
+
+def _as_list(items: Iterable[str]) -> Iterator[str]:
     yield "[\n"
     separator = ""
-    for line in lines:
-        # The list of one row indents the row like the whole list.
-        text = to_json([row_of(line)], indent=1).removeprefix("[\n").removesuffix("\n]")
-        yield separator + text
+    for item in items:
+        yield separator + item
         separator = ",\n"
     yield "\n]\n"
 
@@ -116,9 +120,13 @@ def label_studio(rule: Rule, lines: Lines) -> Iterator[str]:
     The names are those of the template for image classification: choices called `choice` of an
     image called `image`. The score of a prediction is the lowest score of its classes.
     """
-    yield "[\n"
-    separator = ""
-    for row in filter(lambda row: "error" not in row, map(row_of, lines)):
+    return _as_list(_tasks(rule, lines))
+
+
+def _tasks(rule: Rule, lines: Lines) -> Iterator[str]:
+    for row in map(row_of, lines):
+        if "error" in row:
+            continue
         cells = cells_of(row)
         names = {"from_name": "choice", "to_name": "image", "type": "choices"}
         prediction: dict[str, Any] = {"model_version": "mldec", "result": []}
@@ -129,9 +137,7 @@ def label_studio(rule: Rule, lines: Lines) -> Iterator[str]:
             prediction["score"] = min(cells["scores"])
             pairs = zip(cells["classes"], cells["scores"], strict=True)
             data["scores"] = ", ".join(f"{name} {score:.3f}" for name, score in pairs)
-        yield separator + to_json({"data": data, "predictions": [prediction]})
-        separator = ",\n"
-    yield "\n]\n"
+        yield to_json({"data": data, "predictions": [prediction]})
 
 
 def cvat(rule: Rule, lines: Lines) -> Iterator[str]:
@@ -168,8 +174,7 @@ PRELABELS = ("label_studio", "cvat")  # formats that need predicted classes
 def parquet(rule: Rule, lines: Lines, file: BinaryIO) -> None:
     """Write a Parquet file.
 
-    Its columns are image, error, and lists of classes and scores. The names of all classes are in
-    the metadata of the file, as a JSON list.
+    The names of all classes are in the metadata of the file, as a JSON list.
     """
     import pyarrow
     from pyarrow.parquet import ParquetWriter

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from mldec.errors import ConfigError, naming_errors, visible
@@ -55,10 +55,7 @@ def choose(model: Classifier, tokens: Tensor, word_vectors: Tensor | None) -> tu
 def attention(
     model: Classifier, tokens: Tensor, classes: Wanted, word_vectors: Tensor | None = None
 ) -> list[Tensor]:
-    """Return the attention weights of the query of each class; their sum over the tokens is 1.
-
-    Only for decoder heads with one query per class. See `times_tokens` for the arguments.
-    """
+    """Return the attention weights of the query of each class; their sum over the tokens is 1."""
     _, weights = model.classify(tokens, word_vectors, attention=True)
     return [queries[list(wanted)] for queries, wanted in zip(weights, classes, strict=True)]
 
@@ -74,7 +71,7 @@ def through_attention(
     self-attention among the queries is ignored. ML-Decoder has none.
 
     Source: Chefer et al. 2021, "Generic Attention-model Explainability", arXiv 2103.15679,
-    equations 5 and 10. See `times_tokens` for the arguments.
+    equations 5 and 10.
     """
     layers = _cross_attentions(model)
     inputs: dict[Attention, tuple[Tensor, Tensor, Tensor]] = {}  # query, key and value
@@ -108,16 +105,8 @@ def times_tokens(
     """Return N times the gradient of the logits with respect to the tokens, times the tokens.
 
     For global average pooling this is the class activation map (Zhou et al. 2016,
-    arXiv 1512.04150): its mean over the tokens is the logit without bias.
-
-    Args:
-        model: The model.
-        tokens: [B, N, C].
-        classes: The classes of each image.
-        word_vectors: [K, D] of a zero-shot model.
-
-    Returns:
-        The relevance of each image, float32 [its classes, N]. It can be negative.
+    arXiv 1512.04150): its mean over the tokens [B, N, C] is the logit without bias. The relevance
+    of each image is float32 [its classes, N] and can be negative.
     """
     inputs = tokens.detach().requires_grad_()
     with torch.enable_grad():
@@ -130,7 +119,6 @@ def times_tokens(
 
 
 def _cross_attentions(model: Classifier) -> list[Attention]:
-    """Return the cross-attention of each decoder layer of the head."""
     return [layer.cross_attn for layer in model.head.modules() if isinstance(layer, DecoderLayer)]
 
 
@@ -174,14 +162,7 @@ class Explainer:
 
     Tokens of convolutional networks are not centered on their cells: the shift in a small ResNet is
     up to a third of a cell. It is measured and corrected. `method` describes the maps for users.
-
-    Args:
-        model: The model in evaluation mode.
-        image_size: Pixels per side S of its input.
-        word_vectors: [K, D] of a zero-shot model.
-
-    Raises:
-        ConfigError: If the tokens do not form a square of at least 2 x 2.
+    The input of the model has `image_size` pixels per side, word vectors are [K, D].
     """
 
     def __init__(
@@ -191,7 +172,6 @@ class Explainer:
         self.model = model
         self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 
-        # The CPU generates the same noise for all devices.
         generator = torch.Generator().manual_seed(0)
         noise = torch.rand(1, 3, image_size, image_size, generator=generator).to(device)
         with torch.enable_grad():
@@ -208,15 +188,9 @@ class Explainer:
         self.method, self._relevance = choose(model, tokens.detach(), self.word_vectors)
 
     def maps(self, images: Tensor, classes: Wanted) -> list[Tensor]:
-        """Return heat maps.
+        """Return float32 [its classes, MAP_SIZE, MAP_SIZE] >= 0 on the CPU for each image.
 
-        Args:
-            images: [B, 3, S, S].
-            classes: The classes of each image.
-
-        Returns:
-            Per image float32 [its classes, `MAP_SIZE`, `MAP_SIZE`] >= 0 on the CPU. Only ratios
-            within a map are meaningful. An all-zero map means no positive evidence for the class.
+        Only ratios within a map are meaningful. An all-zero map means no positive evidence.
         """
         with torch.no_grad():
             tokens = self.model.backbone(images)
@@ -251,7 +225,7 @@ def _shift(image: Tensor, tokens: Tensor, side: int) -> tuple[float, float]:
 
 
 def _interpolation(side: int, shift: float) -> Tensor:
-    """Return the matrix [MAP_SIZE, side] that interpolates a row of tokens with Gaussians."""
+    # A matrix [MAP_SIZE, side] that interpolates a row of tokens with Gaussians.
     pixels = (torch.arange(MAP_SIZE) + 0.5) / MAP_SIZE
     tokens = (torch.arange(side) + 0.5) / side + shift
     distance = (pixels[:, None] - tokens) * side / BLUR
@@ -271,9 +245,7 @@ WHITE = (255, 255, 255)
 DARK = (20, 20, 30)
 GRAY = (95, 95, 110)
 
-# Nine evenly spaced colors of matplotlib's color map "inferno" (CC0), dark to light.
-INFERNO = "000004 1f0c48 550f6d 88226a ba3655 e35933 f98c0a f9c932 fcffa4"
-RAMP = np.frombuffer(bytes.fromhex(INFERNO), np.uint8).reshape(9, 3)
+COLORS = ("#000004", "#fcffa4", "#ba3655")  # lowest, highest and middle
 DIMMED = 0.6  # brightness of the gray image below the colors
 OPAQUE = 0.7  # opacity at the maximum of a map; 0 where the map is 0
 
@@ -290,13 +262,9 @@ def fonts(file: str | None = None) -> list[Font]:
 
 
 def file_name(path: Path) -> str:
-    """Return the file name of the picture of an image: its name and a hash of its whole path.
-
-    Invalid UTF-8, and characters that Windows does not allow, become `_`. Long names are cut.
-    """
+    """Return the file name of the picture of an image: its name and a hash of its whole path."""
     digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:8]
-    stem = os.fsencode(path.stem).decode("utf-8", "replace")
-    stem = re.sub(r'[<>:"|?*\\\ufffd]', "_", visible(stem))
+    stem = re.sub(r"[^\w .-]", "_", path.stem)
     return f"{stem[:50]}-{digest}.jpg"
 
 
@@ -335,7 +303,6 @@ def draw(
 
 
 def _panel(picture: Image.Image, name: str, score: str, fonts: Sequence[Font]) -> Image.Image:
-    """Return a picture with a name and a score below it."""
     caption = round(1.35 * NAME_SIZE + 1.5 * SCORE_SIZE)
     size = (max(picture.width, MIN_WIDTH), picture.height + caption)
     panel = Image.new("RGB", size, WHITE)
@@ -349,14 +316,8 @@ def _panel(picture: Image.Image, name: str, score: str, fonts: Sequence[Font]) -
 
 def heated(image: Image.Image, heat: np.ndarray) -> Image.Image:
     """Return a gray copy of an image with the colors of a heat map [h, w] >= 0 over it."""
-    maximum = float(heat.max())
-    share = heat / maximum if maximum > 0 else heat
-    small = Image.fromarray(share.astype(np.float32))
-    large = small.resize(image.size, Image.Resampling.BICUBIC)
-    share = np.clip(np.asarray(large), 0, 1)
-
-    gray = DIMMED * np.asarray(image.convert("L"), np.float32)[..., None]
-    places = np.linspace(0, 1, len(RAMP))
-    colors = np.stack([np.interp(share, places, channel) for channel in RAMP.T], -1)
-    opacity = OPAQUE * share[..., None]
-    return Image.fromarray(((1 - opacity) * gray + opacity * colors).astype(np.uint8))
+    levels = Image.fromarray((255 * heat / max(heat.max(), 1e-12)).astype(np.uint8))
+    levels = levels.resize(image.size, Image.Resampling.BICUBIC)
+    gray = image.convert("L").point(lambda value: DIMMED * value).convert("RGB")
+    opacity = levels.point(lambda value: OPAQUE * value)
+    return Image.composite(ImageOps.colorize(levels, *COLORS), gray, opacity)

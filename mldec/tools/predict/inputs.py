@@ -28,16 +28,10 @@ ROWS = 256  # rows per chunk of a Parquet list, which may contain whole images
 
 
 class Inputs:
-    """The images of a command line, in order. Folders are sorted by path.
+    """The images of a command line, in order: files, folders and tar files, and those of a list.
 
-    Args:
-        paths: Paths or addresses of images, folders and tar files.
-        listing: A text, CSV or Parquet file with one image per row, or "-" for standard input.
-        column: Column of the images in the list; None for the first of `COLUMNS`.
-        root: Folder of relative paths in the list.
-
-    Raises:
-        UserError: If a path does not exist, or a folder or the list has no image.
+    Folders are sorted by path. A list is a text, CSV or Parquet file with one image per row, or "-"
+    for standard input; `column` is None for the first of `COLUMNS`.
     """
 
     def __init__(
@@ -109,7 +103,7 @@ class Inputs:
             yield from self._listed(shards, only)
 
     def _files(self, unsupported: UnsupportedFiles) -> Iterator[tuple[str, str]]:
-        """Yield the path of each file below its argument, and its whole path."""
+        # Yield the path of each file below its argument, and its whole path.
         for path in self._paths:
             if not storage.is_folder(path):
                 yield path, path
@@ -120,15 +114,11 @@ class Inputs:
                 yield file.removeprefix(folder), file
 
     def _rooted(self, name: str) -> Item:
-        """Return the image of a path or an address in a list."""
-        path = name
-        is_relative = not storage.is_address(name) and not Path(name).is_absolute()
-        if self._root is not None and is_relative:
-            path = f"{self._root.rstrip('/')}/{name}"
-        return Item(name, path)
+        if self._root is None or storage.is_address(name) or Path(name).is_absolute():
+            return Item(name, name)
+        return Item(name, f"{self._root.rstrip('/')}/{name}")
 
     def _column_of(self, names: Sequence[str]) -> str:
-        """Return the column of the images among the columns of a table."""
         for name in [self._column] if self._column else COLUMNS:
             if name in names:
                 return name
@@ -138,7 +128,6 @@ class Inputs:
         )
 
     def _listed(self, shards: int, only: int | None) -> Iterator[tuple[int, Item]]:
-        """Yield the images of the list with their shards, see `divided`."""
         with (
             ExitStack() as stack,
             naming_errors(f"--list {self._listing}", DataError, remedy="correct it"),

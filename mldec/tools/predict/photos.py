@@ -31,12 +31,7 @@ def is_photo(value: Any) -> bool:
 
 
 def items(photos: Any) -> Iterator[Item]:
-    """Yield the items of one or more photos, and all images of folders and tar files.
-
-    Raises:
-        DataError: If a value has an unsupported type, dtype or shape, or if a folder has no image.
-            An image that cannot be decoded is yielded with a fault instead.
-    """
+    """Yield the items of one or more photos, and all images of folders and tar files."""
     if is_photo(photos) or isinstance(photos, str | os.PathLike):
         photos = [photos]
     for number, photo in enumerate(photos):

@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors, writing
 from mldec.files.atomic import named, replacing, to_json
@@ -28,7 +27,7 @@ from mldec.tools.predict.decode import Item
 from mldec.tools.predict.formats import RETRY, Lines, image_of, row_of, write
 from mldec.tools.predict.inputs import Inputs, Shard
 
-VERSION = 4  # of records and lines; increase it if their meaning changes
+VERSION = 5  # of records and lines; increase it if their meaning changes
 
 # A journal is flushed after this number of rows or seconds.
 FLUSHED_ROWS = 1000
@@ -116,28 +115,16 @@ class Outputs:
     def is_complete(self) -> bool:
         """Return True if all files are as they were written; raise ConfigError for other files."""
         for path in self._targets.values():
-            self._check(path)
+            known = self.record.files.get(_key(path)) if self.record else None
+            if not storage.exists(path) or known == []:
+                continue
+            if known is None or storage.fingerprint(path) not in known:
+                raise ConfigError(
+                    f"{path} exists and was changed or not written by this command; "
+                    f"move it, name another file, or pass --overwrite"
+                )
         is_written = self.record is not None and self.record.images is not None
         return is_written and all(storage.exists(path) for path in self._targets.values())
-
-    def _check(self, path: str) -> None:
-        """Raise ConfigError if a file exists that this command did not write."""
-        known = self.record.files.get(_key(path)) if self.record else None
-        if not storage.exists(path) or known == []:
-            return
-        if known is None or storage.fingerprint(path) not in known:
-            raise ConfigError(
-                f"{path} exists and was changed or not written by this command; "
-                f"move it, name another file, or pass --overwrite"
-            )
-
-    def write(self, path: str, content: Callable[[BinaryIO], None]) -> None:
-        """Write a result file atomically."""
-        self._check(path)
-        files = self.record.files if self.record else {}
-        self._save(Record(made_with=self._made_with, files={**files, _key(path): []}))
-        with storage.publishing(path, self._work) as file:
-            content(file)
 
     def publish(self, rule: Rule, lines: Callable[[], Lines], inputs: Inputs) -> Record:
         """Write all result files, and then their record."""
@@ -154,7 +141,10 @@ class Outputs:
 
         images, digest = count_and_hash(names())
         for kind, target in self._targets.items():
-            self.write(target, partial(write, kind, rule, lines))
+            files = self.record.files if self.record else {}
+            self._save(Record(made_with=self._made_with, files={**files, _key(target): []}))
+            with storage.publishing(target, self._work) as file:
+                write(kind, rule, lines, file)
 
         record = Record(
             made_with=self._made_with,
@@ -198,9 +188,7 @@ class Journal:
         self._flushed = time.monotonic()
 
     def begin(self, items: Iterator[Item], batch: int, overwrite: bool) -> Iterator[Item]:
-        """Return the images without a row. The other images are compared with their rows.
-
-        If the journal is complete, return the images to retry.
+        """Return the images without a row, or the images to retry of a complete journal.
 
         Rows of an incomplete batch are removed, because a batch of another size may change the last
         digit of a score.
@@ -301,8 +289,8 @@ def part_of(folder: str, kind: str, shard: Shard) -> str:
 def parts_in(folder: str) -> list[str]:
     """Return the paths of all parts in a folder, including missing ones."""
     kinds = set()
-    for name in storage.names_in(folder):
-        if match := re.fullmatch(PART, name):
+    for path in storage.files_in(folder) if storage.exists(folder) else []:
+        if match := re.fullmatch(PART, path.rpartition("/")[2]):
             kinds.add((match[2], int(match[1])))
     if len(kinds) > 1:
         raise ConfigError(f"{folder} has parts of several results; use one folder for each")
@@ -326,7 +314,7 @@ def companion(target: str, suffix: str) -> str:
 
 
 def _key(path: str) -> str:
-    """Return the name of a result file in its record. Parts can be moved with their folder."""
+    # Parts can be moved with their folder.
     return path.rpartition("/")[2] if is_part(path) else path
 
 

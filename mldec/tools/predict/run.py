@@ -41,6 +41,9 @@ log = logging.getLogger("mldec")
 TEXTS = list(formats.TEXTS)
 FORMATS = TEXTS + ["parquet", "features"]
 PARTS = ("jsonl", "parquet")
+# Options that change the rows.
+SETTINGS = ["weights", "views", "threshold", "draft", "list", "column", "root", "pictures"]
+SETTINGS += ["suggest", "xmp", "xmp_parent", "image_prefix"]
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,6 @@ def check_options(
         error = f"--shard: pass --{' or --'.join(PARTS)}; use --merge for other formats"
     elif args.xmp_parent and not args.xmp:
         error = "--xmp-parent needs --xmp"
-    elif args.xmp_parent is not None and not all(map(str.strip, args.xmp_parent.split("/"))):
-        error = f"--xmp-parent {args.xmp_parent}: a level has no name; pass A or A/B"
     elif args.features and args.views:
         error = "--features cannot be combined with --views; leave one out"
     elif args.merge and is_streamed:
@@ -214,23 +215,17 @@ def settings(
         "the checkpoint": sha256_of(engine.path),
         "--precision": engine.precision,
         "--image-size": engine.image_size,
+        "--thresholds": sha256(to_json(rule.stored).encode()).hexdigest(),
         "the classes": sha256(to_json(engine.classes.names).encode()).hexdigest(),
         "the word vectors": sha256(vectors).hexdigest(),
         "--content": rule.content,
         "--top": rule.top,
-        "--pictures": args.pictures,
         "the images": args.images,
         "--shard of": None if args.shard is None else shard.total,
         "the result files": [f"{option_of(name)} {path}" for name, path in targets.items()],
     }
-    for name in ("weights", "views", "threshold", "draft", "list", "column", "root", "xmp"):
-        values[f"--{name}"] = getattr(args, name)
-    if args.suggest or args.xmp_parent:
-        values |= {"--suggest": args.suggest, "--xmp-parent": args.xmp_parent}
-    if args.image_prefix:
-        values["--image-prefix"] = args.image_prefix
-    if args.thresholds is not None:
-        values["--thresholds"] = sha256(to_json(rule.stored).encode()).hexdigest()
+    for name in SETTINGS:
+        values[option_of(name)] = getattr(args, name)
     return dict(json.loads(to_json(values)))
 
 

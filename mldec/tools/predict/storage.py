@@ -77,16 +77,6 @@ def files_in(folder: str) -> Iterator[str]:
         yield folder.rstrip("/") + name.removeprefix(root.rstrip("/"))
 
 
-def names_in(folder: str) -> list[str]:
-    """Return the names in a folder; the list is empty if it does not exist."""
-    if not exists(folder):
-        return []
-    if not is_address(folder):
-        return [path.name for path in Path(folder).iterdir()]
-    with _remote(folder) as (files, root):
-        return [path.rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False)]
-
-
 def is_folder(path: str) -> bool:
     """Return True for an existing folder. Web servers have no folders."""
     if not is_address(path):

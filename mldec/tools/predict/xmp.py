@@ -21,12 +21,7 @@ TAG = ".mldec"  # of temporary files, which a killed run may leave behind
 
 
 def suggestions(row: Row) -> Row:
-    """Return a row without the classes that are keywords of its photo.
-
-    Raises:
-        ConfigError: If the image is part of another file.
-        DataError: If the metadata of the photo cannot be read.
-    """
+    """Return a row without the classes that are keywords of its photo."""
     if row.error is not None:
         return row
     present = _names(read_keywords(_photo_of(row, "--suggest")))
@@ -38,14 +33,8 @@ def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
     """Write predicted classes to the sidecar of an image file, unless the file has them.
 
     Keywords of an earlier call are replaced. Keywords of the user, all other bytes, the mode, the
-    owner and a link to the sidecar are kept. A slash in a name separates levels.
-
-    Returns:
-        The result of `_update` for each sidecar of the image. Empty if the row has an error.
-
-    Raises:
-        ConfigError: If the image is part of another file.
-        DataError: If the metadata of the photo cannot be read, or the sidecar cannot be written.
+    owner and a link to the sidecar are kept. Returns the result of `_update` for each sidecar of
+    the image; none if the row has an error.
     """
     if row.error is not None:
         return []
@@ -122,11 +111,7 @@ def _update(path: Path, keywords: Sequence[Keyword] = (), of_photo: Sequence[Key
 
 
 def undo(paths: Sequence[str]) -> int:
-    """Remove the keywords of all runs from the sidecars of photos and of all files in folders.
-
-    Returns:
-        The exit status, which is 1 if a sidecar has an error.
-    """
+    """Remove the keywords of all runs from sidecars; return the exit status, 1 after an error."""
     files: list[Path] = []
     for name in paths:
         path = Path(name)

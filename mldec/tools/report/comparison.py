@@ -85,12 +85,10 @@ def significance(gaps: np.ndarray) -> float:
 def changed_decisions(first: Predictions, second: Predictions) -> tuple[list[Change], int, int]:
     """Find the decisions where only one of two models is right.
 
-    Returns:
-        The decisions with the largest score differences, and the numbers of decisions where only
-        the first and only the second model is right.
+    Returns those with the largest score differences, and the numbers of decisions where only the
+    first and only the second model is right.
     """
-    counts = {True: 0, False: 0}
-    largest: dict[bool, list[Change]] = {True: [], False: []}
+    blocks = []
     for columns in first.class_slices():
         logits, labels = first.of_classes(columns)
         other_logits, _ = second.of_classes(columns)
@@ -101,23 +99,19 @@ def changed_decisions(first: Predictions, second: Predictions) -> tuple[list[Cha
         if first.exclusive:
             changed &= present & ~(first.top_is_right & second.top_is_right)
 
-        lines, rows = np.nonzero(changed)
-        scores = first.probabilities(logits[lines, rows])
-        other_scores = second.probabilities(other_logits[lines, rows])
-        order = np.argsort(-np.abs(scores - other_scores), kind="stable")
-        for fixed in (True, False):
-            mask = right[lines, rows] == fixed
-            counts[fixed] += int(mask.sum())
-            for index in order[mask[order]][:MAX_CHANGES].tolist():
-                change = Change(
-                    class_index=columns.start + int(lines[index]),
-                    row=int(rows[index]),
-                    present=bool(present[lines[index], rows[index]]),
-                    score=float(scores[index]),
-                    other_score=float(other_scores[index]),
-                    fixed=fixed,
-                )
-                largest[fixed].append(change)
-            largest[fixed].sort(key=lambda change: -abs(change.score - change.other_score))
-            del largest[fixed][MAX_CHANGES:]
-    return largest[True] + largest[False], counts[True], counts[False]
+        cells = np.nonzero(changed)
+        scores = first.probabilities(logits[cells])
+        other_scores = second.probabilities(other_logits[cells])
+        classes = columns.start + cells[0]
+        blocks.append((classes, cells[1], present[cells], scores, other_scores, right[cells]))
+
+    # Class, row, label, both scores, and whether the first model is right.
+    values = [np.concatenate(arrays) for arrays in zip(*blocks, strict=True)]
+    fixed = values[-1]
+    order = np.argsort(-np.abs(values[3] - values[4]), kind="stable")
+    largest = []
+    for is_right in (True, False):
+        for index in order[fixed[order] == is_right][:MAX_CHANGES]:
+            largest.append(Change(*(array[index].item() for array in values)))
+    num_fixed = int(fixed.sum())
+    return largest, num_fixed, len(fixed) - num_fixed

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import mldec
 from mldec.checkpoint import load_model
@@ -123,7 +124,13 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
 
     comparison = None
     if other is not None:
-        other_results = analyze_other(other, scores.indices, weights)
+        other_scores = other.scores()
+        if not np.array_equal(other_scores.indices, scores.indices):
+            raise DataError(
+                f"--compare {other.path}: {len(other_scores.indices):,} readable images instead of "
+                f"{images:,}; remove the unreadable images from the data"
+            )
+        other_results = analyze(other, other_scores, weights)
         comparison = compare(other.path, predictions, resampled, *other_results)
 
     examples = select_examples(predictions, resampled.class_ap)
@@ -161,11 +168,14 @@ def analyze(
 ) -> tuple[Predictions, ResampledMetrics]:
     """Compute the metrics of a model, and resample them with the given weights."""
     evaluator = setup.evaluator()
-    metrics = statistics.compute_metrics(evaluator, scores.logits, scores.labels)
+    logits = torch.from_numpy(scores.logits)
+    for block in zip(logits.split(1024), torch.from_numpy(scores.labels).split(1024), strict=True):
+        evaluator.update(*block)
+    metrics = evaluator.compute()
 
     exclusive = setup.data.val.classes.exclusive
     if exclusive:
-        statistics.log_softmax_in_place(scores.logits)
+        logits.copy_(logits.log_softmax(1))
     threshold = evaluator.logit_threshold
     predictions = Predictions(scores.logits, scores.labels, exclusive, threshold)
     resampled = statistics.bootstrap_metrics(metrics, predictions, weights)
@@ -173,29 +183,13 @@ def analyze(
     return predictions, resampled
 
 
-def analyze_other(
-    other: EvaluationSetup, indices: np.ndarray, weights: np.ndarray
-) -> tuple[Predictions, ResampledMetrics]:
-    """Score and analyze the images of the first model, which have the indices [N]."""
-    scores = other.scores()
-    if not np.array_equal(scores.indices, indices):
-        raise DataError(
-            f"--compare {other.path}: {len(scores.indices):,} readable images instead of "
-            f"{len(indices):,}; remove the unreadable images from the data"
-        )
-    return analyze(other, scores, weights)
-
-
 def make_thumbnails(
     split: Split, scores: Scores, examples: list[Example], comparison: Comparison | None
 ) -> dict[int, Thumbnail]:
     """Return the thumbnails of examples and changed decisions by row."""
-    rows = set()
-    for example in examples:
-        rows.add(example.row)
+    rows = {example.row for example in examples}
     if comparison is not None:
-        for change in comparison.changed:
-            rows.add(change.row)
+        rows |= {change.row for change in comparison.changed}
     thumbnails = {}
     for row in sorted(rows):
         labels = list(compress(split.classes.names, scores.labels[row] == 1))

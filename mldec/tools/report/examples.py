@@ -1,6 +1,5 @@
 """The images of a report: their selection, thumbnails and heat maps."""
 
-import io
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,6 +10,7 @@ from mldec.data.transforms import EvalTransform
 from mldec.data.types import ImageDataset, StoredImages, fixed_sample, picture
 from mldec.errors import ConfigError
 from mldec.evaluation.open import EvaluationSetup
+from mldec.tools.pages import data_url
 from mldec.tools.predict.heat_maps import Explainer
 from mldec.tools.report.statistics import Predictions
 
@@ -35,18 +35,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A thumbnail as the content of a JPEG file."""
+    """A thumbnail."""
 
     name: str  # path or key of the image
-    jpeg: bytes
+    url: str  # its JPEG file as a data URL
     labels: list[str]  # names of the positive classes
 
 
 def select_examples(predictions: Predictions, class_ap: np.ndarray) -> list[Example]:
-    """Select the images with the highest confidence of each kind, for each of the weakest classes.
-
-    `class_ap` is the average precision [K].
-    """
+    """Select the most confident images of each kind, for the classes of the lowest AP [K]."""
     examples: list[Example] = []
     for index in np.argsort(class_ap, kind="stable")[:MAX_CLASSES].tolist():
         scores = np.ascontiguousarray(predictions.logits[:, index])
@@ -77,9 +74,7 @@ def make_thumbnail(dataset: ImageDataset, index: int, labels: list[str]) -> Thum
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
     image.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=JPEG_QUALITY)
-    return Thumbnail(dataset.name(index), buffer.getvalue(), labels)
+    return Thumbnail(dataset.name(index), data_url(image, quality=JPEG_QUALITY), labels)
 
 
 def add_heat_maps(
@@ -87,13 +82,8 @@ def add_heat_maps(
 ) -> tuple[list[Example], str]:
     """Add heat maps to the examples, if the model supports them. The model is then on the CPU.
 
-    Args:
-        examples: Examples of the N scored images.
-        setup: Model and data.
-        indices: Index in the validation split of each scored image, [N].
-
-    Returns:
-        The examples, and a note on the method or the reason why there are no heat maps.
+    `indices` [N] are the indices of the scored images in the validation split. Also returns a note
+    on the method, or the reason why there are no heat maps.
     """
     # Zero-shot models score the classes of the data. Other models may have another class order.
     dataset = setup.data.val.dataset

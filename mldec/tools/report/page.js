@@ -258,7 +258,7 @@ function chartsOfClass() {
 }
 
 for (const image of document.querySelectorAll("img[data-row]")) {
-  image.src = `data:image/jpeg;base64,${data.thumbnails[image.dataset.row]}`;
+  image.src = data.thumbnails[image.dataset.row];
 }
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] };
 for (const [id, figure] of Object.entries({ ...data.figures, ...chartsOfClass() })) {

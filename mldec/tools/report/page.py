@@ -4,7 +4,6 @@ The template contains the texts. Plotly figures and table columns are in a block
 script `page.js` displays. A content security policy forbids all requests.
 """
 
-import base64
 import html
 import math
 import os
@@ -89,7 +88,6 @@ def script_data(
 ) -> dict[str, Any]:
     """Return the data of `page.js`."""
     histograms = content.histograms
-    thumbnails = content.thumbnails.items()
     return {
         "exclusive": content.exclusive,
         "names": names,
@@ -101,7 +99,7 @@ def script_data(
         "negatives": histograms.negatives,
         "figures": figures,
         "layout": new_chart([], 400).layout,
-        "thumbnails": {row: base64.b64encode(image.jpeg).decode() for row, image in thumbnails},
+        "thumbnails": {row: image.url for row, image in content.thumbnails.items()},
     }
 
 

@@ -13,10 +13,9 @@ from functools import cached_property
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 from torch import Tensor
 
-from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.multi_label import Counts
 from mldec.runtime.console import progress_bar
@@ -27,7 +26,6 @@ MAX_RESAMPLES = 1_000
 MAX_TRIPLES = 40_000_000_000  # triples of a resample, an image and a class
 MAX_WEIGHTS = 50_000_000
 CLASS_BLOCK = 64  # classes that a thread copies together
-IMAGE_BLOCK = 1_000
 
 CALIBRATION_BINS = 15
 FINE_BINS = 200  # histogram bins of equal width, for at most `MAX_FINE_CLASSES` classes
@@ -112,23 +110,6 @@ class Predictions:
             results = threads.map(lambda columns: work(columns, *self.of_classes(columns)), slices)
             progress = progress_bar(results, desc="classes", total=len(slices))
             return np.concatenate(list(progress), axis=-1)
-
-
-def log_softmax_in_place(logits: np.ndarray) -> None:
-    """Replace logits [N, K] by log-probabilities, without a second array of this size."""
-    for rows in np.split(logits, range(IMAGE_BLOCK, len(logits), IMAGE_BLOCK)):
-        rows -= logsumexp(rows, axis=1, keepdims=True)
-
-
-def compute_metrics(
-    evaluator: Evaluator, logits: np.ndarray, labels: np.ndarray
-) -> dict[str, float]:
-    """Compute the metrics of a new evaluator from logits [N, K] and labels [N, K]."""
-    logit_blocks = torch.from_numpy(logits).split(IMAGE_BLOCK)
-    label_blocks = torch.from_numpy(labels).split(IMAGE_BLOCK)
-    for block in zip(logit_blocks, label_blocks, strict=True):
-        evaluator.update(*block)
-    return evaluator.compute()
 
 
 def bootstrap_weights(images: int, classes: int) -> np.ndarray:

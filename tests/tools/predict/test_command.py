@@ -217,7 +217,6 @@ def test_suggest_leaves_out_keywords_of_the_photo(cli, best, photos):
         assert f"0 sidecars written, {removed} removed, 0 unchanged" in out
         assert not sidecar.exists()
     words = ["predict", best, photos, *SHARED, "--xmp-parent"]
-    one_line(cli.fault(*words, "A//B", "--xmp"), "--xmp-parent")
     one_line(cli.fault(*words, "A"), "--xmp-parent")
 
 

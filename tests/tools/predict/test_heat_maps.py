@@ -272,8 +272,6 @@ def test_picture_is_brightest_at_the_maximum():
     untouched = np.asarray(heated(gray, np.zeros((8, 8))))
     assert len(np.unique(untouched)) == 1
     assert (pixels[30:, :30] == untouched[0, 0].astype(int).sum()).all()
-    light = heat_maps.RAMP @ (0.2126, 0.7152, 0.0722)
-    assert (np.diff(light) > 5).all(), "colors get lighter"
 
 
 def test_file_names_are_unique_and_valid():
