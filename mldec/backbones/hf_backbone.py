@@ -72,7 +72,10 @@ class HFBackbone(Backbone):
         # The constructor must not read the repository: it also builds networks of untrusted
         # checkpoints, which could then name any file.
         if config is None or mean is None or std is None:
-            raise ConfigError("backbone.config: give config, mean and std; see HFBackbone.complete")
+            raise ConfigError(
+                f"backbone.config: config, mean and std are required; "
+                f"HFBackbone.complete reads them from {name}"
+            )
         check_drop_path(drop_path)
         super().__init__(name, mean, std)
 
@@ -142,7 +145,10 @@ class HFBackbone(Backbone):
         known = _own_settings(config_class)
         for key in settings:
             if key not in known:
-                raise ConfigError(f"backbone.config.{key}: it is unknown{suggest(key, known)}")
+                raise ConfigError(
+                    f"backbone.config.{key}: unknown in {config_class.__name__}"
+                    f"{suggest(key, known)}"
+                )
         if drop_path and "drop_path_rate" not in known:
             raise self._unsupported(f"drop_path={drop_path}")
 
@@ -219,7 +225,10 @@ def _config_class(model_type: Any) -> Any:
         if not config_class.sub_configs and config_class.model_type != "timm_wrapper":
             types[config_class.model_type] = config_class
     if model_type not in types:
-        raise ConfigError(f"backbone.config.model_type={model_type}: not supported; choose another")
+        raise ConfigError(
+            f"backbone.config.model_type={model_type}: not a supported image classification "
+            f"network of transformers {transformers.__version__}; choose another one"
+        )
     return types[model_type]
 
 

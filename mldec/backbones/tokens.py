@@ -36,7 +36,9 @@ def timm_tokens(network: Any, images: Tensor, *, norm_path: str | None) -> Tenso
     channel_dim = -1 if channels_last else 1
     if len(shape) not in (3, 4) or shape[channel_dim] != network.num_features:
         found = f"{list(shape)}" if shape else f"a {type(features).__name__}"
-        raise ValueError(f"the features are {found}, not {network.num_features} channels")
+        raise ValueError(
+            f"the features are {found}, not one map or sequence of {network.num_features} channels"
+        )
 
     # Apply the norm before flattening, because it expects the layout of its network.
     if norm_path:

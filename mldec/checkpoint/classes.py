@@ -44,7 +44,8 @@ def check_count(names: Sequence[str], num_classes: int) -> None:
     """Raise ConfigError unless the number of names is the number of classes."""
     if len(names) != num_classes:
         raise ConfigError(
-            f"--class-names: {len(names)} names for {num_classes} classes; {_ONE_PER_LINE}"
+            f"--class-names: the file has {len(names)} names for {num_classes} classes; "
+            f"{_ONE_PER_LINE}"
         )
 
 
@@ -172,7 +173,9 @@ def check_queries(trained: Classes, current: Classes, path: str | Path) -> None:
     vectors = current.word_vectors
     if vectors is None or vectors.shape[1] != width:
         found = "none" if vectors is None else f"{vectors.shape[1]}-dim word vectors"
-        raise CheckpointError(f"{path} expects {width}-dim word vectors, not {found}; {remedy}")
+        raise CheckpointError(
+            f"{path} expects {width}-dim word vectors, the data provides {found}; {remedy}"
+        )
 
     # open_clip models have no class names to compare, but a known text encoder.
     if origin is not None and not trained.names:

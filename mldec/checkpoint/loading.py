@@ -196,7 +196,10 @@ def _read_run(folder: str, best: Path, *, calibrated: bool) -> tuple[Path, dict[
         if source == recorded_hash(best):
             log.info(f"{folder}: using {path}")
             return path, state
-        log.warning(f"{path} is ignored, because {best.name} has changed since; calibrate again")
+        log.warning(
+            f"{path} is ignored, because {best.name} has changed since; "
+            f"mldec calibrate {folder} replaces it"
+        )
 
     log.info(f"{folder}: using {best}")
     return best, _read(best)
@@ -279,7 +282,10 @@ def _initialise_by_name(model: Any, start: Init, names: Sequence[str]) -> str:
     """Initialize a model from weights, and its classes from the classes with the same names."""
     class_tensors = getattr(model.head, "class_tensors", ())
     if not class_tensors:
-        raise ConfigError(f"init.classes=by_name: {type(model.head).__name__} has no class rows")
+        raise ConfigError(
+            f"init.classes=by_name: {type(model.head).__name__} has no weights per class; leave it "
+            f"out"
+        )
     path, checkpoint, _ = _read_any(str(start.path), None, None, calibrated=False)
     synonyms: Sequence[Sequence[str]] = ()
     if start.synonyms:

@@ -117,7 +117,10 @@ def read(path: Path) -> dict[str, Any]:
 
     if sha256_of(path) != expected:
         # The file is a symbolic link in the Hub cache. Its target must be deleted.
-        raise CheckpointError(f"{path} is damaged; delete {path.resolve()}, and download it again")
+        raise CheckpointError(
+            f"{path} is damaged: its sha256 is not the one in {CONFIG}; delete {path.resolve()}, "
+            f"and download it again"
+        )
     with naming_errors(path):
         tensors = load_file(path)
     # The clone is aligned in memory. The last bit of a product depends on the alignment.

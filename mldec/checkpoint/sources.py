@@ -225,7 +225,10 @@ def check_repository(repository: str) -> None:
 def require_token() -> None:
     """Raise ConfigError if there is no token for uploads."""
     if huggingface_hub.get_token() is None:
-        raise ConfigError("HF_TOKEN: no token for the Hugging Face Hub; run hf auth login")
+        raise ConfigError(
+            "HF_TOKEN: no token for the Hugging Face Hub; run hf auth login, set HF_TOKEN, or pass "
+            "--dry-run"
+        )
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:

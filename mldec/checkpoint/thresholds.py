@@ -29,7 +29,9 @@ def with_thresholds(
     threshold; other classes keep their thresholds. `weights` is "ema" or "raw".
     """
     if classes.exclusive or classes.word_vectors is not None:
-        raise ConfigError(f"--thresholds {path}: no effect on this model; leave it out")
+        raise ConfigError(
+            f"--thresholds {path}: no effect on single-label and zero-shot models; leave it out"
+        )
 
     known: list[float] = []
     if calibration:
@@ -41,7 +43,7 @@ def with_thresholds(
     else:
         lines = read_lines(path)
         if len(lines) != len(classes):
-            fault = f"{len(lines)} lines, not {len(classes)}"
+            fault = f"{len(lines):,} lines for {len(classes):,} classes"
             raise ConfigError(f"--thresholds {path}: {fault}; {_SEE}")
         given = {name: _number(line, path) for name, line in zip(classes.names, lines, strict=True)}
     missing = [name for name in classes.names if name not in given]
@@ -74,7 +76,10 @@ def _by_name(path: Path, classes: Classes) -> dict[str, float]:
     rows = csv.DictReader(io.StringIO(read_text(path, newline=""), newline=""), restval="")
     header = rows.fieldnames or []
     if not set(COLUMNS) <= set(header):
-        raise DataError(f"--thresholds {path}: the header is {','.join(header)[:80]!r}; {_SEE}")
+        raise DataError(
+            f"--thresholds {path}: the columns class and threshold are missing in the header "
+            f"{','.join(header)[:80]!r}; {_SEE}"
+        )
 
     given: dict[str, float] = {}
     for cells in rows:

@@ -260,7 +260,9 @@ class Train:
             self.compile = True
 
         if self.cache_features and "backbone" not in self.freeze:
-            raise ConfigError("train.cache_features: it needs train.freeze=[backbone]")
+            raise ConfigError(
+                "train.cache_features: the backbone is not frozen; pass train.freeze=[backbone]"
+            )
 
     def loader_workers(self, device_type: str) -> int:
         """Return the number of loader processes of this rank for "cpu", "cuda" or "mps"."""
@@ -285,7 +287,10 @@ class Train:
             ConfigError: If the batch size is not divisible by processes x accumulate.
         """
         if self.pieces is not None and processes > 1:
-            raise ConfigError("train.batch_size=auto needs one process; pass train.accumulate")
+            raise ConfigError(
+                f"train.batch_size=auto: it supports one process, not {processes}; "
+                f"pass train.accumulate instead"
+            )
         parts = processes * self.accumulate
         if self.batch_per_gpu is not None:
             return replace(self, batch_size=self.batch_per_gpu * parts)

@@ -127,7 +127,9 @@ def read_image(
         # corrupts rotated images.
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if max_pixels is not None and image.width * image.height > max_pixels:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many")
+                raise ValueError(
+                    f"{image.width:,} x {image.height:,} pixels, above {max_pixels / 1e6:g} million"
+                )
             if draft is not None:
                 image.draft(None, (draft, draft))
             return upright(image)

@@ -177,7 +177,10 @@ class TrainBatches(Sampler[list[Key]]):
             fault = f"{self.batch_size} is too big for {self.num_images} images"
             raise ConfigError(f"train.batch_size: {fault}")
         if self.repeats > 1 and self.num_images < self.batch_size:
-            raise ConfigError("train.repeats: it needs a full batch; lower train.batch_size")
+            raise ConfigError(
+                f"train.repeats: {self.repeats} needs at least one batch of {self.batch_size} "
+                f"images, there are {self.num_images}; lower train.batch_size"
+            )
 
     def __len__(self) -> int:
         return (self.steps - self.start) * self.accumulate

@@ -231,7 +231,9 @@ def assemble(
             only = sorted(set(images.classes) ^ set(classes.names))
             difference = f"{only[0]!r} is in one only" if only else "their order differs"
             counts = f"train ({len(images.classes)}) and val ({len(classes.names)})"
-            raise DataError(f"{source.where}: the classes of {counts} differ: {difference}")
+            raise DataError(
+                f"{source.where}: the classes of {counts} differ: {difference}; correct one"
+            )
         if zero_shot is not None:
             images, classes = zero_shot.training(images)
         images = _without_absent(source, source.train, images, files.absent)

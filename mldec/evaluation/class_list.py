@@ -60,7 +60,10 @@ def queries_for(
         log.info(f"word vectors of {len(names)} classes by {origin.source}")
     else:
         source = "unknown word vectors" if origin is None else origin.described()
-        raise CheckpointError(f"{option}: it was trained with {source}; pass --vectors FILE")
+        raise CheckpointError(
+            f"{option}: the checkpoint was trained with {source}; pass vectors of these classes "
+            f"with --vectors FILE"
+        )
 
     if trained is not None:
         current = Classes(loaded.names, word_vectors=loaded.word_vectors, origin=loaded.origin)
@@ -100,7 +103,10 @@ def read_classes(
     """Return the classes of comma-separated names; see `queries_for`."""
     names = class_names(text)
     if trained is not None and trained.exclusive and len(names) < 2:
-        raise ConfigError("--classes: this model has softmax scores; pass at least two classes")
+        raise ConfigError(
+            f"--classes {names[0]!r}: the scores of this model are a softmax over the classes; "
+            f"pass at least two classes"
+        )
     return queries_for(names, vectors, trained, option="--classes", keep=keep)
 
 
@@ -231,7 +237,10 @@ def _trained_names(loaded: Loaded, options: EvalOptions) -> set[str]:
     if not loaded.classes.names:
         return set()
     if loaded.unseen is None:
-        raise CheckpointError("--class-list: the training classes are unknown; pass --seen FILE")
+        raise CheckpointError(
+            f"--class-list: the training classes of {options.checkpoint} are unknown; pass "
+            f"--seen FILE with one class name per line"
+        )
     return {name.casefold() for name in set(loaded.classes.names) - set(loaded.unseen)}
 
 

@@ -87,7 +87,9 @@ def with_tokens(
     folder has one subfolder per network and one file per image, both named by a hash.
     """
     if distributed.world_size() > 1:
-        raise ConfigError("train.cache_features: start the run without torchrun")
+        raise ConfigError(
+            "train.cache_features: it supports one process; start the run without torchrun"
+        )
     network = _network_key(backbone, data, config, device)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 

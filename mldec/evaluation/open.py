@@ -177,7 +177,10 @@ def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:
         return
 
     if loaded.config.backbone.get("image_size") is not None:
-        raise ConfigError(f"data.image_size={evaluated}: fixed; pass data.image_size={trained}")
+        raise ConfigError(
+            f"data.image_size={evaluated}: the image size of {options.checkpoint} is fixed; pass "
+            f"data.image_size={trained}"
+        )
     if not options.sets("data.image_size"):
         log.warning(
             f"evaluated at {evaluated} pixels, the default of this data; {options.checkpoint} was "

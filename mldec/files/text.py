@@ -44,8 +44,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"{path} cannot be read ({reason}); correct the path") from error
+        raise DataError(
+            f"{path} cannot be read ({error.strerror or error}); restore it or correct the path"
+        ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 

@@ -97,7 +97,9 @@ def read_torch(path: Path) -> Any:
         record = hash_record(path)
         has_record = record.is_file() and record.stat().st_size
         if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
-            raise CheckpointError(f"{path} is damaged: see {record.name}; use another copy")
+            raise CheckpointError(
+                f"{path} is damaged: its sha256 is not in {record.name}; use another copy"
+            )
 
         # Unused parts of a memory-mapped file, such as optimizer states, take no memory. The
         # legacy format cannot be mapped.
@@ -110,7 +112,9 @@ def read_torch(path: Path) -> Any:
             # torch's message advises to trust the file. Keep the name of the unsupported object.
             match = re.search(r"(GLOBAL|class|global) \S+", str(error))
             found = match[0] if match else "other data"
-            raise CheckpointError(f"{path}: {found} is no tensor; use another copy") from error
+            raise CheckpointError(
+                f"{path}: expected tensors and plain values, found {found}; use another copy"
+            ) from error
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,9 @@ MAX_IMAGE_SIZE = 4096  # maximum pixels per side of a model's input
 def check_device(name: str) -> None:
     """Raise ConfigError for an invalid device name. `distributed.pick_device` opens the device."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,4})?", name):
-        raise ConfigError(f"device: '{name}' is unknown; choose auto, cpu, mps, cuda or cuda:N")
+        raise ConfigError(
+            f"device: '{name}' is unknown; choose auto, cpu, mps, cuda or cuda:<number>"
+        )
 
 
 def as_float64(values: "torch.Tensor") -> "torch.Tensor":

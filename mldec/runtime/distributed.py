@@ -74,7 +74,9 @@ def pick_device(name: str) -> torch.device:
     if kind != "cuda":
         return torch.device(kind)
     if int(number) >= torch.cuda.device_count():
-        raise ConfigError(f"device={name}: there is no such device; pass device=cpu")
+        raise ConfigError(
+            f"device={name}: there are {torch.cuda.device_count()} CUDA devices; pass device=cpu"
+        )
     return torch.device("cuda", int(number))
 
 

@@ -76,7 +76,10 @@ def named_vectors(source: str, names: Sequence[str], optional: Sequence[str] = (
     known = class_names(colours)
     for name in names:
         if name not in known:
-            raise DataError(f"{source}: no vector of {name!r}; write a color and a digit: red six")
+            raise DataError(
+                f"{source}: no vector of {name!r}; write a color and a digit, such as 'red six' "
+                f"(colors: {', '.join(list(COLOURS)[:colours])})"
+            )
 
     found = tuple(names) + tuple(name for name in optional if name in known)
     rows = [known.index(name) for name in found]

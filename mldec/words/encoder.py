@@ -197,7 +197,10 @@ def _tag(library: ModuleType, source: ClipSource) -> dict[str, Any]:
     tag: dict[str, Any] = library.get_pretrained_cfg(source.model, source.weights)
     if not tag:
         hint = suggest(source.weights, library.list_pretrained_tags_by_model(source.model))
-        raise ConfigError(f"{source.text}: {source.weights!r} is no file and no tag{hint}")
+        raise ConfigError(
+            f"{source.text}: {source.weights!r} is neither a file nor a pretrained tag of "
+            f"{source.model}{hint}"
+        )
     return tag
 
 

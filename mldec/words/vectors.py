@@ -74,7 +74,10 @@ def _by_name(
 
     # The orientation of a square array is ambiguous, which raises an error.
     if array.ndim != 2 or array.shape.count(len(order)) != 1:
-        raise DataError(f"{path}: shape {list(shape)} does not fit {len(order):,} names; {_SEE}")
+        raise DataError(
+            f"{path}: exactly one dimension of {list(shape)} must be the number of names, "
+            f"{len(order):,}; {_SEE}"
+        )
     if array.shape[0] != len(order):
         array = array.T
 
@@ -267,7 +270,10 @@ def encode_like_training(
         raise ConfigError(f"{where}: {error}; or {remedy}") from error
 
     if vectors.origin.sha256 != origin.sha256:
-        raise CheckpointError(f"{where}: it was trained with {origin.described()}; {remedy}")
+        raise CheckpointError(
+            f"{where}: the text encoder has changed since the training, it was "
+            f"{origin.described()}; {remedy}"
+        )
     return vectors
 
 

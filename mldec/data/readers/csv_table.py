@@ -219,7 +219,10 @@ def recognize(
             if is_class or names[column] in (classes or ()):
                 class_columns.append(column)
         if not class_columns or "negatives" in roles:
-            raise DataError(f"{where}: there is no column labels; set data.labels_column")
+            raise DataError(
+                f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one "
+                f"to labels, set data.labels_column, or add a column of 0 and 1 per class"
+            )
     class_names = check_names([names[column] for column in class_columns], where)
 
     columns = [""] * len(names)
@@ -250,7 +253,10 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
     except LookupError as error:
         raise ValueError(f"encoding is {encoding!r}; pass a codec of Python") from error
     except UnicodeError as error:
-        raise DataError(f"{source}: not {encoding}; set data.encoding, such as cp1252") from error
+        raise DataError(
+            f"{source}: it is not {encoding} text; save it as UTF-8, or set data.encoding, such as "
+            f"cp1252 (Excel on Windows) or utf-16"
+        ) from error
 
     # Use the first delimiter that gives a path column. A file without such a column is invalid.
     first_line = next(filter(str.strip, io.StringIO(text, newline=None)), "")
@@ -284,7 +290,10 @@ def _find_roles(
         simple_names[roles[role]] = ""  # a column has only one role
 
     if "path" not in roles:
-        raise DataError(f"{where}: there is no column path; set data.path_column")
+        raise DataError(
+            f"{where}: no column with image paths among {abbreviate(', '.join(names))}; "
+            f"rename one to path, or set data.path_column"
+        )
     return roles
 
 
@@ -350,7 +359,10 @@ def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> di
     labels = {}
     for name in form.classes:
         if cells[name] not in _CELLS:
-            raise DataError(f"{where}: the class {name!r} is {cells[name]!r}, not 0, 1 or empty")
+            raise DataError(
+                f"{where}: the class {name!r} has {abbreviate(cells[name])}, not 0, 1 or an empty "
+                f"cell; correct it"
+            )
         value = _CELLS[cells[name]]
         if value != form.default:
             labels[name] = value
