@@ -19,9 +19,9 @@ from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source, assemble
 from mldec.data.transforms import View
-from mldec.data.types import Classes, DataModule
+from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
-from mldec.losses.common import LabelCounts
+from mldec.losses.common import LabelCounts, TrainImages
 from mldec.model import Classifier
 from mldec.runtime import distributed
 
@@ -37,7 +37,7 @@ RUNTIME_ARGUMENTS = {
     "data": (),
     "backbone": (),
     "head": ("in_features", "num_classes"),
-    "loss": ("label_counts", "all_reduce"),
+    "loss": ("label_counts", "train_images", "all_reduce"),
 }
 # nn.Module without an overridden __init__ has the signature (*args, **kwargs).
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -220,8 +220,18 @@ def data_from_settings(settings: list[str]) -> tuple[Config, DataModule, str]:
     return recorded(config, parts), data(parts), option
 
 
-def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
-    """Build the loss; `labels` returns the training labels, for losses that count them."""
+def loss(
+    parts: Parts, labels: Callable[[], Labels] | None = None, split: Split | None = None
+) -> nn.Module:
+    """Build the loss.
+
+    `labels` returns the training labels, for losses that count them. `split` is the training split,
+    for losses that keep a state per image.
+
+    Raises:
+        ConfigError: If the loss keeps a state per image, and there is no split with image files, or
+            there are several processes.
+    """
     part = parts["loss"]
     runtime: dict[str, Any] = {}
     parameters = _signature(part.target).parameters
@@ -230,6 +240,16 @@ def loss(parts: Parts, labels: Callable[[], Labels] | None = None) -> nn.Module:
 
     if labels is not None and "label_counts" in parameters:
         runtime["label_counts"] = lambda: label_counts(labels())
+    if "train_images" in parameters:
+        dataset = split.dataset if split is not None else None
+        reason = f"loss: {part.target.__name__} keeps a state per training image"
+        if distributed.world_size() > 1:
+            raise ConfigError(f"{reason}, which needs one process; start the run without torchrun")
+        if labels is None or split is None or not isinstance(dataset, StoredImages):
+            raise ConfigError(f"{reason}, which needs a training on image files; pass another loss")
+        names = [dataset.name(index) for index in range(len(dataset))]
+        matrix = torch.from_numpy(labels().dense())
+        runtime["train_images"] = TrainImages(matrix, names, split.classes.names)
     module: nn.Module = part.call(**runtime)
     return module
 

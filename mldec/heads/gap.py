@@ -1,5 +1,6 @@
 """Global average pooling and a linear classifier: the baseline of the paper."""
 
+import torch
 from torch import Tensor, nn
 
 from mldec.heads.layers import (
@@ -21,6 +22,11 @@ class GAP(nn.Module):
         bottleneck: Width of an additional linear layer before the classifier, which saves
             parameters with thousands of classes. None for no layer. Source: `bottleneck_head` of
             the official ASL code, used for Open Images with width 512.
+        boost: Factor of the positive class scores of a token, > 0 (BoostLU). The logit is then the
+            mean over the tokens of l = W token + b, in which l > 0 is multiplied by `boost`. It
+            compensates for low scores due to missing labels. Source: Kim et al., "Bridging the Gap
+            between Model Explanations in Partially Annotated Multi-label Classification" (CVPR
+            2023, arXiv 2304.01804), with 5.
     """
 
     class_tensors = ("fc.weight", "fc.bias")
@@ -33,11 +39,15 @@ class GAP(nn.Module):
         *,
         dropout: float = 0.0,
         bottleneck: int | None = None,
+        boost: float = 1.0,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.dropout = nn.Dropout(dropout)
 
+        if not boost > 0:
+            raise ValueError(f"boost is {boost}: it must be above 0")
+        self.boost = boost
         at_least_one(bottleneck=bottleneck)
         self.bottleneck: nn.Module = nn.Identity()
         if bottleneck is not None:
@@ -52,7 +62,12 @@ class GAP(nn.Module):
         """Compute logits [B, K]; see `mldec.heads`."""
         tokens = as_tokens(tokens, self.in_features)
         reject_word_vectors(word_vectors, self)
-        pooled = self.dropout(tokens.mean(1))
+        # Without a boost, the mean can be computed first.
+        pooled = tokens.mean(1) if self.boost == 1 else tokens
+        pooled = self.dropout(pooled)
 
         with without_autocast(tokens.device):
-            return self.fc(self.bottleneck(pooled.to(self.fc.weight.dtype)))
+            scores = self.fc(self.bottleneck(pooled.to(self.fc.weight.dtype)))
+            if self.boost == 1:
+                return scores
+            return torch.where(scores > 0, self.boost * scores, scores).mean(1)

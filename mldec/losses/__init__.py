@@ -13,10 +13,14 @@ range. A loss has these attributes:
   `train.start_at_frequency` subtracts it from the initial biases.
 - `progress` is the finished fraction of the run, in [0, 1). The learner sets it before each step.
   A loss must not use any other state of the run, because only the step is restored on resume.
+- `per_image` is True if the loss keeps a state per training image in its `state_dict`. `forward`
+  then has a third argument, the dataset indices [B]. The default is False.
+- `lr_factor` is the learning rate of the parameters of the loss, if any, relative to `optim.lr`.
+- `start_epoch(epoch, epochs, predict)`, if defined, is called before the first step of each epoch.
 
-Training passes a function that counts the training labels as `label_counts`, and a function that
-sums a tensor over all ranks as `all_reduce`, if the constructor has these arguments. `eps` and
-similar constants have the values of the official code.
+Training passes a function that counts the training labels as `label_counts`, the training images
+as `train_images`, and a function that sums a tensor over all ranks as `all_reduce`, if the
+constructor has these arguments. `eps` and similar constants have the values of the official code.
 """
 
 from mldec import lazily
@@ -38,10 +42,15 @@ __getattr__ = lazily(
         "HillLoss": "missing",
         "LargeLoss": "missing",
         "SPLC": "missing",
+        "PermanentCorrection": "single_positive",
+        "PseudoNegatives": "single_positive",
+        "ROLE": "single_positive",
+        "VisionLanguagePseudoLabels": "single_positive",
     },
 )
 
 __all__ = [
+    "ROLE",
     "SPLC",
     "ZLPR",
     "AssumeNegative",
@@ -55,5 +64,8 @@ __all__ = [
     "HillLoss",
     "LargeLoss",
     "PartialAsymmetricLoss",
+    "PermanentCorrection",
+    "PseudoNegatives",
     "TwoWayLoss",
+    "VisionLanguagePseudoLabels",
 ]

@@ -27,11 +27,14 @@ class _MissingLabels(nn.Module):
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of logits [B, K] and targets [B, K]; only targets of 1 are known."""
         logits, targets = check_targets(logits, targets, unknown=True)
-        observed = targets == 1
-        losses = torch.where(observed, self._positive(logits), self._unobserved(logits, observed))
+        losses = self._losses(logits, targets == 1)
         if self.reduction == "sum":
             return losses.sum()
         return losses.mean()
+
+    def _losses(self, logits: Tensor, observed: Tensor) -> Tensor:
+        """Return the loss of each label, [B, K]. `observed` is True for observed positives."""
+        return torch.where(observed, self._positive(logits), self._unobserved(logits, observed))
 
     def _positive(self, logits: Tensor) -> Tensor:
         """Return the loss of each label if it is an observed positive, [B, K]."""
@@ -207,11 +210,12 @@ class LargeLoss(_MissingLabels):
     Unobserved labels are treated as negatives. In each micro-batch, the unobserved labels with the
     largest losses are ignored (LL-R) or treated as positives (LL-Ct). Their number grows in equal
     stages from 0. In stage s, counted from 0, it is `delta` s B K for B images and K classes,
-    rounded up.
+    rounded up. `PermanentCorrection` is LL-Cp.
 
     Source: Kim et al., "Large Loss Matters in Weakly Supervised Multi-Label Classification" (CVPR
-    2022, arXiv 2206.03740), and the official code. The stages of the official code are ten epochs
-    long. It rounds a product of floats, which can add one label.
+    2022, arXiv 2206.03740), and the official code, which has one stage per epoch. The number of
+    labels is exact here. The official code rounds a sum of floats up, which adds one label in 100
+    of 450 combinations of batch size, number of classes, `delta` and epoch.
 
     Args:
         mode: "reject" (LL-R) or "correct" (LL-Ct).
@@ -233,27 +237,38 @@ class LargeLoss(_MissingLabels):
         self.mode = mode
         self.delta = delta
         self.stages = stages
-        # The exact decimal number. A product of floats may be rounded up to one label more.
-        self.growth = Fraction(str(delta))
 
     def _positive(self, logits: Tensor) -> Tensor:
         return F.softplus(-logits)
 
     def _unobserved(self, logits: Tensor, observed: Tensor) -> Tensor:
         negative = F.softplus(logits)
-
-        # Without the offset, a rounding error at a boundary would select the previous stage.
-        stage = math.floor(self.progress * self.stages + 1e-9)
-        count = min(math.ceil(self.growth * stage * logits.numel()), logits.numel())
-        if not count:
-            return negative
-
-        losses = negative.detach().masked_fill(observed, 0)
-        smallest = losses.flatten().topk(count).values[-1]
         replacement = torch.zeros_like(negative)
         if self.mode == "correct":
             replacement = self._positive(logits)
-        return torch.where(losses < smallest, negative, replacement)
+        return torch.where(self._large(logits, observed), replacement, negative)
+
+    def _growth(self) -> int:
+        """Return the number of stages with a growth of `delta` until now."""
+        return current_stage(self.progress, self.stages)
+
+    def _large(self, logits: Tensor, observed: Tensor) -> Tensor:
+        """Return which unobserved labels are rejected or corrected, bool [B, K]."""
+        # The exact decimal number. A product of floats may be rounded up to one label more.
+        exact = Fraction(str(self.delta)) * self._growth() * logits.numel()
+        count = min(math.ceil(exact), logits.numel())
+        if not count:
+            return torch.zeros_like(observed)
+
+        losses = F.softplus(logits.detach()).masked_fill(observed, 0)
+        smallest = losses.flatten().topk(count).values[-1]
+        return (losses >= smallest) & ~observed
+
+
+def current_stage(progress: float, stages: int) -> int:
+    """Return the stage, from 0 to `stages` - 1, of a run with equal stages."""
+    # Without the offset, a rounding error at a boundary would select the previous stage.
+    return math.floor(progress * stages + 1e-9)
 
 
 class GeneralizedRobustLoss(_MissingLabels):
@@ -266,8 +281,6 @@ class GeneralizedRobustLoss(_MissingLabels):
 
     Source: Chen et al., "Boosting Single Positive Multi-label Classification with Generalized
     Robust Loss" (IJCAI 2024, arXiv 2405.03501), and the official code, which has the same defaults.
-    The official code changes w, b, mu and sigma once per epoch, mu and sigma one epoch earlier.
-    Here they change with each step.
 
     Args:
         w: Slope of k at the start and at the end of the run, with linear interpolation.
@@ -277,6 +290,9 @@ class GeneralizedRobustLoss(_MissingLabels):
         q2: Power of positives, > 0. Near 0 it is the cross-entropy, at 1 the absolute error.
         q3: Power of negatives, > 0.
         eps: Added to a probability inside the logarithm, in [0, 1).
+        stages: Number of equal stages of the run, >= 1, in which w, b, mu and sigma are constant.
+            mu and sigma have the values of the next stage, as in the official code, which has one
+            stage per epoch. None: all of them change with each step.
     """
 
     def __init__(
@@ -289,6 +305,7 @@ class GeneralizedRobustLoss(_MissingLabels):
         q2: float = 0.01,
         q3: float = 1.0,
         eps: float = 1e-7,
+        stages: int | None = None,
     ) -> None:
         super().__init__()
         check_above_0(q2=q2, q3=q3, sigma=min(sigma))
@@ -300,14 +317,25 @@ class GeneralizedRobustLoss(_MissingLabels):
         self.q2 = q2
         self.q3 = q3
         self.eps = eps
+        if stages is not None:
+            check_range(1, stages=stages)
+        self.stages = stages
 
     def _positive(self, logits: Tensor) -> Tensor:
         return -_bounded_log(logits, self.eps)
 
     def _unobserved(self, logits: Tensor, observed: Tensor) -> Tensor:
+        progress = self.progress
+        next_progress = progress
+        if self.stages is not None:
+            stage = current_stage(progress, self.stages)
+            progress = stage / self.stages
+            next_progress = (stage + 1) / self.stages
+
         values: dict[str, float] = {}
         for name, (start, end) in self.ramps.items():
-            values[name] = start + (end - start) * self.progress
+            share = next_progress if name in ("mu", "sigma") else progress
+            values[name] = start + (end - start) * share
 
         probability = logits.detach().sigmoid()
         missing = (values["w"] * probability + values["b"]).sigmoid()

@@ -181,20 +181,29 @@ def check_optimizer(name: str) -> None:
 
 
 def build_optimizer(
-    model: nn.Module, *, name: str, lr: float, options: Mapping[str, Any], **grouping: Any
+    model: nn.Module,
+    *,
+    name: str,
+    lr: float,
+    options: Mapping[str, Any],
+    loss: nn.Module | None = None,
+    **grouping: Any,
 ) -> Optimizer:
     """Build an optimizer by its name in timm.
 
     "adam" is torch's Adam with L2 regularization instead of decoupled weight decay, as in the
     official code. "adam" and "adamw" are fused, and on CUDA also "sgd" and "momentum", unless
     `options` select an implementation. `options` are further arguments of the optimizer,
-    `grouping` those of `parameter_groups`.
+    `grouping` those of `parameter_groups`. The parameters of the loss, if any, are the last group.
 
     Raises:
         ConfigError: If the optimizer cannot be built.
     """
     check_optimizer(name)
     groups = parameter_groups(model, lr=lr, **grouping)
+    if loss is not None and next(loss.parameters(), None) is not None:
+        rate = lr * getattr(loss, "lr_factor", 1.0)
+        groups.append({"params": list(loss.parameters()), "lr": rate, "weight_decay": 0.0})
 
     try:
         kind = get_optimizer_class(name, bind_defaults=False)

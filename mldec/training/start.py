@@ -103,6 +103,11 @@ def _check_mixing(config: Config, loss: nn.Module, *, exclusive: bool) -> None:
     mix = config.mix
     if mix.enabled and mix.labels is MixLabels.union and exclusive:
         raise ConfigError("mix.labels=union: the data is single-label; leave it out")
+    if mix.enabled and getattr(loss, "per_image", False):
+        raise ConfigError(
+            f"mix.mixup, mix.cutmix: {type(loss).__name__} keeps a state per image, and a mixed "
+            f"image has none; set both to 0"
+        )
     if mix.soft and not getattr(loss, "soft", False):
         fix = "cross_entropy" if exclusive else "asl"
         raise ConfigError(
@@ -117,6 +122,7 @@ def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -
     per_class = [name for name, values in loss.named_buffers() if values.ndim]
     if config.loss.get("class_prior") == "estimate":
         per_class.append("estimate")
+    per_class += [name for name, _ in loss.named_parameters()]
 
     reason = None
     if exclusive:
@@ -142,7 +148,7 @@ def prepare_trainer(
     # Pretrained weights are not downloaded if a checkpoint replaces them.
     torch.manual_seed(config.seed)
     data = build.data(parts)
-    loss = build.loss(parts, lambda: labels_of(data.train, config.seed))
+    loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
     if config.train.focus_few_images:
         focus_few_images(loss, len(data.train.dataset), len(data.train.classes))
     check_together(config, data, loss)

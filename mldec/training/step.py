@@ -76,7 +76,8 @@ class Learner:
     Args:
         config: The config of the run.
         model: The model, which is changed in place.
-        loss: Takes logits float32 [B, K] and targets [B, K].
+        loss: Takes logits float32 [B, K] and targets [B, K], and dataset indices [B] if it keeps a
+            state per image.
         device: The device of the training steps.
         steps: Number of optimizer steps of the whole run.
         word_vectors: Word vectors [K, D] of zero-shot data.
@@ -113,7 +114,7 @@ class Learner:
         # Freeze first, because the optimizer and the moving average depend on it.
         self.frozen_norms = freeze(model, train)
         grouping = {**vars(config.optim), "decay": config.optim.decay.value}
-        self.optimizer = build_optimizer(model, **grouping)
+        self.optimizer = build_optimizer(model, loss=self.loss, **grouping)
         self.schedule = self._build_schedule()
         self.precision = train.precision.for_device(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is Precision.fp16)
@@ -325,7 +326,10 @@ class Learner:
             logits = self.net(images, word_vectors)
         # The loss is computed in float32, or in float64 if the logits are.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        loss = self.loss(logits, targets)
+        if getattr(self.loss, "per_image", False):
+            loss = self.loss(logits, targets, to_device(batch.indices, self.device))
+        else:
+            loss = self.loss(logits, targets)
 
         # Weight a mean by the size of the micro-batch, so that the loss of the batch does not
         # depend on its division.

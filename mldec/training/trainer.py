@@ -22,7 +22,7 @@ from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train
 from mldec.data.types import DataModule
 from mldec.errors import DataError, Stopped, UserError
 from mldec.evaluation.output import Results, left_out, same_scores
-from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice
+from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice, score
 from mldec.evaluators.constant import ConstantScores
 from mldec.model import Classifier
 from mldec.runtime import distributed
@@ -169,6 +169,9 @@ class Trainer:
         # After a resume, the sampler skips the images of the finished steps.
         self.batches.epoch = self.epoch
         self.batches.start = self.position
+        start_epoch = getattr(self.learner.loss, "start_epoch", None)
+        if start_epoch is not None and self.position == 0:
+            start_epoch(self.epoch, train.epochs, partial(self._predict_train, runlog))
         self.learner.train()
         self.meter.restart()
 
@@ -202,6 +205,23 @@ class Trainer:
                 self._stop(f"after step {self.learner.step}", together=True)
             if self.files.is_due(self.learner.step):
                 self.save()
+
+    def _predict_train(self, runlog: RunLog) -> Tensor:
+        """Return the logits of all training images, float32 [N, K]; NaN for unreadable images."""
+        split = self.data.train
+        shape = (len(split.dataset), len(split.classes))
+        logits = torch.full(shape, math.nan, device=self.device)
+        scored = score(
+            [self.learner.model],
+            dataclasses.replace(self.data, load_val=lambda: split),
+            self.config,
+            device=self.device,
+            progress=partial(self.check_stop, runlog.evaluation()),
+        )
+        for batch, [values] in scored:
+            if len(batch.images):
+                logits[batch.indices] = values
+        return logits
 
     def _steps(self) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step. A stop while waiting for data saves the state."""
@@ -383,6 +403,9 @@ class Trainer:
         loss = self.learner.loss
         # Zero-shot data has other classes for validation.
         if self.data.val.classes.names != self.data.train.classes.names:
+            return None
+        # Validation images have no state.
+        if getattr(loss, "per_image", False):
             return None
         # Ranks have different numbers of batches, so a loss must not all-reduce.
         reduces = "all_reduce" in inspect.signature(type(loss)).parameters

@@ -1,5 +1,9 @@
 """Values and gradients of losses, and metrics, against the official code."""
 
+import json
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import official
 import pytest
@@ -9,12 +13,15 @@ from mldec import losses
 from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.partial import PartialLabelEvaluator
 from mldec.evaluators.zero_shot import ZeroShotEvaluator
+from mldec.heads import GAP
 from mldec.losses.asymmetric import AsymmetricLoss, AsymmetricLossSingleLabel
+from mldec.losses.common import TrainImages
 from mldec.losses.partial import PartialAsymmetricLoss
 
 LOSSES = official.read("losses")
 PARTIAL = official.read("partial_labels")
 MISSING = official.read("missing_labels")
+SINGLE = official.read("single_positive")
 
 
 def check(loss, facts, targets, case, dtype=torch.float32):
@@ -72,6 +79,92 @@ def test_loss_for_missing_labels(case):
     loss = getattr(losses, case["target"])(**case["arguments"])
     loss.progress = case["progress"]
     check(loss, MISSING, torch.tensor(MISSING["targets"]), case, torch.float64)
+
+
+def single_positive(kind, name):
+    """Build a loss with a state for the images of the official numbers."""
+    labels = torch.tensor(SINGLE["observed"], dtype=torch.int8)
+    names = [f"{image}.jpg" for image in range(len(labels))]
+    images = TrainImages(labels, names, list("abcdefg"))
+    return kind(**SINGLE[name].get("arguments", {}), train_images=images)
+
+
+def check_images(loss, case, images, epoch):
+    """Compare a loss on some images, whose logits differ between epochs."""
+    facts = {"logits": [SINGLE["logits"][epoch][image] for image in images]}
+    targets = torch.tensor(SINGLE["observed"])[images]
+    index = torch.tensor(images)
+    check(lambda *both: loss(*both, index), facts, targets, case, torch.float64)
+
+
+def test_role():
+    expected = SINGLE["role"]
+    loss = single_positive(partial(losses.ROLE, expected_positives=1.5), "role").double()
+    loss.estimator.data.copy_(torch.tensor(expected["estimator"]))
+    for images, case in zip(SINGLE["batches"], expected["cases"], strict=True):
+        loss.zero_grad()
+        check_images(loss, case, images, 0)
+        gradient = loss.estimator.grad
+        np.testing.assert_allclose(gradient[images], case["estimator_gradient"], rtol=1e-5)
+        assert gradient.count_nonzero() == len(images) * gradient.shape[1]
+
+
+def test_pseudo_negatives():
+    expected = SINGLE["em_apl"]
+    loss = single_positive(losses.PseudoNegatives, "em_apl").double()
+    for case in expected["cases"]:
+        epoch = case["epoch"]
+        # The official code scores the images at the end of the previous epoch.
+        logits = torch.tensor(SINGLE["logits"][epoch], dtype=torch.float64)
+        for _ in range(2):
+            loss.start_epoch(epoch, expected["epochs"], lambda logits=logits: logits)
+        check_images(loss, case, SINGLE["batches"][(epoch + 1) % 2], epoch + 1)
+    assert (loss.pseudo >= 0).any()
+
+
+def test_permanent_correction():
+    expected = SINGLE["ll_cp"]
+    loss = single_positive(losses.PermanentCorrection, "ll_cp")
+    for number, case in enumerate(expected["cases"]):
+        epoch = case["epoch"]
+        loss.progress = epoch / expected["arguments"]["stages"]
+        check_images(loss, case, SINGLE["batches"][number % 2], epoch + 1)
+
+
+def test_vision_language_pseudo_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    for image, row in enumerate(SINGLE["vlpl"]["scores"]):
+        scores = dict(zip("abcdefg", row, strict=True))
+        lines.append(json.dumps({"image": f"{image}.jpg", "scores": scores}))
+    Path("scores.jsonl").write_text("\n".join(lines))
+    kind = partial(losses.VisionLanguagePseudoLabels, scores="scores.jsonl")
+    loss = single_positive(kind, "vlpl")
+    for images, case in zip(SINGLE["batches"], SINGLE["vlpl"]["cases"], strict=True):
+        check_images(loss, case, images, 0)
+
+
+@pytest.mark.parametrize("case", SINGLE["gr"]["cases"], ids=lambda case: case["epoch"])
+def test_generalized_robust_loss_with_epochs(case):
+    arguments = SINGLE["gr"]["arguments"]
+    loss = losses.GeneralizedRobustLoss(**arguments)
+    # In the middle of the epoch.
+    loss.progress = (case["epoch"] + 0.5) / arguments["stages"]
+    images = SINGLE["batches"][0]
+    check_images(lambda logits, targets, index: loss(logits, targets), case, images, 1)
+
+
+def test_boosted_scores_of_tokens():
+    expected = SINGLE["boostlu"]
+    features = torch.tensor(expected["features"], dtype=torch.float64, requires_grad=True)
+    head = GAP(6, 5, boost=expected["boost"]).double()
+    head.fc.weight.data.copy_(torch.tensor(expected["weight"]))
+    head.fc.bias.data.copy_(torch.tensor(expected["bias"]))
+    logits = head(features.flatten(2).transpose(1, 2))
+    np.testing.assert_allclose(logits.detach(), expected["logits"], rtol=1e-5)
+    (logits * torch.arange(10).view(2, 5) / 10).sum().backward()
+    np.testing.assert_allclose(features.grad, expected["features_gradient"], rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(head.fc.weight.grad, expected["weight_gradient"], rtol=1e-5)
 
 
 def test_average_precision_of_partial_labels():

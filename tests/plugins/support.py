@@ -7,7 +7,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,14 +150,45 @@ def read_option(path: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def loss_of_option(path: Path, classes: int = 5) -> nn.Module:
-    """Build the loss of an option file, with label counts if it needs them."""
-    from mldec.losses.common import LabelCounts
+    """Build the loss of an option file, with label counts or images if it needs them.
+
+    A loss with a state per image has 8 images. Without indices, it takes them in order.
+    """
+    from mldec.losses.common import LabelCounts, TrainImages
 
     target, node = read_option(path)
-    if "label_counts" in inspect.signature(target).parameters:
+    parameters = inspect.signature(target).parameters
+    if "label_counts" in parameters:
         positives = torch.arange(1, classes + 1)
         node["label_counts"] = lambda: LabelCounts(positives, 20 - positives)
-    return target(**node)
+    if "train_images" not in parameters:
+        return target(**node)
+
+    labels = torch.nn.functional.one_hot(torch.arange(8) % classes, classes)
+    names = [str(number) for number in range(classes)]
+    images = TrainImages(labels, [f"/{image}.jpg" for image in range(8)], names)
+    with tempfile.TemporaryDirectory() as folder:
+        if "scores" in parameters:
+            node["scores"] = f"{folder}/scores.jsonl"
+            scores = dict.fromkeys(names, 0.2) | {names[-1]: 0.9}
+            write_scores(Path(node["scores"]), images.names, scores)
+        loss = target(**node, train_images=images)
+
+    forward = loss.forward
+
+    def in_order(logits: torch.Tensor, targets: torch.Tensor, index: Any = None) -> torch.Tensor:
+        if index is None:
+            index = torch.arange(len(logits), device=logits.device) % 8
+        return forward(logits, targets, index)
+
+    loss.forward = in_order
+    return loss
+
+
+def write_scores(path: Path, images: Sequence[str], scores: dict[str, float]) -> None:
+    """Write the same scores for all images, like `mldec predict --content scores --jsonl`."""
+    rows = [json.dumps({"image": image, "scores": scores}) for image in images]
+    path.write_text("\n".join(rows) + "\n")
 
 
 def one_line(err: str, *parts: str) -> None:

@@ -59,9 +59,12 @@ def test_the_parent_of_an_experiment_has_no_parent():
 @pytest.mark.parametrize("part", PARTS)
 def test_every_option_of_every_part_composes(part, digits):
     for name in options(part):
-        # Two options have no default.
-        model = [f"{part}.name=resnet18"] if name in ("timm", "hf") else []
-        build.check(override(digits, [f"{part}={name}", *model]), [part])
+        # These options require a value.
+        required = {"timm": "name=resnet18", "hf": "name=resnet18", "vlpl": "scores=scores.jsonl"}
+        words = [f"{part}={name}"]
+        if name in required:
+            words.append(f"{part}.{required[name]}")
+        build.check(override(digits, words), [part])
 
 
 @pytest.mark.parametrize(

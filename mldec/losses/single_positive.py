@@ -1,0 +1,290 @@
+"""Losses for missing labels with a state per training image: ROLE, EM+APL, LL-Cp and VLPL.
+
+Their `forward` also takes the dataset indices of the images. Targets have the same meaning as in
+`mldec.losses.missing`. Values and gradients match the official code of each paper.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mldec.errors import DataError, naming_errors
+from mldec.files.text import open_text
+from mldec.losses.common import TrainImages, check_above_0, check_range, check_targets
+from mldec.losses.missing import EntropyMaximization, LargeLoss, _bounded_log, _MissingLabels
+
+
+class ROLE(nn.Module):
+    """Regularized online label estimation (ROLE).
+
+    A label estimator has one parameter for each training image and class, the logit of the
+    estimated label. Let f and g be the probabilities of model and estimator, and H(q, p) = -q log(p
+    + eps) - (1 - q) log(1 - p + eps). The loss of a label is (H(g, f) + H(f, g)) / 2. For an
+    observed positive, (H(1, f) + H(1, g)) / 2 is added. The first argument of H has no gradient.
+    Each of f and g also has the regularizer (mean number of positives per image of the micro-batch
+    - `expected_positives`)^2 / (2 K^2).
+
+    Source: Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021, arXiv
+    2106.09708), and the official code, trained end to end (without its linear initialization).
+
+    Args:
+        expected_positives: Mean number of positives per image, > 0.
+        lr_factor: Learning rate of the estimator, relative to `optim.lr`, > 0.
+        eps: Added to a probability inside the logarithm, in [0, 1).
+        train_images: The training images with their labels.
+    """
+
+    reduction = "mean"
+    exclusive = False
+    per_image = True
+
+    def __init__(
+        self,
+        *,
+        expected_positives: float = 2.9,
+        lr_factor: float = 10.0,
+        eps: float = 1e-5,
+        train_images: TrainImages,
+    ) -> None:
+        super().__init__()
+        check_above_0(expected_positives=expected_positives, lr_factor=lr_factor)
+        check_range(0, 1, eps=eps)
+        self.expected_positives = expected_positives
+        self.lr_factor = lr_factor
+        self.eps = eps
+
+        # Unobserved labels start between 0.4 and 0.6, observed positives at 0.995.
+        observed = train_images.labels == 1
+        bound = math.log(0.6 / 0.4)
+        random = torch.empty(observed.shape).uniform_(-bound, bound)
+        self.estimator = nn.Parameter(random.masked_fill(observed, math.log(0.995 / 0.005)))
+
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor) -> Tensor:
+        """Compute the loss of logits [B, K], targets [B, K] and dataset indices [B]."""
+        logits, targets = check_targets(logits, targets, unknown=True)
+        estimated = self.estimator[index].to(logits.dtype)
+        one = self._half(logits, estimated.detach(), targets == 1)
+        other = self._half(estimated, logits.detach(), targets == 1)
+        return (one + other) / 2
+
+    def _half(self, logits: Tensor, others: Tensor, observed: Tensor) -> Tensor:
+        """Return the loss of the model, given the logits of the estimator, or vice versa."""
+        positive = -_bounded_log(logits, self.eps)
+        negative = -_bounded_log(-logits, self.eps)
+        losses = torch.lerp(negative, positive, others.sigmoid()) + positive * observed
+
+        number = logits.sigmoid().sum(1).mean()
+        excess = (number - self.expected_positives) / logits.shape[1]
+        return losses.mean() + excess**2
+
+
+class _PerImage(_MissingLabels):
+    """Base class: losses that depend on the dataset indices of the images."""
+
+    per_image = True
+
+    def forward(self, logits: Tensor, targets: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
+        """Compute the loss of logits [B, K], targets [B, K] and dataset indices [B]."""
+        logits, targets = check_targets(logits, targets, unknown=True)
+        return self._image_losses(logits, targets == 1, index).mean()
+
+    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
+        """Return the loss of each label, [B, K]. `observed` is True for observed positives."""
+        raise NotImplementedError
+
+
+class PseudoNegatives(_PerImage, EntropyMaximization):
+    """Entropy maximization with asymmetric pseudo-labels (EM+APL).
+
+    At the start of each epoch after the warmup, the model scores all training images. In each
+    class, the unlabeled images with the lowest scores get a pseudo-label, which is the score p'.
+    Later epochs keep it. Its loss is beta times the cross-entropy, -p' log(p + eps) - (1 - p')
+    log(1 - p + eps). The number of pseudo-labels per epoch is `share` times the number of
+    unobserved labels of the class, divided by the number of epochs after the warmup, rounded down.
+    All other labels have the loss of `EntropyMaximization`.
+
+    Source: same as `EntropyMaximization`. As in the official code, the images are scored with the
+    augmentation of the training.
+
+    Args:
+        alpha: Weight of unobserved labels without a pseudo-label, > 0.
+        beta: Weight of pseudo-labels, > 0.
+        share: Share of the unobserved labels that get a pseudo-label until the end, in (0, 1].
+        warmup_epochs: Number of epochs without pseudo-labels, >= 0.
+        eps: Added to a probability inside the logarithm, in [0, 1).
+        train_images: The training images with their labels.
+    """
+
+    unobserved: Tensor
+    pseudo: Tensor
+    last_epoch: Tensor
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        beta: float = 0.9,
+        share: float = 0.9,
+        warmup_epochs: int = 5,
+        eps: float = 1e-5,
+        train_images: TrainImages,
+    ) -> None:
+        super().__init__(alpha=alpha, eps=eps)
+        check_above_0(beta=beta, share=share)
+        check_range(0, warmup_epochs=warmup_epochs)
+        self.beta = beta
+        self.share = share
+        self.warmup_epochs = warmup_epochs
+
+        unobserved = train_images.labels != 1
+        self.register_buffer("unobserved", unobserved, persistent=False)
+        # Pseudo-labels in [0, 1], or -1.
+        self.register_buffer("pseudo", torch.full(unobserved.shape, -1.0))
+        # The last epoch that added pseudo-labels.
+        self.register_buffer("last_epoch", torch.tensor(-1))
+
+    def start_epoch(self, epoch: int, epochs: int, predict: Callable[[], Tensor]) -> None:
+        """Add pseudo-labels at the start of an epoch, counted from 0.
+
+        `predict` returns logits [N, K] of all training images, with NaN for unreadable images.
+        """
+        # An epoch can be started twice, if the run was stopped in between.
+        if epoch < self.warmup_epochs or epoch <= self.last_epoch:
+            return
+
+        probability = predict().sigmoid()
+        candidates = self.unobserved & (self.pseudo < 0) & probability.isfinite()
+        total = self.unobserved.sum(0, dtype=torch.float64)
+        counts = (self.share * total / (epochs - self.warmup_epochs)).floor()
+
+        order = probability.masked_fill(~candidates, math.inf).argsort(dim=0, stable=True)
+        chosen = candidates & (order.argsort(dim=0) < counts)
+        self.pseudo.copy_(torch.where(chosen, probability, self.pseudo))
+        self.last_epoch.fill_(epoch)
+
+    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
+        pseudo = self.pseudo[index].to(logits.dtype)
+        losses = self._losses(logits, observed)
+        labeled = self.beta * cross_entropy(logits, pseudo, self.eps)
+        return torch.where(observed | (pseudo < 0), losses, labeled)
+
+
+class PermanentCorrection(_PerImage, LargeLoss):
+    """Binary cross-entropy with permanent correction of large losses (LL-Cp).
+
+    The loss is `LargeLoss` with mode "correct", but a corrected label is a positive for the rest of
+    the run. Each micro-batch of B images corrects `delta` B K further labels, rounded up, except in
+    the first stage.
+
+    Source: same as `LargeLoss`, and the authors' second repository,
+    youngwk/BridgeGapExplanationPAMC. In the first one, the condition for LL-Cp compares strings by
+    identity, which selects LL-Ct, and LL-Cp would keep one correction less per batch.
+
+    Args:
+        delta: Fraction of corrected labels, in [0, 1).
+        stages: Number of stages of the run, >= 1.
+        train_images: The training images with their labels.
+    """
+
+    corrections: Tensor
+
+    def __init__(
+        self,
+        *,
+        delta: float = 0.001,
+        stages: int = 10,
+        train_images: TrainImages,
+    ) -> None:
+        super().__init__(mode="correct", delta=delta, stages=stages)
+        labels = train_images.labels
+        # Number of corrections. It is above 1 if the same images are several times in a batch.
+        self.register_buffer("corrections", torch.zeros(labels.shape, dtype=torch.uint8))
+
+    def _growth(self) -> int:
+        return min(super()._growth(), 1)
+
+    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
+        observed = observed | (self.corrections[index] > 0)
+        if self.training:
+            large = self._large(logits, observed)
+            self.corrections.index_add_(0, index, large.to(torch.uint8))
+        return self._losses(logits, observed)
+
+
+class VisionLanguagePseudoLabels(_PerImage, EntropyMaximization):
+    """Entropy maximization with positive pseudo-labels from a vision-language model (VLPL).
+
+    An unobserved label is a pseudo-positive if its score in a file is above a threshold. Its loss
+    is beta times the cross-entropy with a target of 0.9. All other labels have the loss of
+    `EntropyMaximization`.
+
+    Source: Xing et al., "Vision-Language Pseudo-Labels for Single-Positive Multi-Label Learning"
+    (arXiv 2310.15985), and the official code for ResNet-50, with CLIP ViT-L/14 at 336 pixels. The
+    official code scores augmented images in each step. Its prompts are not published.
+
+    Args:
+        scores: JSON Lines file of `mldec predict clip:MODEL --content scores`, with a softmax over
+            the classes, see docs/labels.md. Paths are relative to the working directory.
+        threshold: Score above which an unobserved label is a pseudo-positive, in [0, 1).
+        alpha: Weight of unobserved labels without a pseudo-label, > 0.
+        beta: Weight of pseudo-positives, > 0.
+        eps: Added to a probability inside the logarithm, in [0, 1).
+        train_images: The training images with their labels.
+
+    Raises:
+        DataError: If the file is invalid, or if it lacks a training image or a class.
+    """
+
+    pseudo_positives: Tensor
+
+    def __init__(
+        self,
+        *,
+        scores: str,
+        threshold: float = 0.3,
+        alpha: float = 0.1,
+        beta: float = 0.7,
+        eps: float = 1e-5,
+        train_images: TrainImages,
+    ) -> None:
+        super().__init__(alpha=alpha, eps=eps)
+        check_range(0, 1, threshold=threshold)
+        check_above_0(beta=beta)
+        self.beta = beta
+        self.register_buffer("pseudo_positives", read_scores(scores, train_images) > threshold)
+
+    def _image_losses(self, logits: Tensor, observed: Tensor, index: Tensor) -> Tensor:
+        losses = self._losses(logits, observed)
+        labeled = self.beta * cross_entropy(logits, torch.full_like(logits, 0.9), self.eps)
+        return torch.where(self.pseudo_positives[index] & ~observed, labeled, losses)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, eps: float) -> Tensor:
+    """Return -q log(p + eps) - (1 - q) log(1 - p + eps) for targets q, [B, K]."""
+    return -torch.lerp(_bounded_log(-logits, eps), _bounded_log(logits, eps), targets)
+
+
+def read_scores(path: str, images: TrainImages) -> Tensor:
+    """Read the scores of the training images, float32 [N, K], from a file of `mldec predict`."""
+    rows = {Path(name).absolute(): row for row, name in enumerate(images.names)}
+    scores = torch.full(images.labels.shape, math.nan)
+    remedy = "write it with mldec predict --content scores --jsonl"
+    with naming_errors(f"loss.scores {path}", DataError, remedy=remedy), open_text(path) as file:
+        for line in file:
+            entry = json.loads(line)
+            row = rows.get(Path(entry["image"]).absolute())
+            if row is not None and "scores" in entry:
+                values = [entry["scores"][name] for name in images.classes]
+                scores[row] = torch.tensor(values)
+
+    missing = scores.isnan().any(1).nonzero().flatten().tolist()
+    if missing:
+        raise DataError(
+            f"loss.scores {path}: {len(missing):,} of {len(rows):,} training images have no "
+            f"scores, such as {images.names[missing[0]]}; add them with mldec predict"
+        )
+    return scores

@@ -1,0 +1,107 @@
+"""Runs with losses that keep a state per training image."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from photos import CLASSES, write_photos
+from support import CONFIGS, assert_equal, numbers, one_line, write_scores
+
+from mldec.checkpoint.loading import load_newest
+from mldec.files.torch_files import read_torch
+
+# Four steps per epoch, and two forward passes for the evaluation.
+WORDS = ["+experiment=digits", "plugins=[patches]", "backbone=patches", f"--config-dir={CONFIGS}"]
+WORDS += [
+    "head=gap",
+    "data=csv",
+    "data.root=photos",
+    "data.image_size=64",
+    "data.single_positive=0",
+]
+WORDS += ["train.batch_size=4", "train.epochs=3", "train.workers=0", "train.save_every_steps=1"]
+WORDS += ["optim.lr=1e-3", "device=cpu"]
+LOSSES = {
+    "role": ["loss.expected_positives=1.5"],
+    "em_apl": ["loss.warmup_epochs=1"],
+    "ll_cp": ["loss.delta=0.1", "loss.stages=3"],
+    "vlpl": ["loss.scores=scores.jsonl"],
+}
+STATES = {"role": "estimator", "em_apl": "pseudo", "ll_cp": "corrections"}
+
+
+@pytest.fixture
+def photos(here):
+    """A data set with scores for all photos."""
+    folder = write_photos(here / "photos")
+    scores = dict(zip(CLASSES, (0.2, 0.5, 0.3), strict=True))
+    write_scores(here / "scores.jsonl", [f"photos/{n}.png" for n in range(24)], scores)
+    return folder
+
+
+def checkpoint(name):
+    return read_torch(Path("outputs") / name / "checkpoints" / "last.pt")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_killed_run_resumes_with_the_state_of_the_images(loss, photos, cli):
+    words = [*WORDS, f"loss={loss}", *LOSSES[loss]]
+    assert cli("train", *words, "name=whole").status == 0
+
+    # The tenth forward pass is in the second epoch.
+    command = [sys.executable, "-m", "mldec.train", *words, "name=parts"]
+    env = {**os.environ, "PATCHES_SIGNAL": "SIGKILL:10"}
+    assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL
+    _, saved = load_newest(Path("outputs/parts/checkpoints/last.pt"))
+    assert 4 < saved.step < 8
+    assert cli("train", *words, "name=parts", "resume=auto").status == 0
+
+    whole = checkpoint("whole")
+    parts = checkpoint("parts")
+    for key in ("model", "loss", "optimizer"):
+        assert_equal(whole[key], parts[key])
+    assert numbers(Path("outputs/whole")) == numbers(Path("outputs/parts"))
+    if loss in STATES:
+        assert not torch.equal(saved.loss[STATES[loss]], parts["loss"][STATES[loss]])
+
+
+def test_estimated_labels_have_their_own_learning_rate(photos, cli):
+    words = [*WORDS, "loss=role", "loss.lr_factor=7", "schedule.name=cosine"]
+    assert cli("train", *words, "optim.weight_decay=0.1", "name=role").status == 0
+    groups = checkpoint("role")["optimizer"]["param_groups"]
+    assert groups[-1]["initial_lr"] == pytest.approx(7 * groups[0]["initial_lr"])
+    assert groups[-1]["weight_decay"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["loss=role", "mix.mixup=0.2", "mix.labels=union"], "mix.mixup"),
+        (["loss=ll_cp", "data=digits"], "loss"),
+        (["loss=vlpl"], "loss.scores"),
+        (["loss=vlpl", "loss.scores=no.jsonl"], "no.jsonl"),
+        (["loss=vlpl", "loss.scores=empty.jsonl"], "photos/0.png"),
+        (["loss=vlpl", "loss.scores=classes.jsonl"], "classes.jsonl"),
+    ],
+)
+def test_errors_name_the_setting(words, named, photos, here, cli):
+    (here / "empty.jsonl").write_text("")
+    write_scores(here / "classes.jsonl", ["photos/0.png"], {"cat": 1.0})
+    settings = WORDS
+    if "data=digits" in words:
+        settings = [word for word in WORDS if not word.startswith("data.")]
+    run = cli("train", *settings, *words)
+    assert run.status in (1, 2)
+    one_line(run.err, named)
+
+
+def test_several_processes_are_refused(photos):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["-m", "mldec.train", *WORDS, "loss=role"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "loss: ROLE" in done.stderr + done.stdout
