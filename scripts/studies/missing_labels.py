@@ -23,6 +23,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from mldec.config.compose import compose
 from mldec.data.labels import Labels, from_dense, random_positives
 from mldec.data.loader import Batch, TrainBatches
 from mldec.data.splits import stratified
-from mldec.data.types import Split
+from mldec.data.types import Split, StoredImages
 from mldec.evaluation.frozen_features import with_tokens
 from mldec.evaluators.average_precision import average_precision
 from mldec.model import Classifier
@@ -79,33 +80,61 @@ LOSSES = {
     "ll_r": ["loss=ll_r"],
     "ll_ct": ["loss=ll_ct"],
     "gr": ["loss=gr"],
+    "gr, values for COCO": ["loss=gr", "loss.w=[0,10]", "loss.b=[-2,-8]"],
+    "role": ["loss=role"],
+    "em_apl": ["loss=em_apl"],
+    "ll_cp": ["loss=ll_cp"],
     "partial_selective": ["loss=partial_selective"],
     "bce, ignored": ["loss=bce"],
+    "ll_r, boosted": ["loss=ll_r", "head.boost=5"],
+    "ll_ct, boosted": ["loss=ll_ct", "head.boost=5"],
+    "ll_cp, boosted": ["loss=ll_cp", "head.boost=5"],
 }
-# Values of the authors for VOC.
-OF_SET = {("voc", "em"): ["loss.alpha=0.2"]}
+# Values of the authors for VOC, and the mean number of words per photo of Corel5k. All other values
+# of the authors are those for COCO.
+OF_SET = {
+    ("voc", "em"): ["loss.alpha=0.2"],
+    ("voc", "em_apl"): ["loss.alpha=0.2", "loss.beta=0.02"],
+    ("voc", "role"): ["loss.expected_positives=1.5"],
+    ("corel5k", "role"): ["loss.expected_positives=3.4"],
+}
 UNKNOWN = ("partial_selective", "bce, ignored")  # unobserved labels are -1 instead of 0
 
 
+@dataclass(frozen=True)
+class Photos:
+    """Tokens [n, T, C] and labels [n, K] of the training and of the test photos of a set."""
+
+    split: Split  # of the training photos
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
 @cache
-def load(name: str, folder: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return mean tokens [n, 1, C] and labels [n, K] of the training and of the test photos."""
+def load(name: str, folder: str, *, all_tokens: bool) -> Photos:
+    """Return the photos of a set with all of their tokens, or only with the mean, T = 1."""
     config = compose(COMMON + [f"data.root={folder}", f"data.val={TEST_SPLITS[name]}"])
     parts = build.check(config)
     network = build.backbone(parts)
     data = with_tokens(build.data(parts), network, config, device=CPU, stop=StopRequest())
-    return *tensors(data.train), *tensors(data.val)
+    train = data.train
+    return Photos(train, tensors(train, all_tokens), tensors(data.val, all_tokens))
 
 
-def tensors(split: Split) -> tuple[Tensor, Tensor]:
-    """Return mean tokens [n, 1, C] and labels [n, K] of a split."""
+def tensors(split: Split, all_tokens: bool) -> tuple[Tensor, Tensor]:
+    """Return tokens [n, T, C] and labels [n, K] of a split."""
     tokens = []
     labels = []
     for index in range(len(split.dataset)):
         photo, target = split.dataset.load(index, None)  # type: ignore[arg-type]
-        tokens.append(photo.mean(0, keepdim=True))
+        tokens.append(photo if all_tokens else photo.mean(0, keepdim=True))
         labels.append(target)
     return torch.stack(tokens), torch.stack(labels)
+
+
+def photos_for(name: str, folder: str, loss: str) -> Photos:
+    """Return the photos of a set. Only a boosted head needs all tokens."""
+    return load(name, folder, all_tokens="boosted" in loss)
 
 
 def observed(labels: Labels, loss: str, seed: int) -> Tensor:
@@ -118,22 +147,32 @@ def observed(labels: Labels, loss: str, seed: int) -> Tensor:
     return torch.from_numpy(kept)
 
 
-def train(config: Any, tokens: Tensor, targets: Tensor) -> Iterator[nn.Module]:
-    """Train a head on tokens [n, 1, C] and targets [n, K]; yield the model after each epoch."""
+def train(config: Any, tokens: Tensor, targets: Tensor, split: Split) -> Iterator[nn.Module]:
+    """Train a head, and yield the model after each epoch.
+
+    Args:
+        config: Config of head, loss, optimizer and schedule.
+        tokens: Tokens of the photos [n, T, C].
+        targets: Targets [n, K].
+        split: The same photos, for losses with a state per photo.
+    """
     parts = build.check(config)
     torch.manual_seed(config.seed)
     head = parts["head"].call(in_features=tokens.shape[2], num_classes=targets.shape[1])
-    loss = build.loss(parts, lambda: from_dense(targets.numpy()))
+    labels = from_dense(targets.numpy())
+    loss = build.loss(parts, lambda: labels, split)
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
-    config.train = config.train.with_resolved_epochs(batches.steps)
+    epochs = config.train.epochs
     config.train.freeze = []
 
     no_backbone = nn.Identity()
     no_backbone.num_features = tokens.shape[2]  # type: ignore[assignment]
     model = Classifier(no_backbone, head)
-    steps = config.train.epochs * batches.steps
-    learner = Learner(config, model, loss, device=CPU, steps=steps)
-    for batches.epoch in range(config.train.epochs):
+    learner = Learner(config, model, loss, device=CPU, steps=epochs * batches.steps)
+    start_epoch = getattr(loss, "start_epoch", None)
+    for batches.epoch in range(epochs):
+        if start_epoch is not None:
+            start_epoch(batches.epoch, epochs, lambda: predict(model, tokens))
         learner.train()
         for step, keys in enumerate(batches):
             rows = torch.tensor([index for _, index, _ in keys])
@@ -142,12 +181,17 @@ def train(config: Any, tokens: Tensor, targets: Tensor) -> Iterator[nn.Module]:
         yield model
 
 
+def predict(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the logits [n, K] of tokens [n, T, C]."""
+    model.eval()
+    with torch.no_grad():
+        return torch.cat([model(block) for block in tokens.split(64)])
+
+
 def mean_ap(model: nn.Module, tokens: Tensor, labels: Tensor) -> float:
     """Return the mAP in percent over the classes with a photo."""
-    model.eval()
-    with torch.inference_mode():
-        logits = model(tokens)
-    return 100 * average_precision(logits, labels)["none"].nanmean().item()
+    precision = average_precision(predict(model, tokens), labels)["none"]
+    return 100 * precision.nanmean().item()
 
 
 @cache
@@ -162,18 +206,22 @@ def best_epoch(
     """
     settings = [f"optim.lr={rate}", f"seed={seed}", f"data.root={folder}"]
     config = compose(COMMON + LOSSES[loss] + OF_SET.get((name, loss), []) + settings)
-    tokens, labels, _, _ = load(name, folder)
+    photos = photos_for(name, folder, loss)
+    tokens, labels = photos.train
 
     # All losses have the same held-out photos and the same observed positives.
     all_labels = from_dense(labels.numpy())
     order = np.random.default_rng(seed).permutation(len(labels))
     held_out = torch.from_numpy(stratified(all_labels, order, HELD_OUT))
     targets = observed(all_labels, loss, seed)[~held_out]
+    dataset = photos.split.dataset
+    assert isinstance(dataset, StoredImages)
+    split = replace(photos.split, dataset=dataset.select((~held_out).numpy()))
 
     began = time.process_time()
     values: list[float] = []
     best: nn.Module | None = None
-    for model in train(config, tokens[~held_out], targets):
+    for model in train(config, tokens[~held_out], targets, split):
         value = mean_ap(model, tokens[held_out], labels[held_out])
         if not values or value > max(values):
             best = copy.deepcopy(model)
@@ -204,8 +252,7 @@ def record(name: str, folder: str, loss: str, rate: float, *, test: bool) -> Non
         line: dict[str, Any] = {"key": title}
         line["held-out mAP by epoch"] = [round(value, 3) for value in values]
         if test:
-            _, _, tokens, labels = load(name, folder)
-            line["test mAP"] = round(mean_ap(model, tokens, labels), 3)
+            line["test mAP"] = round(mean_ap(model, *photos_for(name, folder, loss).test), 3)
         line["cpu_seconds"] = round(seconds, 1)
         with RUNS.open("a") as file:
             file.write(json.dumps(line) + "\n")
