@@ -214,7 +214,7 @@ class LargeLoss(_MissingLabels):
 
     Source: Kim et al., "Large Loss Matters in Weakly Supervised Multi-Label Classification" (CVPR
     2022, arXiv 2206.03740), and the official code, which has one stage per epoch. The number of
-    labels is exact here. The official code rounds a sum of floats up, which adds one label in 100
+    labels is exact here. The official code rounds a sum of floats up, which adds one label in 101
     of 450 combinations of batch size, number of classes, `delta` and epoch.
 
     Args:
