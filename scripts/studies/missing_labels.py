@@ -48,6 +48,7 @@ from mldec.model import Classifier
 from mldec.runtime.signals import StopRequest
 from mldec.tools.benchmark import environment
 from mldec.tools.summary import paired_difference
+from mldec.training import start
 from mldec.training.step import Learner
 
 TOP = Path(__file__).resolve().parents[2]
@@ -72,6 +73,7 @@ LOSSES = {
     BOUND: ["loss=bce"],
     MORE: ["loss=an"],
     BASE: ["loss=an"],
+    "an, start at frequency": ["loss=an", "train.start_at_frequency=true"],
     "an_ls": ["loss=an_ls"],
     "wan": ["loss=wan"],
     "focal": ["loss=focal"],
@@ -166,6 +168,8 @@ def train(config: Any, tokens: Tensor, targets: Tensor, split: Split) -> Iterato
     head = parts["head"].call(in_features=tokens.shape[2], num_classes=targets.shape[1])
     labels = from_dense(targets.numpy())
     loss = build.loss(parts, lambda: labels, split)
+    if config.train.start_at_frequency:
+        start.start_at_frequency(head, labels, loss)
     batches = TrainBatches(len(tokens), batch_size=config.train.batch_size, seed=config.seed)
     epochs = config.train.epochs
     config.train.freeze = []
