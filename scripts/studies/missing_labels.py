@@ -74,6 +74,8 @@ LOSSES = {
     MORE: ["loss=an"],
     BASE: ["loss=an"],
     "an, start at frequency": ["loss=an", "train.start_at_frequency=true"],
+    "hill, start at frequency": ["loss=hill", "train.start_at_frequency=true"],
+    "ll_r, start at frequency": ["loss=ll_r", "train.start_at_frequency=true"],
     "an_ls": ["loss=an_ls"],
     "wan": ["loss=wan"],
     "focal": ["loss=focal"],
