@@ -16,6 +16,7 @@ from mldec.backbones.timm_backbone import (
     FeatureNorm,
     check_drop_path,
     loading_weights,
+    quick_hub,
     read_weights,
 )
 from mldec.backbones.tokens import freeze
@@ -120,7 +121,7 @@ class HFBackbone(Backbone):
         name = arguments["name"]
         source = str(Path(name).expanduser())
         remedy = "give a repository or folder of transformers, or pass backbone.mean and .std"
-        with naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
+        with quick_hub(), naming_errors(f"backbone.name={name}", ConfigError, remedy=remedy):
             if arguments["config"] is None:
                 config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
                 arguments["config"] = _recorded(config)

@@ -7,6 +7,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
+import huggingface_hub
 import timm
 import torch
 from timm.models import load_state_dict
@@ -120,7 +121,7 @@ def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
     try:
         # Loading builds a second network. Its random numbers must not change the head.
         # torch prints download messages to stdout, which is reserved for results.
-        with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
+        with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr), quick_hub():
             yield
     except Exception as error:
         value = "true" if pretrained is True else pretrained
@@ -130,6 +131,23 @@ def loading_weights(name: str, pretrained: bool | str) -> Iterator[None]:
             f"backbone.pretrained={value}: the weights of {name} cannot be used ({reason}); pass "
             f"backbone.pretrained=FILE, or backbone.pretrained=false for random weights"
         ) from error
+
+
+@contextmanager
+def quick_hub() -> Iterator[None]:
+    """Use only the cache if the hub is not reachable. Each download would be retried otherwise."""
+    constants = huggingface_hub.constants
+    before = constants.HF_HUB_OFFLINE
+    try:
+        if not before:
+            huggingface_hub.get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:
+        constants.HF_HUB_OFFLINE = True
+
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 # Arguments that are not allowed in `model_args`. Some of `create_model` read files or URLs.
