@@ -81,8 +81,8 @@ def class_aware_factors(labels: Labels) -> np.ndarray:
     image appears N / K times the sum of 1 / n_k over its classes on average, where K is the number
     of classes with positives. Images without positives never appear.
 
-    Source: ClassAwareSampler of wutong16/DistributionBalancedLoss (arXiv 2007.09654). An epoch of
-    it has K / 4 times the largest n_k instead of N images.
+    Source: ClassAwareSampler of wutong16/DistributionBalancedLoss (arXiv 2007.09654). Its epoch
+    has K / 4 times the largest n_k draws, ours has N.
     """
     positive = labels.values == 1
     counts = labels.counts()
@@ -97,8 +97,8 @@ def draw_images(factors: np.ndarray, generator: torch.Generator) -> tuple[Tensor
     """Draw the images of an epoch by systematic sampling.
 
     The number of appearances of an image is its factor, at least 0, rounded down or up at random.
-    It is the number of integers in the image's interval of the shuffled cumulative factors plus a
-    random offset. The number L of draws is the sum of the factors, rounded up.
+    The factors are shuffled, summed cumulatively and shifted by a random offset. An image appears
+    once per integer in its interval. The number L of draws is the sum of the factors, rounded up.
 
     Returns:
         The index of each drawn image, and the number of its previous appearances, int64 [L] each.

@@ -16,8 +16,8 @@ from mldec.data.splits import path_hash
 from mldec.data.types import ImageFiles, StoredImages
 from mldec.errors import ConfigError, DataError
 
-# Number of different bits of 64 up to which two images are similar. Of 3,576 VOC photos, 4 of 6.4
-# million pairs are that similar. The limit finds at least 96 % of the copies that were resized,
+# Maximum Hamming distance between the 64-bit hashes of similar images. Of 3,576 VOC photos, 4 of
+# 6.4 million pairs are that similar. The limit finds at least 96 % of the copies that were resized,
 # compressed, brightened, shifted by 2 %, rotated by 2 degrees or cropped by 3 %, and 62 % of the
 # copies that were cropped by 10 %.
 MAX_BITS = 10
@@ -36,7 +36,7 @@ def check_installed(setting: str) -> None:
 def perceptual_hashes(images: StoredImages, cache_dir: str | None) -> np.ndarray:
     """Return the perceptual hashes (pHash) of N images, uint64 [N].
 
-    Hashes of image files are cached. Unreadable images have a hash that is similar to no other.
+    Hashes of image files are cached. Unreadable images have a hash of their path.
     """
     names = [images.name(index) for index in range(len(images))]
     indices = {name: index for index, name in enumerate(names)}

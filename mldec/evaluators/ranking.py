@@ -38,7 +38,7 @@ def ranking_metrics(evaluator: Any) -> dict[str, float]:
         evaluator: A multi-label evaluator, with the attributes `predictions` and `logit_threshold`.
 
     Returns:
-        Means over the images, in percent except for coverage. NaN if a metric is not defined.
+        Metrics by name, in percent except for coverage. NaN if a metric is not defined.
     """
     blocks = list(zip(*evaluator.predictions.blocks(), strict=True))
     threshold = on_device(evaluator.logit_threshold, torch.device("cpu"))

@@ -22,9 +22,9 @@ class CSRA(nn.Module):
     Let s_j = x_j . m_i + b_i be the score of class i at token x_j. The attention of the class is
     softmax_j(T s_j), and its logit is l_i = mean_j(s_j) + lambda sum_j softmax_j(T s_j) s_j. Each
     head has its own classifier (m, b) and temperature T, and the logits of the heads are summed.
-    The temperatures are 1, 2, 3, and so on; with 4 heads, the third is 4. With several heads, the
-    last temperature is infinite, and the sum becomes max_j(s_j). CSRA with lambda = 0 and one head
-    equals `GAP`.
+    The temperatures of H heads are 1 to H - 1 and infinity, or 1, 2, 4 and infinity for H = 4. One
+    head has the temperature 1. With an infinite temperature, the sum becomes max_j(s_j). CSRA with
+    lambda = 0 and one head equals `GAP`.
 
     The official code divides each m_i by its norm and has no bias: `normalize`. Its `lam` is 0.1
     for VOC, 0.4 or 0.5 for MS-COCO and 0.3 for WIDER. It supports 1, 2, 4, 6 and 8 heads.
@@ -38,7 +38,7 @@ class CSRA(nn.Module):
         num_heads: Number of heads H.
         lam: Weight lambda of the attention, >= 0, shared by all heads.
         normalize: Whether to divide each m_i by its norm and to omit b_i, as in the official code.
-        dropout: Dropout probability of a feature. It is dropped in all tokens of an image.
+        dropout: Dropout probability of a feature. A feature is dropped in all tokens of an image.
     """
 
     take_classes = take_rows

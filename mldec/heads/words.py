@@ -168,7 +168,7 @@ class RAMMatch(nn.Module):
     - The mass of token j is softmax_j(10 max_i s_ji), and each class has the mass 1 / K.
 
     The plan has no gradient. In the official code, the logits are sum_j (P_ji / K) s_ji divided by
-    a temperature. Here they do not depend on K, which is smaller for unseen classes.
+    a temperature. Here their scale does not depend on K, which may differ in the evaluation.
 
     Not reproduced: the adapters and self-attention inside CLIP's encoders, the score of the class
     token, the contrastive loss, and the cost in training that depends on the labels and on a frozen

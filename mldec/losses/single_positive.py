@@ -182,7 +182,7 @@ class PermanentCorrection(_PerImage, LargeLoss):
 
     Source: same as `LargeLoss`, and the authors' second repository,
     youngwk/BridgeGapExplanationPAMC. In the first one, the condition for LL-Cp compares strings by
-    identity, which selects LL-Ct, and LL-Cp would keep one correction less per batch.
+    identity, which selects LL-Ct, and its LL-Cp would keep one correction fewer per batch.
 
     Args:
         delta: Fraction of corrected labels, in [0, 1).
