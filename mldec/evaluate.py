@@ -67,8 +67,8 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         type=int,
         metavar=("LOW", "HIGH"),
-        help="also compute the mAP of head, medium and tail classes, with at least HIGH, at least "
-        "LOW and fewer training images; reads the training labels",
+        help="also compute the mAP of head, medium and tail classes, with at least HIGH, LOW to "
+        "HIGH - 1 and fewer than LOW training images; reads the training labels",
     )
     arguments.add_argument("--json", metavar="FILE", help="write metrics and per-class values")
     arguments.add_argument("--csv", metavar="FILE", help="write one row per class")
@@ -102,7 +102,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.write_classes:
         names = loaded.classes.names
         if not names:
-            raise CheckpointError(f"--write-classes: {args.checkpoint} has no class names")
+            raise CheckpointError(
+                f"--write-classes: {args.checkpoint} has no class names; leave it out"
+            )
         write_result(args.write_classes, "".join(f"{name}\n" for name in names))
         if args.write_classes != STANDARD_OUTPUT:
             say(f"wrote {len(names):,} class names of {args.checkpoint} to {args.write_classes}")

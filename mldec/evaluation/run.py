@@ -304,9 +304,9 @@ def metrics_by_frequency(
 ) -> dict[str, float]:
     """Return the mAP and the number of the head, medium and tail classes.
 
-    These have at least `high`, at least `low` and fewer training images; `positives` int [K] are
-    the training images of the classes. Classes without an evaluated positive are ignored. Wu et
-    al. (arXiv 2007.09654) use 20 and 100.
+    These have at least `high`, `low` to `high` - 1 and fewer than `low` training images.
+    `positives` int [K] are the numbers of training images of the classes. Classes without an
+    evaluated positive are ignored. Wu et al. (arXiv 2007.09654) use 20 and 100.
     """
     groups = torch.from_numpy(np.digitize(positives, [low, high]))
     average_precision = torch.tensor(results.per_class["AP"])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mldec.losses.common import check_above_0, check_range, check_targets
 
 
-class _MissingLabels(nn.Module):
+class MissingLabels(nn.Module):
     """Base class: a term for observed positives and a term for all other labels."""
 
     reduction = "mean"
@@ -45,7 +45,7 @@ class _MissingLabels(nn.Module):
         raise NotImplementedError
 
 
-def _bounded_log(logits: Tensor, eps: float) -> Tensor:
+def bounded_log(logits: Tensor, eps: float) -> Tensor:
     """Return log(p + eps), which is bounded below by log(eps)."""
     return (logits.sigmoid() + eps).log()
 
@@ -57,7 +57,7 @@ def _focal(logits: Tensor, gamma: float) -> Tensor:
     return -(gamma * F.logsigmoid(-logits)).exp() * F.logsigmoid(logits)
 
 
-class AssumeNegative(_MissingLabels):
+class AssumeNegative(MissingLabels):
     """Binary cross-entropy that treats all unobserved labels as negatives: AN, WAN and AN-LS.
 
     Let p = sigmoid(logit) and s = `smoothing`. The loss of an observed positive is -(1 - s) log(p +
@@ -88,8 +88,8 @@ class AssumeNegative(_MissingLabels):
         self.eps = eps
 
     def _positive(self, logits: Tensor) -> Tensor:
-        opposite = _bounded_log(-logits, self.eps)
-        return -torch.lerp(_bounded_log(logits, self.eps), opposite, self.smoothing)
+        opposite = bounded_log(-logits, self.eps)
+        return -torch.lerp(bounded_log(logits, self.eps), opposite, self.smoothing)
 
     def _unobserved(self, logits: Tensor, observed: Tensor) -> Tensor:
         weight = self.weight
@@ -98,7 +98,7 @@ class AssumeNegative(_MissingLabels):
         return weight * self._positive(-logits)
 
 
-class EntropyMaximization(_MissingLabels):
+class EntropyMaximization(MissingLabels):
     """Entropy maximization of unobserved labels (EM).
 
     The loss of an observed positive is -log(p + eps). The loss of an unobserved label is alpha (p
@@ -122,15 +122,15 @@ class EntropyMaximization(_MissingLabels):
         self.eps = eps
 
     def _positive(self, logits: Tensor) -> Tensor:
-        return -_bounded_log(logits, self.eps)
+        return -bounded_log(logits, self.eps)
 
     def _unobserved(self, logits: Tensor, observed: Tensor) -> Tensor:
-        positive = logits.sigmoid() * _bounded_log(logits, self.eps)
-        negative = (-logits).sigmoid() * _bounded_log(-logits, self.eps)
+        positive = logits.sigmoid() * bounded_log(logits, self.eps)
+        negative = (-logits).sigmoid() * bounded_log(-logits, self.eps)
         return self.alpha * (positive + negative)
 
 
-class HillLoss(_MissingLabels):
+class HillLoss(MissingLabels):
     """Focal loss with a margin for positives, and a hill-shaped loss for unobserved labels (Hill).
 
     The loss of an unobserved label is (lam - p) p^2. Its gradient decreases again for high p, where
@@ -164,7 +164,7 @@ class HillLoss(_MissingLabels):
         return (self.lam - probability) * probability**2
 
 
-class SPLC(_MissingLabels):
+class SPLC(MissingLabels):
     """Self-paced loss correction: focal loss with a margin and online pseudo-labels.
 
     Unobserved labels above a threshold are treated as positives, the others as negatives.
@@ -204,7 +204,7 @@ class SPLC(_MissingLabels):
         return torch.where(missing, _focal(logits, self.gamma), negative)
 
 
-class LargeLoss(_MissingLabels):
+class LargeLoss(MissingLabels):
     """Binary cross-entropy that rejects or corrects the unobserved labels with the largest losses.
 
     Unobserved labels are treated as negatives. In each micro-batch, the unobserved labels with the
@@ -271,7 +271,7 @@ def current_stage(progress: float, stages: int) -> int:
     return math.floor(progress * stages + 1e-9)
 
 
-class GeneralizedRobustLoss(_MissingLabels):
+class GeneralizedRobustLoss(MissingLabels):
     """Weighted combination of a positive and a negative loss for each unobserved label (GR).
 
     The loss of an observed positive is -log(p + eps). The loss of an unobserved label is v (k (1 -
@@ -322,7 +322,7 @@ class GeneralizedRobustLoss(_MissingLabels):
         self.stages = stages
 
     def _positive(self, logits: Tensor) -> Tensor:
-        return -_bounded_log(logits, self.eps)
+        return -bounded_log(logits, self.eps)
 
     def _unobserved(self, logits: Tensor, observed: Tensor) -> Tensor:
         progress = self.progress

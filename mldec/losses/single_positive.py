@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import open_text
 from mldec.losses.common import TrainImages, check_above_0, check_range, check_targets
-from mldec.losses.missing import EntropyMaximization, LargeLoss, _bounded_log, _MissingLabels
+from mldec.losses.missing import EntropyMaximization, LargeLoss, MissingLabels, bounded_log
 
 
 class ROLE(nn.Module):
@@ -73,8 +73,8 @@ class ROLE(nn.Module):
 
     def _half(self, logits: Tensor, others: Tensor, observed: Tensor) -> Tensor:
         """Return the loss of the model, given the logits of the estimator, or vice versa."""
-        positive = -_bounded_log(logits, self.eps)
-        negative = -_bounded_log(-logits, self.eps)
+        positive = -bounded_log(logits, self.eps)
+        negative = -bounded_log(-logits, self.eps)
         losses = torch.lerp(negative, positive, others.sigmoid()) + positive * observed
 
         number = logits.sigmoid().sum(1).mean()
@@ -82,7 +82,7 @@ class ROLE(nn.Module):
         return losses.mean() + excess**2
 
 
-class _PerImage(_MissingLabels):
+class _PerImage(MissingLabels):
     """Base class: losses that depend on the dataset indices of the images."""
 
     per_image = True
@@ -265,7 +265,7 @@ class VisionLanguagePseudoLabels(_PerImage, EntropyMaximization):
 
 def cross_entropy(logits: Tensor, targets: Tensor, eps: float) -> Tensor:
     """Return -q log(p + eps) - (1 - q) log(1 - p + eps) for targets q, [B, K]."""
-    return -torch.lerp(_bounded_log(-logits, eps), _bounded_log(logits, eps), targets)
+    return -torch.lerp(bounded_log(-logits, eps), bounded_log(logits, eps), targets)
 
 
 def read_scores(path: str, images: TrainImages) -> Tensor:
