@@ -1,7 +1,7 @@
 """Create a `Config` from YAML files, a command line or a checkpoint."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,16 +10,20 @@ from typing import Any, cast, get_type_hints
 import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 from yaml import YAMLError
 
 from mldec.config.schema import HARMLESS, PARTS, RETIRED, SHORT_FORMS, Config, Init
+from mldec.config.values import escaped, hydra_value, literal, parsed
 from mldec.errors import ConfigError, suggest
 
 # Settings outside the schema: arguments of the parts and of the optimizer.
-OPEN_KEY = re.compile(rf"(?:{'|'.join(PARTS)}|init|optim\.options)\.|optim\.options$")
+ARGUMENT = re.compile(rf"(?:{'|'.join(PARTS)})\.")
+OPEN_KEY = re.compile(rf"{ARGUMENT.pattern}|(?:init|optim\.options)\.|optim\.options$")
+MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
 
 # Flags of Hydra. Any other word with two dashes is probably meant as a setting.
 FLAG = (
@@ -46,7 +50,8 @@ def to_hydra(words: list[str]) -> list[str]:
     """Check keys and option names of a command line, and convert it to Hydra's syntax.
 
     `head.num_groups=20` becomes `++head.num_groups=20`, so that the YAML need not contain the key.
-    Flags come first, because Hydra's parser drops settings after them.
+    Flags come first, because Hydra's parser drops settings after them. Texts are quoted, and so are
+    all arguments of parts, whose types are only known after the composition; see `parse`.
 
     Raises:
         ConfigError: If a key or an option does not exist.
@@ -57,6 +62,7 @@ def to_hydra(words: list[str]) -> list[str]:
         words = [re.sub("^init=", "init.path=", word) for word in words]
     adds_folder = ("--config-dir", "-cd", "hydra.searchpath")
     has_own_folder = any(word.startswith(adds_folder) for word in words)
+    is_sweep = not MULTIRUN.isdisjoint(words)
 
     flags = []
     settings = []
@@ -77,8 +83,11 @@ def to_hydra(words: list[str]) -> list[str]:
         if bare in ("experiment", *PARTS):
             if not has_own_folder and re.fullmatch(r"[\w.-]+", value):
                 check_option(bare, value)
-        elif not bare.startswith("hydra") and not OPEN_KEY.match(bare):
-            check_key(bare.partition("@")[0])
+        elif not bare.startswith("hydra"):
+            if not OPEN_KEY.match(bare):
+                check_key(bare.partition("@")[0])
+            hint = None if ARGUMENT.match(bare) else _schema_hint(bare)
+            word = f"{key}={hydra_value(bare, value, hint, is_sweep=is_sweep)}"
 
         if key == bare and OPEN_KEY.match(bare):
             word = f"++{word}"
@@ -105,36 +114,38 @@ def compose_with_options(words: list[str]) -> tuple[Config, dict[str, str]]:
         with initialize_config_dir(config_dir(), version_base="1.3"):
             node = hydra.compose("config", to_hydra(words), return_hydra_config=True)
         options = dict(node.hydra.runtime.choices)
+        overrides = list(node.hydra.overrides.task)
         with open_dict(node):
             del node.hydra
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error)) from error
-    return parse(node), options
+    return parse(node, overrides), options
 
 
-def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
-    """Validate Hydra's composition or the dictionary in a checkpoint.
+def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """Validate Hydra's composition, whose interpolations are resolved, or a literal dictionary.
 
-    `changes` are nodes of OmegaConf that override settings. Later nodes have precedence.
+    Args:
+        values: A node of OmegaConf, or the dictionary in a checkpoint.
+        overrides: Words of `to_hydra` in `values`. Their arguments of parts are quoted text, which
+            is converted to the types of the chosen parts here.
 
     Raises:
         ConfigError: If a setting is unknown, missing or invalid.
     """
     try:
-        # Merge plain values into a new schema, which raises an error for unknown keys. The composed
-        # node allows unknown keys that were added with '+'.
-        changed = OmegaConf.merge(values, *changes)
-        plain = OmegaConf.to_container(changed, resolve=True)
+        plain: Any = values
+        if isinstance(values, DictConfig):
+            _convert_arguments(values, overrides)
+            plain = OmegaConf.to_container(values, resolve=True)
+        plain = escaped(plain)
         for key in RETIRED:
             section, _, name = key.partition(".")
-            if isinstance(plain, dict) and isinstance(plain.get(section), dict):
+            if isinstance(plain.get(section), dict):
                 plain[section].pop(name, None)
 
-        schema = OmegaConf.structured(Config)
-        if isinstance(plain, dict) and isinstance(plain.get("init"), dict):
-            schema.init = OmegaConf.structured(Init)
         # This builds the dataclasses, whose `__post_init__` checks the ranges.
-        config = OmegaConf.to_object(OmegaConf.merge(schema, plain))
+        config = OmegaConf.to_object(_merged_into_schema(plain))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
 
@@ -142,38 +153,92 @@ def parse(values: Any, changes: Sequence[Any] = ()) -> Config:
     return config
 
 
+def _convert_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
+    """Convert the arguments of parts on the command line from text to their types, in place."""
+    keys = [word.partition("=")[0].lstrip("+") for word in overrides]
+    for key in dict.fromkeys(filter(ARGUMENT.match, keys)):
+        text = OmegaConf.select(node, key)
+        # The values of a sweep over range(1,4) are numbers.
+        if isinstance(text, str):
+            value = literal(text, _argument_hint(node, key))
+            value = parsed(key, text) if value is None else escaped(value)
+            OmegaConf.update(node, key, value, force_add=True)
+
+
+def _argument_hint(node: DictConfig, key: str) -> Any:
+    """Return the annotation of an argument of a part. `Any` if `build.check` raises an error."""
+    # Slow import, not needed for --help.
+    from mldec.config.signatures import arguments_of, locate
+
+    part, _, name = key.partition(".")
+    if name == "_target_":
+        return str
+    try:
+        target = locate(part, OmegaConf.select(node, f"{part}._target_"), node.get("plugins") or ())
+    except ConfigError:
+        return Any
+    return arguments_of(part, target).get(name, (Any,))[0]
+
+
+def _schema_hint(key: str) -> Any:
+    """Return the annotation of a setting of the schema; `Any` for the options of the optimizer."""
+    if key == "init":
+        return str | dict | None
+    section, _, name = key.rpartition(".")
+    sections = {**get_type_hints(Config), "": Config, "init": Init}
+    kind = sections.get(section)
+    return get_type_hints(kind).get(name, Any) if is_dataclass(kind) else Any
+
+
+def _merged_into_schema(plain: dict[str, Any]) -> Any:
+    """Merge values into a new schema, which raises an error for unknown keys.
+
+    The composed node allows unknown keys that were added with '+'.
+    """
+    schema = OmegaConf.structured(Config)
+    if isinstance(plain.get("init"), dict):
+        schema.init = OmegaConf.structured(Init)
+    return OmegaConf.merge(schema, plain)
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Convert the config to dictionaries, lists and scalars, for YAML and checkpoints."""
-    return cast(Any, OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True))
+    node = _merged_into_schema(escaped(config))
+    return cast(Any, OmegaConf.to_container(node, resolve=True, enum_to_str=True))
 
 
 def to_yaml(config: Config) -> str:
     """Return the config as YAML text."""
-    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(escaped(to_dict(config))))
+
+
+def resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with resolved interpolations, such as those of `option`."""
+    return cast(Any, OmegaConf.to_container(OmegaConf.create(values), resolve=True))
 
 
 def override(config: Config, words: list[str]) -> Config:
     """Return a new config with overrides such as ["data=coco", "data.root=/data/coco"]."""
-    base: dict[str, Any] = to_dict(config)
-    changes = []
-
     for word in words:
-        word = _expand_home(word)
-        key, equals, value = word.partition("=")
-        if not equals or word.startswith("-"):
+        if "=" not in word or word.startswith(("-", "~")):
             raise ConfigError(f"'{word}': expected key=value, such as data.root=/data/coco")
-        check_key(key)
 
-        # Replace the whole part: the arguments of the old option do not fit the new one.
-        if key in PARTS:
-            base[key] = option(key, value)
-            continue
-
-        try:
-            changes.append(OmegaConf.from_dotlist([word]))
-        except (YAMLError, RecursionError) as error:
-            raise ConfigError(f"{key}: {value[:200]} is not valid YAML; quote it") from error
-    return parse(base, changes)
+    node = OmegaConf.create(escaped(to_dict(config)))
+    words = to_hydra(words)
+    try:
+        for change in OverridesParser.create().parse_overrides(words):
+            key = change.key_or_group
+            check_key(key)
+            if change.is_sweep_override():
+                raise ConfigError(
+                    f"{key}: {change.get_value_string()} has several values; pass one"
+                )
+            # Replace the whole part: the arguments of the old option do not fit the new one.
+            value = option(key, str(change.value())) if key in PARTS else change.value()
+            OmegaConf.update(node, key, value, merge=key not in PARTS, force_add=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error)) from error
+    return parse(node, words)
 
 
 def option(part: str, name: str) -> dict[str, Any]:
