@@ -10,7 +10,6 @@ from typing import Any, cast, get_type_hints
 import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
@@ -23,7 +22,6 @@ from mldec.errors import ConfigError, suggest
 # Settings outside the schema: arguments of the parts and of the optimizer.
 ARGUMENT = re.compile(rf"(?:{'|'.join(PARTS)})\.")
 OPEN_KEY = re.compile(rf"{ARGUMENT.pattern}|(?:init|optim\.options)\.|optim\.options$")
-MULTIRUN = {"-m", "--multirun", "hydra.mode=MULTIRUN"}
 
 # Flags of Hydra. Any other word with two dashes is probably meant as a setting.
 FLAG = (
@@ -56,18 +54,22 @@ def to_hydra(words: list[str]) -> list[str]:
     Raises:
         ConfigError: If a key or an option does not exist.
     """
-    words = [_expand_home(SHORT_FORMS.get(word, word)) for word in words]
+    words = [SHORT_FORMS.get(word, word) for word in words]
     # With other settings of `init`, its short form means the path.
     if any(word.startswith("init.") for word in words):
         words = [re.sub("^init=", "init.path=", word) for word in words]
     adds_folder = ("--config-dir", "-cd", "hydra.searchpath")
     has_own_folder = any(word.startswith(adds_folder) for word in words)
-    is_sweep = not MULTIRUN.isdisjoint(words)
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
 
     flags = []
     settings = []
     for previous, word in pairwise(["", *words]):
         key, equals, value = word.partition("=")
+        # Shells do not expand `~/` after a key.
+        if value.startswith("~/"):
+            value = str(Path(value).expanduser())
+            word = f"{key}={value}"
         is_flag_value = previous.startswith("-") and "=" not in previous
         if not equals and not word.startswith(("-", "~")) and not is_flag_value:
             example = f"+experiment={word}" if word in options("experiment") else "train.epochs=3"
@@ -93,14 +95,6 @@ def to_hydra(words: list[str]) -> list[str]:
             word = f"++{word}"
         settings.append(word)
     return flags + settings
-
-
-def _expand_home(word: str) -> str:
-    """Expand `~/` at the start of a value. Shells do not expand it, and Hydra cannot parse it."""
-    key, _, value = word.partition("=")
-    if value.startswith("~/"):
-        return f"{key}={Path(value).expanduser()}"
-    return word
 
 
 def compose(words: list[str]) -> Config:
@@ -144,9 +138,14 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
             if isinstance(plain.get(section), dict):
                 plain[section].pop(name, None)
 
+        # Merge into a new schema, which raises an error for unknown keys. The composed node allows
+        # unknown keys that were added with '+'.
+        schema = OmegaConf.structured(Config)
+        if isinstance(plain.get("init"), dict):
+            schema.init = OmegaConf.structured(Init)
         # This builds the dataclasses, whose `__post_init__` checks the ranges.
-        config = OmegaConf.to_object(_merged_into_schema(plain))
-    except OmegaConfBaseException as error:
+        config = OmegaConf.to_object(OmegaConf.merge(schema, plain))
+    except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
 
     assert isinstance(config, Config)
@@ -154,56 +153,41 @@ def parse(values: DictConfig | dict[str, Any], overrides: Iterable[str] = ()) ->
 
 
 def _convert_arguments(node: DictConfig, overrides: Iterable[str]) -> None:
-    """Convert the arguments of parts on the command line from text to their types, in place."""
-    keys = [word.partition("=")[0].lstrip("+") for word in overrides]
-    for key in dict.fromkeys(filter(ARGUMENT.match, keys)):
+    """Convert the arguments of parts in overrides from text to their types, in place."""
+    keys = {word.partition("=")[0].lstrip("+") for word in overrides}
+    for key in filter(ARGUMENT.match, keys):
         text = OmegaConf.select(node, key)
         # The values of a sweep over range(1,4) are numbers.
         if isinstance(text, str):
             value = literal(text, _argument_hint(node, key))
-            value = parsed(key, text) if value is None else escaped(value)
+            value = parsed(f"{key}={text}") if value is None else escaped(value)
             OmegaConf.update(node, key, value, force_add=True)
 
 
 def _argument_hint(node: DictConfig, key: str) -> Any:
-    """Return the annotation of an argument of a part. `Any` if `build.check` raises an error."""
+    """Return the annotation of an argument of a part. An unknown argument is text."""
     # Slow import, not needed for --help.
     from mldec.config.signatures import arguments_of, locate
 
     part, _, name = key.partition(".")
-    if name == "_target_":
-        return str
     try:
         target = locate(part, OmegaConf.select(node, f"{part}._target_"), node.get("plugins") or ())
     except ConfigError:
         return Any
-    return arguments_of(part, target).get(name, (Any,))[0]
+    return Any if "." in name else arguments_of(part, target).get(name, (str, None))[0]
 
 
 def _schema_hint(key: str) -> Any:
     """Return the annotation of a setting of the schema; `Any` for the options of the optimizer."""
-    if key == "init":
-        return str | dict | None
     section, _, name = key.rpartition(".")
-    sections = {**get_type_hints(Config), "": Config, "init": Init}
-    kind = sections.get(section)
-    return get_type_hints(kind).get(name, Any) if is_dataclass(kind) else Any
-
-
-def _merged_into_schema(plain: dict[str, Any]) -> Any:
-    """Merge values into a new schema, which raises an error for unknown keys.
-
-    The composed node allows unknown keys that were added with '+'.
-    """
-    schema = OmegaConf.structured(Config)
-    if isinstance(plain.get("init"), dict):
-        schema.init = OmegaConf.structured(Init)
-    return OmegaConf.merge(schema, plain)
+    kind = {**get_type_hints(Config), "": Config, "init": Init}.get(section)
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    return str | dict | None if key == "init" else hints.get(name, Any)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Convert the config to dictionaries, lists and scalars, for YAML and checkpoints."""
-    node = _merged_into_schema(escaped(config))
+    node = OmegaConf.create(escaped(config))
     return cast(Any, OmegaConf.to_container(node, resolve=True, enum_to_str=True))
 
 
@@ -226,15 +210,13 @@ def override(config: Config, words: list[str]) -> Config:
     node = OmegaConf.create(escaped(to_dict(config)))
     words = to_hydra(words)
     try:
-        for change in OverridesParser.create().parse_overrides(words):
-            key = change.key_or_group
+        for word in words:
+            key = word.partition("=")[0].lstrip("+")
             check_key(key)
-            if change.is_sweep_override():
-                raise ConfigError(
-                    f"{key}: {change.get_value_string()} has several values; pass one"
-                )
+            value = parsed(word)
             # Replace the whole part: the arguments of the old option do not fit the new one.
-            value = option(key, str(change.value())) if key in PARTS else change.value()
+            if key in PARTS:
+                value = option(key, str(value))
             OmegaConf.update(node, key, value, merge=key not in PARTS, force_add=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error)) from error
