@@ -208,7 +208,8 @@ def override(config: Config, words: list[str]) -> Config:
             raise ConfigError(f"'{word}': expected key=value, such as data.root=/data/coco")
 
     node = OmegaConf.create(escaped(to_dict(config)))
-    words = to_hydra(words)
+    # Select options before their arguments, as Hydra does.
+    words = sorted(to_hydra(words), key=lambda word: word.partition("=")[0] not in PARTS)
     try:
         for word in words:
             key = word.partition("=")[0].lstrip("+")
