@@ -166,9 +166,6 @@ class Checkpoint:
                     f"its format is {state.get('format')}, not {FORMAT}; use a checkpoint of this "
                     f"version, or start a training from it with init="
                 )
-            # OmegaConf would resolve interpolations, which can read environment variables.
-            if "${" in repr(state["config"]):
-                raise DataError("the config has an interpolation; use another copy")
 
             values["classes"] = _classes_of(state["classes"])
             values["calibration"] = _calibration_of(state.get("calibration"), values["classes"])
