@@ -69,7 +69,8 @@ def with_thresholds(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     thresholds = tuple(values[name] for name in classes.names)
-    return replace(base, thresholds=thresholds, scope="class", objective=None, file=path.name)
+    changes = {"thresholds": thresholds, "scope": "class", "objective": None, "metrics": {}}
+    return replace(base, file=path.name, **changes)
 
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:

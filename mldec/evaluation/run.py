@@ -66,13 +66,30 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
     return logits.softmax(-1) if loaded.classes.exclusive else logits.sigmoid()
 
 
-def decided(scores: Tensor, thresholds: Tensor | None) -> Tensor:
-    """Return which classes are present, bool [B, K], for scores [B, K] and thresholds [K] or [1].
+def as_limits(thresholds: Sequence[float]) -> Tensor:
+    """Return thresholds for `decided` as float32, rounded up.
 
-    Without thresholds (single-label classes), only the first maximum of each row is True.
+    A float32 score reaches the rounded threshold if and only if it reaches the threshold itself.
+    Checkpoints and exported files, which store float32, therefore make the same decisions.
     """
-    if thresholds is not None:
-        return scores >= thresholds
+    exact = torch.tensor([*thresholds], dtype=torch.float64)
+    rounded = exact.float()
+    above = rounded.nextafter(torch.tensor(torch.inf))
+    return torch.where(rounded < exact, above, rounded)
+
+
+def decided(scores: Tensor, limits: Tensor | None) -> Tensor:
+    """Return which classes are present, bool [B, K]: those with a score at or above their limit.
+
+    All predictions use this function: the command, Python, the web page and exported files.
+
+    Args:
+        scores: float32 [B, K], in [0, 1].
+        limits: float32 [K] or [1], see `as_limits`. None for single-label classes, of which only
+            the first maximum of each row is present.
+    """
+    if limits is not None:
+        return scores >= limits
 
     classes = torch.arange(scores.shape[1], device=scores.device)
     return classes == scores.argmax(1, keepdim=True)
