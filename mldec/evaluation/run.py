@@ -69,24 +69,19 @@ def probabilities(loaded: Loaded, logits: Tensor) -> Tensor:
 def as_limits(thresholds: Sequence[float]) -> Tensor:
     """Return thresholds for `decided` as float32, rounded up.
 
-    A float32 score reaches the rounded threshold if and only if it reaches the threshold itself.
-    Checkpoints and exported files, which store float32, therefore make the same decisions.
+    A float32 score reaches the rounded threshold if and only if it reaches the threshold itself, so
+    checkpoints (float64) and exported files (float32) make the same decisions.
     """
     exact = torch.tensor([*thresholds], dtype=torch.float64)
-    rounded = exact.float()
-    above = rounded.nextafter(torch.tensor(torch.inf))
-    return torch.where(rounded < exact, above, rounded)
+    limits = exact.float()
+    return limits.where(limits >= exact, limits.nextafter(torch.tensor(torch.inf)))
 
 
 def decided(scores: Tensor, limits: Tensor | None) -> Tensor:
-    """Return which classes are present, bool [B, K]: those with a score at or above their limit.
+    """Return which classes are present, bool [B, K], for scores [B, K] and limits [K] or [1].
 
-    All predictions use this function: the command, Python, the web page and exported files.
-
-    Args:
-        scores: float32 [B, K], in [0, 1].
-        limits: float32 [K] or [1], see `as_limits`. None for single-label classes, of which only
-            the first maximum of each row is present.
+    All predictions use it: the command, Python, the web page and exported files. See `as_limits`.
+    Without limits (single-label classes), only the first maximum of each row is True.
     """
     if limits is not None:
         return scores >= limits

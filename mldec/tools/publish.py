@@ -46,10 +46,6 @@ HARDEST = 5  # classes in the limitations
 TASK = "image-classification"
 UNDEFINED = "\N{EN DASH}"
 _TEMPLATE = Path(__file__).with_name("model_card.md.j2")
-_OF_FILE = (
-    "Precision, recall and F1 are at the thresholds of the command that wrote the file: by default "
-    "those of the checkpoint, else data.threshold"
-)
 _SEE = "pass a file of mldec report --json or mldec evaluate --json"
 # Absolute paths in the text of a list, with or without quotes.
 _PATH_IN_LIST = re.compile(r"""(?<=[\[,'" ])[/~][^,\]'"]*""")
@@ -181,18 +177,15 @@ class CardMetrics:
     """Metrics of a model: percentages and counts, or None if undefined."""
 
     source: str  # such as "from results.json"
-    images: int | None  # number of images; None for the validation images of the run
+    images: int | None  # number of validation images
     metrics: dict[str, float | None]
-    thresholds: str | None = None  # thresholds of precision, recall and F1; None without them
+    thresholds: str | None = None  # thresholds of precision, recall and F1, as a sentence
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
 def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
-    """Return the metrics of the last evaluation in a checkpoint.
-
-    The metrics at the thresholds of a calibrated checkpoint are those that `calibrate` has stored.
-    """
+    """Return the metrics of the last evaluation, with those that `calibrate` has stored."""
     # Runs without a moving average store the metrics of the raw weights as "val".
     prefix = "val/"
     if weights == "raw" and any(name.startswith("val_raw/") for name in checkpoint.metrics):
@@ -203,22 +196,21 @@ def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
             metrics[name.removeprefix(prefix)] = value
     source = f"from the evaluation of the run after epoch {checkpoint.epoch}"
 
+    images = None if checkpoint.val_fingerprint is None else checkpoint.val_fingerprint.images
     calibration = checkpoint.calibration
     threshold = checkpoint.config.get("data", {}).get("threshold")
     thresholds = None
     if calibration is not None and calibration.metrics:
         metrics |= calibration.metrics
         thresholds = (
-            f"{', '.join(calibration.metrics)} are out-of-fold metrics of mldec calibrate on "
-            f"{calibration.images:,} images"
+            f"{', '.join(calibration.metrics)} are of mldec calibrate on {calibration.images:,} "
+            f"images: out-of-fold, with the calibration and thresholds below"
         )
-        if calibration.thresholds:
-            thresholds += ", at the thresholds below"
     elif not checkpoint.classes.exclusive and threshold is not None:
         thresholds = f"Precision, recall and F1 are at the threshold {threshold:g} (data.threshold)"
         if calibration is not None:
             thresholds += ", not at those of the checkpoint"
-    return CardMetrics(source=source, images=None, metrics=metrics, thresholds=thresholds)
+    return CardMetrics(source=source, images=images, metrics=metrics, thresholds=thresholds)
 
 
 def read_results(path: Path, weights: str, checkpoint: str) -> CardMetrics:
@@ -231,7 +223,7 @@ def read_results(path: Path, weights: str, checkpoint: str) -> CardMetrics:
                 intervals[name] = (float(low), float(high))
         measured = CardMetrics(
             source=f"from {path.name}",
-            thresholds=_OF_FILE if "OF1" in content["metrics"] else None,
+            thresholds="Decisions use the thresholds of its command",
             images=int(content["images"]),
             metrics=_numbers(content["metrics"]),
             intervals=intervals,

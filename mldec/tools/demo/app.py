@@ -64,9 +64,8 @@ class PredictRequest(BaseModel):
     top: int | None = Field(
         default=None,
         ge=1,
-        description=f"number of classes per photo, highest score first, also of absent ones; "
-        f"default: the present classes, or {TOP} of a single-label model or a model without "
-        f"thresholds",
+        description=f"number of classes per photo, also absent ones; default: the present classes, "
+        f"or {TOP} of a single-label model or without thresholds",
     )
     classes: str = Field(default="", description="comma-separated names, for a zero-shot model")
     heat_maps: bool = Field(
@@ -136,13 +135,15 @@ class Predictor:
     def info(self) -> ModelInfo:
         """Description of the model."""
         engine = self.engine
+        name = engine.path.name
         calibrated = None
         if isinstance(engine, TorchEngine):
+            name = engine.loaded.config.name if engine.loaded.of_run else name
             calibration = engine.loaded.calibration
             calibrated = calibration is not None and calibration.images > 0
         has_vectors = self._vectors is not None or can_make(engine.classes)
         return ModelInfo(
-            name=_title(engine),
+            name=name,
             classes=list(engine.classes.names),
             exclusive=engine.classes.exclusive,
             thresholds=None if engine.thresholds is None else list(engine.thresholds),
@@ -200,6 +201,7 @@ class Predictor:
                 explained = predictions[:1]
             indices = [engine.classes.names.index(item.name) for item in explained]
             [maps] = engine.heat_maps(pixels, [indices])
+
             picture.thumbnail((HEAT_PICTURE, HEAT_PICTURE))
             for item, heat in zip(explained, maps.numpy(), strict=True):
                 item.heat = heat.round(HEAT_DIGITS).tolist()
@@ -301,38 +303,26 @@ def _is_own_name(host: str, names: set[str]) -> bool:
         return False
 
 
-def _title(engine: Engine) -> str:
-    """Return the name of the run of a model, or else of its file."""
-    if isinstance(engine, TorchEngine) and engine.loaded.of_run:
-        return engine.loaded.config.name
-    return engine.path.name
-
-
 def _ranked(
     engine: Engine, scores: Tensor, threshold: float | None, top: int | None
 ) -> list[Prediction]:
     is_exclusive = engine.classes.exclusive
     is_ranking = is_exclusive or (threshold is None and engine.thresholds is None)
-    if is_exclusive:
-        threshold = None
-    elif is_ranking:
-        threshold = DEFAULT_THRESHOLD
+    if is_exclusive or is_ranking:
+        threshold = None if is_exclusive else DEFAULT_THRESHOLD
     rule = chosen_rule(engine, content="decisions", threshold=threshold)
-    min_scores = rule.min_scores()
-    [present] = rule.selected(scores[None], min_scores)
-    min_scores = min_scores.expand(len(scores))
+    limits = rule.min_scores()
+    [present] = rule.selected(scores[None], limits)
 
     order = scores.argsort(descending=True, stable=True)
-    if top is None and not is_ranking:
-        order = order[present[order]]
-    else:
-        order = order[: top or TOP]
+    listed = order[present[order]] if top is None and not is_ranking else order[: top or TOP]
+    limits = limits.expand(len(scores))
     predictions = []
-    for index in order.tolist():
+    for index in listed.tolist():
         prediction = Prediction(
             name=engine.classes.names[index],
             score=round(scores[index].item(), DIGITS),
-            threshold=None if is_exclusive else round(min_scores[index].item(), DIGITS),
+            threshold=None if is_exclusive else round(limits[index].item(), DIGITS),
             present=bool(present[index]),
         )
         predictions.append(prediction)

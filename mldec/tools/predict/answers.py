@@ -88,23 +88,12 @@ class Rule:
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether classes are selected by thresholds, and not only ranked."""
+        """Whether thresholds select the classes."""
         return self.threshold is not None or self.stored is not None
 
     def min_scores(self) -> Tensor:
         """Return the minimum scores, float32 [K], or [1] if they are equal."""
         return as_limits([self.threshold or 0.0] if self.stored is None else self.stored)
-
-    def max_classes(self) -> int:
-        """Return the maximum number of classes of an image."""
-        is_exclusive = self.classes.exclusive
-        if self.content == "decisions" and is_exclusive:
-            return 1
-        if self.content != "top":
-            return len(self.classes)
-        if self.top is None and (is_exclusive or not self.has_thresholds):
-            return TOP
-        return self.top or len(self.classes)
 
     def selected(self, scores: Tensor, min_scores: Tensor) -> Tensor:
         """Return a mask of the selected classes, bool [B, K], from scores float32 [B, K].
@@ -112,7 +101,14 @@ class Rule:
         The lower class index wins ties. `min_scores` must be on the device of the scores. There is
         no synchronization with the device.
         """
-        maximum = self.max_classes()
+        maximum = scores.shape[1]
+        if self.content == "top" and self.top is not None:
+            maximum = self.top
+        elif self.content == "top" and (self.classes.exclusive or not self.has_thresholds):
+            maximum = TOP
+        elif self.content == "decisions" and self.classes.exclusive:
+            maximum = 1
+
         reached = decided(scores, min_scores)
         if maximum < scores.shape[1]:
             reached &= top_k(scores.where(reached, -1.0), maximum)
