@@ -221,6 +221,8 @@ def _calibration_of(saved: dict[str, Any] | None, classes: Classes) -> Calibrati
         return None
 
     values = {**saved, "constant": tuple(saved.get("constant", ()))}
+    metrics = saved.get("metrics", {})  # missing in older files
+    values["metrics"] = {str(name): float(value) for name, value in metrics.items()}
     for name in ("thresholds", "slopes", "offsets"):
         values[name] = tuple(saved[name])
         if len(values[name]) not in (0, 1, len(classes)):

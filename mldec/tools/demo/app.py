@@ -308,7 +308,7 @@ def _ranked(
 ) -> list[Prediction]:
     is_exclusive = engine.classes.exclusive
     is_ranking = is_exclusive or (threshold is None and engine.thresholds is None)
-    if is_exclusive or is_ranking:
+    if is_ranking:
         threshold = None if is_exclusive else DEFAULT_THRESHOLD
     rule = chosen_rule(engine, content="decisions", threshold=threshold)
     limits = rule.min_scores()
