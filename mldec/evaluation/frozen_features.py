@@ -69,12 +69,11 @@ def reuse_tokens(
     data = replace(data, transform=loaded.transform)
 
     # Tokens of each precision have their own folder.
-    before = trained.precision.for_device(device).value
-    now = config.train.precision.for_device(device).value
-    if now != before:
+    used = config.train.precision.for_device(device)
+    if used is not trained.precision.for_device(device):
         log.info(
-            f"validation tokens are computed once in {now}, because those of the training are in "
-            f"{before}; the metrics can differ slightly from the training log"
+            f"validation tokens are computed once in {used.value}, those of the training are in "
+            f"{trained.precision.value}: the metrics can differ slightly from the training log"
         )
     backbone = loaded.model.backbone.to(device)
     return with_tokens(data, backbone, config, device=device, stop=StopRequest())

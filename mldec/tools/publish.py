@@ -208,8 +208,6 @@ def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
         )
     elif not checkpoint.classes.exclusive and threshold is not None:
         thresholds = f"Precision, recall and F1 are at the threshold {threshold} (data.threshold)"
-        if calibration is not None:
-            thresholds += ", not at those of the checkpoint"
     return CardMetrics(source=source, images=images, metrics=metrics, thresholds=thresholds)
 
 

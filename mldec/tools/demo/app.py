@@ -64,8 +64,7 @@ class PredictRequest(BaseModel):
     top: int | None = Field(
         default=None,
         ge=1,
-        description=f"number of classes per photo, also absent ones; default: the present classes, "
-        f"or {TOP} of a single-label model or without thresholds",
+        description=f"classes, also absent ones; default: those present, or {TOP} without thresholds",
     )
     classes: str = Field(default="", description="comma-separated names, for a zero-shot model")
     heat_maps: bool = Field(
@@ -186,7 +185,7 @@ class Predictor:
         if not torch.isfinite(scores).all():
             raise DataError("the scores are not finite")
 
-        predictions = _ranked(engine, scores, options.threshold, options.top)
+        predictions = _ranked(engine, scores, options)
         seen: tuple[float, float, float, float] = (0, 0, *image.size)
         if isinstance(engine, TorchEngine):
             seen = engine.loaded.transform.visible_part(image.size)
@@ -303,9 +302,8 @@ def _is_own_name(host: str, names: set[str]) -> bool:
         return False
 
 
-def _ranked(
-    engine: Engine, scores: Tensor, threshold: float | None, top: int | None
-) -> list[Prediction]:
+def _ranked(engine: Engine, scores: Tensor, options: PredictRequest) -> list[Prediction]:
+    threshold = options.threshold
     is_exclusive = engine.classes.exclusive
     is_ranking = is_exclusive or (threshold is None and engine.thresholds is None)
     if is_ranking:
@@ -315,10 +313,13 @@ def _ranked(
     [present] = rule.selected(scores[None], limits)
 
     order = scores.argsort(descending=True, stable=True)
-    listed = order[present[order]] if top is None and not is_ranking else order[: top or TOP]
+    if options.top is None and not is_ranking:
+        order = order[present[order]]
+    else:
+        order = order[: options.top or TOP]
     limits = limits.expand(len(scores))
     predictions = []
-    for index in listed.tolist():
+    for index in order.tolist():
         prediction = Prediction(
             name=engine.classes.names[index],
             score=round(scores[index].item(), DIGITS),

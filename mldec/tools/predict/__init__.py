@@ -36,12 +36,7 @@ def parser() -> argparse.ArgumentParser:
         help="the predicted classes with their scores (default), all scores, or only the names of "
         "the predicted classes",
     )
-    add(
-        "--top",
-        type=cli.positive,
-        help="maximum number of classes; default: 10 without thresholds and for single-label "
-        "models, else all classes at or above their thresholds",
-    )
+    add("--top", type=cli.positive, help="maximum number of classes; without thresholds: 10")
     add(
         "--threshold",
         type=cli.fraction,

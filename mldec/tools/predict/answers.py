@@ -136,9 +136,7 @@ def chosen_rule(
     engine: Engine, *, content: Content, top: int | None = None, threshold: float | None = None
 ) -> Rule:
     """Return the rule of --content, --top and --threshold, which are None if they are not given."""
-    stored = None
-    if threshold is None:
-        stored = engine.thresholds
+    stored = engine.thresholds if threshold is None else None
     rule = Rule(
         classes=engine.classes, content=content, top=top, threshold=threshold, stored=stored
     )

@@ -153,8 +153,7 @@ class TorchEngine:
         train = loaded.config.train
         self._flags = {"tf32": train.tf32, "deterministic": train.deterministic}
         if precision is None:
-            # Use the half precision of the training on a GPU and fp32 on a CPU, like evaluation
-            # and calibration.
+            # Like evaluation: the half precision of the training on a GPU, fp32 on a CPU.
             precision = loaded.config.train.precision.after_training(self.device)
             if precision is Precision.fp32:
                 precision = Precision.auto
