@@ -64,7 +64,7 @@ class PredictRequest(BaseModel):
     top: int | None = Field(
         default=None,
         ge=1,
-        description=f"classes, also absent ones; default: those present, or {TOP} without thresholds",
+        description=f"classes, also absent; default: those present, or {TOP} without thresholds",
     )
     classes: str = Field(default="", description="comma-separated names, for a zero-shot model")
     heat_maps: bool = Field(
