@@ -357,8 +357,8 @@ class Model:
         Args:
             photos: A photo, a folder, a tar file, a batch of arrays or any iterable of photos.
             threshold: Minimum score in [0, 1]. None for that of `load`, or else the calibrated
-                thresholds of the checkpoint, or else 0.
-            top: Maximum number of classes. None for that of `load`, or else 10.
+                thresholds of the checkpoint.
+            top: Maximum number of classes. None for that of `load`, or else 10 without thresholds.
 
         Returns:
             A `Row` for one photo. Iterate over it for pairs of a class name and a score. Otherwise
