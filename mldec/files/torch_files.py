@@ -27,7 +27,7 @@ MAPPED = 2**30  # minimum size in bytes of files that are memory-mapped
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
     """Write a checkpoint atomically. A crash leaves either the old or the new one.
 
-    The checksum file holds the hashes of both files during the rename. `keep` is the number of
+    Other processes can read the checkpoint at any time, because `path` always exists. The checksum file holds the hashes of both files during the rename. `keep` is the number of
     versions to keep, including this one; see `versions`. For `of_run` see `replacing`.
     """
     with replacing(path, durable=True, of_run=of_run) as file:
@@ -39,11 +39,11 @@ def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = Tru
         file.flush()
         os.fsync(file.fileno())
 
-        # Rename the oldest version first, so that none is overwritten.
+        # Replace the oldest version first, so that none is lost.
+        new_hash = sha256_of(Path(file.name))
         for newer, older in reversed(list(pairwise(versions(path, keep)))):
             if newer.exists():
-                _rename(newer, older, known_hashes(newer))
-        new_hash = sha256_of(Path(file.name))
+                duplicate(newer, older)
         write_hashes(path, [new_hash] + known_hashes(path))
     _sync_folder(path.parent)
     write_hashes(path, [new_hash])
@@ -68,6 +68,8 @@ def duplicate(source: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(source, temporary)
         _rename(temporary, target, known_hashes(source))
+        # The rename has no effect if both names are links to the same file.
+        temporary.unlink(missing_ok=True)
 
 
 def snapshot(value: Any) -> Any:
@@ -91,15 +93,22 @@ def read_torch(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found; check the path")
 
+    # A training run may replace both files while the checkpoint is read.
+    with naming_errors(path):
+        hashes = known_hashes(path)
+
     # Ignore torch's warnings about the pickle format, which the user cannot change.
     with naming_errors(path), path.open("rb") as file, warnings.catch_warnings(action="ignore"):
         # Ignore an empty checksum file, whose writer was killed.
         record = hash_record(path)
         has_record = record.is_file() and record.stat().st_size
-        if has_record and hashlib.file_digest(file, "sha256").hexdigest() not in known_hashes(path):
-            raise CheckpointError(
-                f"{path} is damaged: its sha256 is not in {record.name}; use another copy"
-            )
+        if has_record:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes += known_hashes(path)
+            if digest not in hashes:
+                raise CheckpointError(
+                    f"{path} is damaged: its sha256 is not in {record.name}; use another copy"
+                )
 
         # Unused parts of a memory-mapped file, such as optimizer states, take no memory. The
         # legacy format cannot be mapped.

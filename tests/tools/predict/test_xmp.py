@@ -12,6 +12,7 @@ from PIL import Image
 from mldec.data.keywords import read_keywords
 from mldec.errors import ConfigError, DataError
 from mldec.files import xmp
+from mldec.files.atomic import LEFTOVER
 from mldec.tools.predict import xmp as sidecars
 from mldec.tools.predict.answers import Prediction, Row
 from mldec.tools.predict.xmp import undo
@@ -207,12 +208,16 @@ def test_all_other_bytes_are_kept(photo, encoding):
 
 
 @pytest.mark.parametrize("tag", ["<rdf:Bag/>", "<rdf:Bag>\n  </rdf:Bag>"])
-def test_keywords_are_added_to_an_empty_list(photo, tag):
+def test_keywords_are_added_to_an_empty_list_and_removed_from_it(photo, tag):
     path = photo.with_name("photo.jpg.xmp")
     subject = f'<s:subject xmlns:s="{xmp.SUBJECT[1]}">{tag}</s:subject>'
-    path.write_text(HIERARCHY.format(RDF=xmp.RDF, properties=subject))
+    content = HIERARCHY.format(RDF=xmp.RDF, properties=subject)
+    path.write_text(content)
     write_sidecar(row(photo, "one", "two"))
     assert read(path)[SUBJECT] == ["one", "two"]
+    write_sidecar(row(photo, "three"))
+    assert undo([str(photo)]) == 0
+    assert path.read_text() == content.replace("<rdf:Bag/>", "<rdf:Bag></rdf:Bag>")
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs owners of files")
@@ -297,7 +302,7 @@ def test_undo_restores_all_sidecars_except_broken_ones(photo, capsys):
     broken.write_bytes(created.read_bytes()[:-50])
     foreign = folder / "foreign.xmp"
     foreign.write_text("broken")
-    leftover = folder / ".gone.jpg.xmp.0123abcd.mldec.tmp"
+    leftover = folder / f".gone.jpg.xmp.0123abcd{LEFTOVER}"
     leftover.touch()
 
     assert undo([str(photo.parent)]) == 1
