@@ -27,8 +27,9 @@ MAPPED = 2**30  # minimum size in bytes of files that are memory-mapped
 def save(path: Path, state: dict[str, Any], *, keep: int = 1, of_run: bool = True) -> None:
     """Write a checkpoint atomically. A crash leaves either the old or the new one.
 
-    Other processes can read the checkpoint at any time, because `path` always exists. The checksum file holds the hashes of both files during the rename. `keep` is the number of
-    versions to keep, including this one; see `versions`. For `of_run` see `replacing`.
+    Other processes can read it at any time, because `path` always exists. The checksum file holds
+    the hashes of both files during the rename. `keep` is the number of versions to keep, including
+    this one; see `versions`. For `of_run` see `replacing`.
     """
     with replacing(path, durable=True, of_run=of_run) as file:
         try:

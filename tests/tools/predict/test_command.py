@@ -362,7 +362,7 @@ def test_pictures_show_the_predicted_classes(photos, predict):
 def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):
     state = read_torch(best)
     for weights in ("model", "ema"):
-        state[weights]["head.pool_bias"].fill_(float("nan"))
+        state[weights]["backbone.project.bias"].fill_(3e38)
     torch.save(state, "nan.pt")
     photo = photos / "0.png"
     status, _, err = cli("predict", "nan.pt", photo, *SHARED, "--jsonl", "p.jsonl")
@@ -370,6 +370,10 @@ def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):
     assert f"{photo}: " in err
     [row] = rows_of(Path("p.jsonl").read_text())
     assert row == {"image": str(photo), "error": err.strip()[len("mldec: ") :]}
+
+    # No image is left to choose from.
+    words = [photo, "--plugin", "patches", "--device", "cpu"]
+    assert "1 have an error" in cli.fault("next", "nan.pt", *words)
 
 
 def test_checkpoint_without_thresholds_is_reported(cli, best, photos):

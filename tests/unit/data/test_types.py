@@ -245,7 +245,7 @@ def test_each_class_is_drawn_equally_often(counts):
 
 
 def test_class_aware_sampling_needs_positives():
-    with pytest.raises(DataError, match="data.sampler"):
+    with pytest.raises(DataError, match=r"data\.sampler"):
         class_aware_factors(from_dense(np.zeros((5, 2), np.int8), default=-1))
 
 
