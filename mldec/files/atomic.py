@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import os
-import secrets
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,6 @@ from typing import Any, BinaryIO
 from mldec.errors import ConfigError, writing
 
 STANDARD_OUTPUT = "-"
-LEFTOVER = ".mldec.tmp"  # suffix of temporary files of `of_user`, which a killed command may leave
 
 
 def check_targets(*targets: str | None, **with_ending: str | None) -> None:
@@ -117,17 +115,13 @@ def replacing(
     """Write a temporary file that replaces `path` if the block ends without an error.
 
     After an error, an existing file is unchanged. The parent folder is created. `durable` flushes
-    the content to the disk first. `of_user` also keeps the mode and the owner of an existing file,
-    and uses a random temporary name with the suffix `LEFTOVER`, so that any number of processes,
-    machines and containers may write the file. `of_run` is for error messages. With `durable` or
-    `of_run`, the temporary file has a fixed name, so that killed runs leave at most one; only one
-    process may write such a file at a time, see `RunLock`. `tag` is part of this name, if several
-    commands may write the same file.
+    the content to the disk first. `of_user` also keeps the mode and the owner of an existing file.
+    `of_run` is for error messages. With `durable` or `of_run`, the temporary file has a fixed name,
+    so that killed runs leave at most one; only one process may write such a file at a time, see
+    `RunLock`. `tag` is part of this name, if several commands may write the same file.
     """
     name = f".{path.stem[:40]}.{os.getpid()}.tmp{path.suffix}"
-    if of_user:
-        name = f".{path.name[:40]}.{secrets.token_hex(4)}{LEFTOVER}"
-    elif tag is not None:
+    if tag is not None:
         name = f".{path.name[:40]}.{tag}.tmp"
     elif of_run or durable:
         name = f"{path.name}.tmp"

@@ -68,8 +68,20 @@ def duplicate(source: Path, target: Path) -> None:
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
-        _rename(temporary, target, known_hashes(source))
-        # The rename has no effect if both names are links to the same file.
+
+        # The checksum file must match both files until the rename is on the disk.
+        hashes = known_hashes(source)
+        if hashes:
+            old_hashes = [known for known in known_hashes(target) if known not in hashes]
+            write_hashes(target, hashes + old_hashes)
+        else:
+            hash_record(target).unlink(missing_ok=True)
+
+        temporary.replace(target)
+        _sync_folder(target.parent)
+        if hashes:
+            write_hashes(target, hashes)
+        # A rename has no effect if both names are links to the same file.
         temporary.unlink(missing_ok=True)
 
 
@@ -172,22 +184,6 @@ def recorded_hash(path: Path) -> str:
     if len(hashes) == 1:
         return hashes[0]
     return sha256_of(path)
-
-
-def _rename(source: Path, target: Path, hashes: list[str]) -> None:
-    """Rename a complete file, and update the checksum file of the target if hashes are known."""
-    # The checksum file must match both files until the rename is on the disk.
-    if hashes:
-        old_hashes = [known for known in known_hashes(target) if known not in hashes]
-        write_hashes(target, hashes + old_hashes)
-    else:
-        hash_record(target).unlink(missing_ok=True)
-
-    source.replace(target)
-    _sync_folder(target.parent)
-
-    if hashes:
-        write_hashes(target, hashes)
 
 
 def _sync_folder(folder: Path) -> None:

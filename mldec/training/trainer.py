@@ -216,11 +216,8 @@ class Trainer:
                 self.save()
 
     def _predict_train(self, runlog: RunLog) -> Tensor:
-        """Return the logits of all training images, float32 [N, K]; NaN for unreadable images.
-
-        The model is left in evaluation mode, without which dropout would draw random numbers that
-        a resumed run cannot repeat.
-        """
+        """Return the logits of all training images, float32 [N, K]; NaN for unreadable images."""
+        # Dropout would draw random numbers that a resumed run cannot repeat.
         self.learner.model.eval()
         split = self.data.train
         shape = (len(split.dataset), len(split.classes))

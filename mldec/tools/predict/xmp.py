@@ -2,20 +2,24 @@
 
 import errno
 import os
+import secrets
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from mldec.data.images import READ
 from mldec.data.keywords import PhotoKeywords, keywords_in, read_keywords, sidecars
 from mldec.errors import ConfigError, DataError, naming_errors, print_error, say, writing
-from mldec.files.atomic import LEFTOVER, replacing
+from mldec.files.atomic import replacing
 from mldec.files.text import read_if_exists
 from mldec.files.xmp import EMPTY, Keyword, with_keywords, without_own
 from mldec.runtime.console import progress_bar
 from mldec.tools.predict import storage
 from mldec.tools.predict.answers import Row
+
+TAG = ".mldec"  # of temporary files, which a killed run may leave behind
 
 
 def suggestions(row: Row) -> Row:
@@ -48,8 +52,11 @@ def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
     results = []
     sidecar = sidecar_of(photo)
     for other in sidecars(photo):
-        if not _is_same_file(other, sidecar):
-            results.append(_update(other))
+        # On some file systems, names that differ in case are the same file.
+        with suppress(OSError):
+            if other.samefile(sidecar):
+                continue
+        results.append(_update(other))
     try:
         results.append(_update(sidecar, keywords, of_photo.listed))
     except DataError as error:
@@ -58,14 +65,6 @@ def write_sidecar(row: Row, parent: str | None = None) -> list[str]:
         # The row keeps its predictions, because another attempt would fail, too.
         print_error(str(error))
     return results
-
-
-def _is_same_file(path: Path, other: Path) -> bool:
-    """Return True for two names of a file, which may differ in case on some file systems."""
-    try:
-        return path.samefile(other)
-    except OSError:
-        return False
 
 
 def _photo_of(row: Row, option: str) -> Path:
@@ -120,7 +119,8 @@ def _update(path: Path, keywords: Sequence[Keyword] = (), of_photo: Sequence[Key
             with writing(path):
                 path.unlink(missing_ok=True)
             return "removed"
-        with replacing(target, of_user=True) as file:
+        # Other processes, machines and containers must not use the same temporary file.
+        with replacing(target, of_user=True, tag=secrets.token_hex(4) + TAG) as file:
             file.write(content)
         return "written"
 
@@ -138,12 +138,12 @@ def undo(paths: Sequence[str]) -> int:
             files += [path] + sidecars(path)
 
     # A temporary file may belong to a command that is still running, and is renamed soon.
-    files.sort(key=lambda path: path.name.endswith(LEFTOVER))
+    files.sort(key=lambda path: path.name.endswith(f"{TAG}.tmp"))
     counts: Counter[str] = Counter()
     errors = 0
     for path in progress_bar(files, desc="--xmp-undo", unit=" files"):
         try:
-            if path.name.endswith(LEFTOVER):
+            if path.name.endswith(f"{TAG}.tmp"):
                 with writing(path):
                     path.unlink(missing_ok=True)
             elif path.suffix.lower() == ".xmp":

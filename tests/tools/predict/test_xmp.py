@@ -12,7 +12,6 @@ from PIL import Image
 from mldec.data.keywords import read_keywords
 from mldec.errors import ConfigError, DataError
 from mldec.files import xmp
-from mldec.files.atomic import LEFTOVER
 from mldec.tools.predict import xmp as sidecars
 from mldec.tools.predict.answers import Prediction, Row
 from mldec.tools.predict.xmp import undo
@@ -316,7 +315,7 @@ def test_undo_restores_all_sidecars_except_broken_ones(photo, capsys):
     broken.write_bytes(created.read_bytes()[:-50])
     foreign = folder / "foreign.xmp"
     foreign.write_text("broken")
-    leftover = folder / f".gone.jpg.xmp.0123abcd{LEFTOVER}"
+    leftover = folder / ".gone.jpg.xmp.0123abcd.mldec.tmp"
     leftover.touch()
 
     assert undo([str(photo.parent)]) == 1
