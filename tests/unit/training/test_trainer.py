@@ -147,7 +147,6 @@ def test_resume_restores_draws_by_class_mid_epoch(tmp_path):
     check_resume(make, tmp_path, step=4)
 
 
-@pytest.mark.usefixtures("scores")
 def test_resume_before_the_first_step_of_an_epoch_repeats_pseudo_labels(tmp_path):
     labels = torch.nn.functional.one_hot(torch.arange(32) % 4, 4)
     images = TrainImages(labels, [f"square {image}" for image in range(32)], ["a", "b", "c", "d"])
@@ -162,6 +161,7 @@ def test_resume_before_the_first_step_of_an_epoch_repeats_pseudo_labels(tmp_path
     assert (resumed.learner.loss.pseudo >= 0).any()
 
 
+@pytest.mark.usefixtures("scores")
 def test_resume_restores_patience_and_late_average(tmp_path):
     words = ["train.epochs=7", "train.patience=2", "train.ema_start_epoch=3"]
     make = partial(trainer, settings(*words, "train.save_every_steps=1"), images=16)
