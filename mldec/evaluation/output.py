@@ -40,6 +40,8 @@ MEANINGS = {
     "AUROC_macro": "Area under the ROC curve, averaged over classes",
     "AUROC_micro": "Area under the ROC curve of all labels together",
     "F1_samples": "F1, averaged over images",
+    "exact_match": "Share of the images whose decisions on all annotated labels are right",
+    "hamming_loss": "Share of the decisions on annotated labels that are wrong",
     "head_mAP": "mAP over the frequent classes of the training",
     "medium_mAP": "mAP over the classes of medium frequency",
     "tail_mAP": "mAP over the rare classes of the training",

@@ -319,9 +319,9 @@ def best_of(results: Iterable[Result]) -> Result | None:
     for new in results:
         if best is None or new.value > best.value:
             best = None if math.isnan(new.value) else new
-            continue
-        has_higher_loss = None not in (new.loss, best.loss) and new.loss > best.loss
-        if new.value == best.value and not has_higher_loss:
+        elif new.value == best.value and (
+            new.loss is None or best.loss is None or new.loss <= best.loss
+        ):
             best = new
     return best
 

@@ -551,7 +551,8 @@ def update_best(
 
     # The average is last, because it wins ties with the raw weights that the losses do not decide.
     found = [best]
-    for weights in sorted(values, reverse=True):
-        of_weights = {"value": values[weights], "weights": weights, "loss": losses.get(weights)}
-        found.append(dataclasses.replace(best, metric=metric, epoch=epoch, **of_weights))
+    of_epoch = dataclasses.replace(best, metric=metric, epoch=epoch)
+    for name in sorted(values, reverse=True):
+        loss = losses.get(name)
+        found.append(dataclasses.replace(of_epoch, value=values[name], weights=name, loss=loss))
     return best_of(found) or best
