@@ -178,7 +178,7 @@ def analyze(
         logits.copy_(logits.log_softmax(1))
     threshold = evaluator.logit_threshold
     predictions = Predictions(scores.logits, scores.labels, exclusive, threshold)
-    resampled = statistics.bootstrap_metrics(metrics, predictions, weights)
+    resampled = statistics.bootstrap_metrics(metrics, predictions, weights, evaluator)
     log.info(f"{setup.path}: {len(resampled.resampled_ap):,} resamples of the images")
     return predictions, resampled
 
@@ -198,7 +198,7 @@ def make_thumbnails(
 
 
 def report_json(content: ReportContent, setup: EvaluationSetup) -> dict[str, Any]:
-    """Return the JSON of `mldec evaluate`, extended by 95 % intervals."""
+    """Return the JSON of `mldec evaluate`, extended by 95 % intervals and the comparison."""
     table = content.table
     low, high = table.intervals
     per_class = table.columns | {"AP_low": low, "AP_high": high}
@@ -212,6 +212,8 @@ def report_json(content: ReportContent, setup: EvaluationSetup) -> dict[str, Any
     results = Results(metrics, per_class, content.images, content.unreadable, confusions=None)
     result = report(results, setup.loaded.weights, setup.path, table.names)
     result["intervals"] = intervals
+    if content.comparison is not None:
+        result["comparison"] = content.comparison.to_json(table.names)
     if setup.loaded.model.views:
         result["views"] = setup.loaded.model.views
     return result
