@@ -1,6 +1,6 @@
 """Results of an evaluation as JSON, CSV and text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -99,14 +99,21 @@ def left_out(bad: Sequence[str], images: int) -> list[str]:
     return [f"{len(bad):,} images are left out, {images:,} are evaluated: {messages}"]
 
 
-def same_scores(names: Sequence[str]) -> list[str]:
-    """Return a list with zero or one warning about classes with constant scores."""
+def same_scores(names: Sequence[str], weights: str, loss: Mapping[str, Any]) -> list[str]:
+    """Return a list with zero or one warning about classes with constant scores.
+
+    `weights` are "ema" or "raw", and `loss` is the setting of the run; {} if unknown.
+    """
     if not names:
         return []
-    return [
-        f"nearly constant scores for {format_list(names)}: these classes were not learned; "
-        f"try loss=bce or loss.clip=0"
-    ]
+    text = f"nearly constant scores of the {weights} weights for {format_list(names)}: these "
+    text += "classes were not learned"
+    # Focusing and clip of the asymmetric losses remove the gradient of easy negatives.
+    if str(loss.get("_target_")).endswith((".AsymmetricLoss", ".PartialAsymmetricLoss")):
+        text += "; try loss=bce"
+        if loss.get("clip"):
+            text += " or loss.clip=0"
+    return [text]
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:

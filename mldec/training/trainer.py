@@ -23,7 +23,7 @@ from mldec.data.types import DataModule
 from mldec.errors import DataError, Stopped, UserError
 from mldec.evaluation.output import Results, left_out, same_scores
 from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice, score
-from mldec.evaluators.constant import ConstantScores
+from mldec.evaluators.constant import LEARNED_AP, ConstantScores
 from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
@@ -161,7 +161,8 @@ class Trainer:
 
                     self.epoch += 1
                     self.save(best=self.best.epoch == self.epoch)
-            warn(*same_scores(self.constant))
+            weights = "raw" if self.learner.average is None else "ema"
+            warn(*same_scores(self.constant, weights, self.config.loss))
         except (Stopped, KeyboardInterrupt):
             end_workers()
             raise
@@ -381,7 +382,9 @@ class Trainer:
         warn(*left_out(main.bad, main.images))
         # All classes of single-label data compete, so a constant score is no sign of a fault.
         if not classes.exclusive:
-            self.constant = [classes.names[index] for index in constant.classes()]
+            ap = main.per_class.get("AP", [0.0] * len(classes))
+            found = [index for index in constant.classes() if not ap[index] > LEARNED_AP]
+            self.constant = [classes.names[index] for index in found]
 
         # The first metric selects the best checkpoint. A run that was started by a version with
         # another first metric keeps that metric, and logs it first.

@@ -21,7 +21,7 @@ from mldec.errors import DataError
 from mldec.evaluation import open as opening
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.options import EvalOptions
-from mldec.evaluation.output import Results, report, same_scores
+from mldec.evaluation.output import Results, report
 from mldec.evaluation.run import Scores
 from mldec.files.run_folder import folder_of_run
 from mldec.tools.report import statistics
@@ -159,7 +159,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         root=None if root is None else Path(root).expanduser().absolute(),
         comparison=comparison,
         resamples=len(resampled.resampled_ap),
-        notes=same_scores(constant) + score_notes(setup) + [heat_note] + training_notes,
+        notes=setup.constant_warning(constant) + score_notes(setup) + [heat_note] + training_notes,
     )
 
 

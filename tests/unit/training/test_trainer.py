@@ -92,6 +92,25 @@ def test_run_learns_and_keeps_best_weights(tmp_path):
     assert best["best"]["value"] == max(scores)
 
 
+@pytest.mark.parametrize(
+    ("words", "weights"), [([], "ema"), (["train.ema_decay=null", "loss=bce"], "raw")]
+)
+def test_warning_names_constant_classes_with_low_ap(tmp_path, monkeypatch, caplog, words, weights):
+    evaluate_all = module.evaluate_all
+
+    def scored(*arguments, **named):
+        columns = {"AP": [10.0, 50.5, math.nan, 50.0]}
+        return [replace(r, per_class=columns) for r in evaluate_all(*arguments, **named)]
+
+    monkeypatch.setattr(module, "evaluate_all", scored)
+    monkeypatch.setattr(module.ConstantScores, "classes", lambda self: [0, 1, 2, 3])
+    fit(trainer(settings("train.epochs=1", *words), tmp_path), tmp_path)
+    [line] = [text for text in caplog.messages if "constant" in text]
+    assert "red, blue, white" in line
+    assert f" {weights} " in line
+    assert ("loss.clip=0" in line) == (not words)
+
+
 def test_validation_loss_is_logged_but_no_metric(tmp_path):
     job = trainer(settings("train.epochs=1"), tmp_path)
     metrics = fit(job, tmp_path)
