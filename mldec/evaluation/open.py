@@ -1,7 +1,6 @@
 """Open a checkpoint and its data for evaluation."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from mldec.data.types import DataModule
 from mldec.errors import ConfigError
 from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.options import EvalOptions
-from mldec.evaluation.output import same_scores
 from mldec.evaluation.run import Scores, all_scores, evaluator_of
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision
@@ -84,10 +82,6 @@ class EvaluationSetup:
         ap = average_precision(scores.logits[:, found], scores.labels[:, found])["none"].tolist()
         pairs = zip(found, ap, strict=True)
         return tuple(classes.names[index] for index, value in pairs if 100 * value <= LEARNED_AP)
-
-    def constant_warning(self, names: Sequence[str]) -> list[str]:
-        """Return `same_scores` for the weights and the loss of this checkpoint."""
-        return same_scores(names, self.loaded.weights, self.loaded.config.loss)
 
 
 def open_for_evaluation(

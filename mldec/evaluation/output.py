@@ -106,14 +106,12 @@ def same_scores(names: Sequence[str], weights: str, loss: Mapping[str, Any]) -> 
     """
     if not names:
         return []
-    text = f"nearly constant scores of the {weights} weights for {format_list(names)}: these "
-    text += "classes were not learned"
     # Focusing and clip of the asymmetric losses remove the gradient of easy negatives.
+    advice = ""
     if str(loss.get("_target_")).endswith((".AsymmetricLoss", ".PartialAsymmetricLoss")):
-        text += "; try loss=bce"
-        if loss.get("clip"):
-            text += " or loss.clip=0"
-    return [text]
+        advice = "; try loss=bce or loss.clip=0" if loss.get("clip") else "; try loss=bce"
+    found = f"nearly constant scores of the {weights} weights for {format_list(names)}"
+    return [f"{found}: these classes were not learned{advice}"]
 
 
 def report(results: Results, weights: str, path: str, names: tuple[str, ...]) -> dict[str, Any]:

@@ -76,11 +76,7 @@ def ranking_metrics(evaluator: Any) -> dict[str, float]:
 
 
 def _of_image(scores: np.ndarray, targets: np.ndarray, decided: np.ndarray) -> list[float]:
-    """Return LRAP, coverage, ranking loss, one-error, F1 and the decisions of an image.
-
-    The decisions are whether all are right, and the numbers of wrong and annotated ones. All values
-    are NaN for an ignored image.
-    """
+    """Return the values of an image in the order of `ranking_metrics`; NaN if it is ignored."""
     is_positive = targets == 1
     positives = np.sort(scores[is_positive])
     negatives = np.sort(scores[targets == 0])
@@ -89,10 +85,10 @@ def _of_image(scores: np.ndarray, targets: np.ndarray, decided: np.ndarray) -> l
         return [math.nan] * 8
 
     wrong = (decided != is_positive).sum()
-    decisions = [wrong == 0, wrong, count + len(negatives)]
     f1 = 2 * (decided & is_positive).sum() / max(decided.sum() + count, 1)
+    decisions = [f1, wrong == 0, wrong, count + len(negatives)]
     if count == 0:
-        return [1, 0, 0, math.nan, f1, *decisions]
+        return [1, 0, 0, math.nan, *decisions]
 
     # For each positive, in ascending order: the numbers of positives and of negatives with at
     # least the same score.
@@ -100,7 +96,7 @@ def _of_image(scores: np.ndarray, targets: np.ndarray, decided: np.ndarray) -> l
     errors = len(negatives) - np.searchsorted(negatives, positives)
     ranks = hits + errors
     ranking_loss = errors.mean() / max(len(negatives), 1)
-    return [(hits / ranks).mean(), ranks[0], ranking_loss, errors[-1] > 0, f1, *decisions]
+    return [(hits / ranks).mean(), ranks[0], ranking_loss, errors[-1] > 0, *decisions]
 
 
 def _area(scores: np.ndarray, targets: np.ndarray) -> float:

@@ -34,7 +34,7 @@ from mldec.data.types import StoredImages
 from mldec.errors import ConfigError, DataError, say
 from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
-from mldec.evaluation.output import Results, left_out, report, to_csv
+from mldec.evaluation.output import Results, left_out, report, same_scores, to_csv
 from mldec.evaluation.run import Scores
 from mldec.evaluators.label_errors import common_slope, platt
 from mldec.evaluators.multi_label import Counts
@@ -495,7 +495,7 @@ def calibrate_on_images(
         )
     scores = setup.scores()
     constant = setup.constant_classes(scores)
-    for line in setup.constant_warning(constant):
+    for line in same_scores(constant, loaded.weights, loaded.config.loss):
         log.warning(line)
 
     # Zero-shot models score any classes, so they have one threshold for all classes.

@@ -406,10 +406,8 @@ class Trainer:
                 values[f"val_raw/{name}"] = value
 
         # The loss only decides between equal metrics, and it is no metric of a model.
-        logged = {}
-        for prefix, name in zip(("val", "val_raw"), models, strict=False):
-            if name in losses:
-                logged[f"{prefix}/loss"] = losses[name]
+        prefixes = zip(("val", "val_raw"), models, strict=False)
+        logged = {f"{prefix}/loss": losses[name] for prefix, name in prefixes if name in losses}
         self._write_scalars(runlog, self.epoch + 1, values | logged)
         self._log_evaluation(metric, results)
         return values

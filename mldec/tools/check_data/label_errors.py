@@ -16,7 +16,7 @@ from mldec.data.types import DataModule, Split, picture
 from mldec.errors import ConfigError, say
 from mldec.evaluation.open import open_for_evaluation
 from mldec.evaluation.options import EvalOptions
-from mldec.evaluation.output import left_out
+from mldec.evaluation.output import left_out, same_scores
 from mldec.evaluation.run import Scores
 from mldec.evaluators.label_errors import Ranking, rank
 from mldec.files.atomic import csv_lines, write_json, write_result, write_texts
@@ -130,7 +130,8 @@ def rank_labels(loaded: Loaded, args: argparse.Namespace) -> RankedLabels:
     network = scoring(loaded.model, setup.loaded.classes, split.classes, setup.path)
     setup = replace(setup, data=data, network=network)
     scores = setup.scores()
-    for line in setup.constant_warning(setup.constant_classes(scores)):
+    constant = setup.constant_classes(scores)
+    for line in same_scores(constant, loaded.weights, loaded.config.loss):
         log.warning(line)
     return RankedLabels(split, scores, rank(scores.logits, scores.labels))
 

@@ -46,7 +46,7 @@ class Comparison:
         for name, (own, other, gap) in self.metrics.items():
             values = {"value": own.value, "other": other.value, "difference": gap.value}
             metrics[name] = values | {"low": gap.low, "high": gap.high}
-        keys = ("AP_difference", "low", "high")
+        keys = ("difference", "low", "high")
         columns = zip(names, self.per_class.T.tolist(), strict=True)
         return {
             "checkpoint": self.other,

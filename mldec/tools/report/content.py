@@ -21,7 +21,7 @@ from mldec.errors import DataError
 from mldec.evaluation import open as opening
 from mldec.evaluation.open import EvaluationSetup
 from mldec.evaluation.options import EvalOptions
-from mldec.evaluation.output import Results, report
+from mldec.evaluation.output import Results, report, same_scores
 from mldec.evaluation.run import Scores
 from mldec.files.run_folder import folder_of_run
 from mldec.tools.report import statistics
@@ -137,6 +137,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
     log.info(f"{setup.path}: {len(examples):,} heat maps")
     examples, heat_note = add_heat_maps(examples, setup, scores.indices)
 
+    constant_note = same_scores(constant, setup.loaded.weights, setup.loaded.config.loss)
     title = setup.loaded.config.name if setup.loaded.of_run else Path(setup.path).name
     if other is not None:
         title += f" compared with {other.path}"
@@ -159,7 +160,7 @@ def build_content(setup: EvaluationSetup, other: EvaluationSetup | None) -> Repo
         root=None if root is None else Path(root).expanduser().absolute(),
         comparison=comparison,
         resamples=len(resampled.resampled_ap),
-        notes=setup.constant_warning(constant) + score_notes(setup) + [heat_note] + training_notes,
+        notes=constant_note + score_notes(setup) + [heat_note] + training_notes,
     )
 
 

@@ -94,12 +94,6 @@ class Predictions:
             return np.exp(logits, dtype=np.float64)
         return expit(logits.astype(float))
 
-    def of_unseen(self, unseen: np.ndarray) -> "Predictions":
-        """Return the predictions of these classes on the images with a label of one of them."""
-        labels = self.labels[:, unseen]
-        has_unseen = (labels == 1).any(1, keepdims=True)
-        return replace(self, logits=self.logits[:, unseen], labels=np.where(has_unseen, labels, -1))
-
     def class_slices(self) -> list[slice]:
         """Return slices that divide the classes into blocks."""
         return [slice(k, k + CLASS_BLOCK) for k in range(0, self.logits.shape[1], CLASS_BLOCK)]
@@ -258,7 +252,11 @@ def _main_metrics(
         return values
 
     if len(getattr(evaluator, "unseen", ())):
-        unseen = predictions.of_unseen(evaluator.unseen.numpy())
+        # Only the images with an unseen label count.
+        columns = evaluator.unseen.numpy()
+        labels = predictions.labels[:, columns]
+        labels = np.where((labels == 1).any(1, keepdims=True), labels, -1)
+        unseen = replace(predictions, logits=predictions.logits[:, columns], labels=labels)
         values["zsl_mAP"] = _mean_ap(weighted_class_ap(unseen, weights))
 
     counts = weighted_counts(predictions, weights)
