@@ -231,6 +231,16 @@ class Run:
         return read_progress(self.folder / LOG_FILE).best
 
     @property
+    def metric(self) -> str | None:
+        """Name of the main metric, which selects the best checkpoint; None without evaluation."""
+        return None if self.best is None else self.best.metric
+
+    @property
+    def value(self) -> float | None:
+        """Best value of the main metric in percent; None before the first evaluation."""
+        return None if self.best is None else self.best.value
+
+    @property
     def metrics(self) -> dict[str, float | None]:
         """Metrics of `best` in percent, and its mean loss as "loss"."""
         return {} if self.best is None else self.best.metrics

@@ -96,6 +96,7 @@ class Best:
     raw: float | None = None  # best value of the raw weights
     average: float | None = None  # best value of the moving average
     falls: bool = True  # whether the last evaluation did not improve the moving average
+    loss: float | None = None  # validation loss of the best result; None if not measured
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from mldec.evaluation.frozen_features import reuse_tokens
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.run import Scores, all_scores, evaluator_of
 from mldec.evaluators import Evaluator
-from mldec.evaluators.constant import ConstantScores
+from mldec.evaluators.average_precision import average_precision
+from mldec.evaluators.constant import LEARNED_AP, ConstantScores
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 
@@ -68,7 +69,7 @@ class EvaluationSetup:
         return all_scores(self.network, data, self.config, device=self.device, path=self.path)
 
     def constant_classes(self, scores: Scores) -> tuple[str, ...]:
-        """Return the names of the classes with the same score for nearly all images."""
+        """Return the names of the classes that `ConstantScores` finds and that were not learned."""
         classes = self.data.val.classes
         constant = ConstantScores(len(classes))
         # CLIP scores are only comparable between classes. They may all be near 1.
@@ -77,7 +78,10 @@ class EvaluationSetup:
             labels = torch.from_numpy(scores.labels)
             for block in zip(logits.split(1024), labels.split(1024), strict=True):
                 constant.update(*block)
-        return tuple(classes.names[index] for index in constant.classes())
+        found = constant.classes()
+        ap = average_precision(scores.logits[:, found], scores.labels[:, found])["none"].tolist()
+        pairs = zip(found, ap, strict=True)
+        return tuple(classes.names[index] for index, value in pairs if 100 * value <= LEARNED_AP)
 
 
 def open_for_evaluation(
