@@ -64,6 +64,7 @@ class Metadata:
     checkpoint: dict[str, str]  # its file name, its SHA-256 hash, and its weights, "ema" or "raw"
     date: str  # of the export, in ISO 8601
     resize: str = "pillow"  # see `EvalTransform`; missing in older files
+    draft: int | None = None  # see `EvalTransform`; missing in older files
 
     @property
     def transform(self) -> EvalTransform:
@@ -73,6 +74,7 @@ class Metadata:
             crop=self.crop,
             interpolation=self.interpolation,
             resize=self.resize,
+            draft=self.draft,
         )
 
 
@@ -143,6 +145,7 @@ class TorchEngine:
         self.decoder = loaded.transform.decoder  # see `load_image`
         self.image_size = loaded.transform.image_size  # pixels per side of the network's input
         self.shorter_side = loaded.transform.shorter_side  # of the resized image before the crop
+        self.min_side = loaded.transform.min_side  # of decoded JPEG files
         check_decoder(self.decoder)
 
         self.device = next(loaded.model.parameters()).device
@@ -247,6 +250,7 @@ class ExportedEngine:
         self.precision = metadata.precision
         self.decoder = metadata.transform.decoder
         self.shorter_side = metadata.transform.shorter_side
+        self.min_side = metadata.transform.min_side
         self._resizes = metadata.resizes
         self.transform: Callable[[Picture], Tensor] = metadata.transform
         if metadata.resizes:
