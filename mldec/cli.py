@@ -104,7 +104,7 @@ def add_data_options(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "settings", nargs="*", metavar="key=value", help="such as data.root=/data/coco"
     )
-    add_precision_option(arguments, "as in training; on a CPU fp32, unless bf16 is fast")
+    add_precision_option(arguments, "that of the training; on a CPU fp32")
 
 
 def add_class_options(arguments: argparse._ActionsContainer) -> None:

@@ -54,21 +54,27 @@ def reuse_tokens(
 ) -> DataModule:
     """Replace validation images with cached tokens if a checkpoint was trained on tokens.
 
-    The images are kept if their transform or the precision differs from the training, if the model
-    averages several views, if there are several processes, or with train.cache_features=false.
+    The images are kept if their transform differs from the training, if the model averages several
+    views, if there are several processes, or with train.cache_features=false.
     """
     trained = loaded.config.train
     if not (trained.cache_features and config.train.cache_features):
         return data
     if loaded.model.views is not None or distributed.world_size() > 1:
         return data
-    if config.train.precision.for_device(device) is not trained.precision.for_device(device):
-        return data
 
     dataset = data.val.dataset
     if not isinstance(dataset, StoredImages) or dataset.transform != loaded.transform:
         return data
     data = replace(data, transform=loaded.transform)
+
+    # Tokens of each precision have their own folder.
+    used = config.train.precision.for_device(device)
+    if used is not trained.precision.for_device(device):
+        log.info(
+            f"validation tokens are computed once in {used.value}, those of the training are in "
+            f"{trained.precision.value}: the metrics can differ slightly from the training log"
+        )
     backbone = loaded.model.backbone.to(device)
     return with_tokens(data, backbone, config, device=device, stop=StopRequest())
 

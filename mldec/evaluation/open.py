@@ -149,24 +149,19 @@ def fit_to_device(config: Config, options: EvalOptions, device: torch.device, im
     train = config.train
     flags = {"tf32": train.tf32, "deterministic": train.deterministic}
     distributed.prepare_device(device, **flags, batches=images // train.eval_batch_size)
-    # Tensor cores are faster with channels_last, regardless of the training setting.
-    train.channels_last = device.type == "cuda"
 
-    recorded = train.precision
-    is_chosen = options.sets("train.precision")
-    slow = recorded.warning(device)
-    if is_chosen and slow:
-        log.warning(slow)
-    if device.type == "cuda":
-        return
+    wanted = train.precision
+    if options.sets("train.precision"):
+        if slow := wanted.warning(device):
+            log.warning(slow)
+    else:
+        wanted = wanted.after_training(device)
+    train.precision = wanted.for_device(device)
+    log.info(f"{options.checkpoint}: scoring in {train.precision.value} on {device}")
 
-    train.precision = recorded.after_training(device)
-    if is_chosen:
-        train.precision = recorded.for_device(device)
-    # Convolutions in bf16 are faster with it on a CPU, too.
-    train.channels_last = train.precision is Precision.bf16
-    if recorded.half and train.precision is Precision.fp32:
-        log.info(f"evaluated in fp32 on a CPU, not in train.precision={recorded.value}")
+    # Tensor cores are faster with channels_last, regardless of the training setting. Convolutions
+    # in bf16 are faster with it on a CPU, too.
+    train.channels_last = device.type == "cuda" or train.precision is Precision.bf16
 
 
 def check_size(data: DataModule, loaded: Loaded, options: EvalOptions) -> None:

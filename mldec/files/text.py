@@ -72,11 +72,11 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: it is not valid JSON ({error}); restore it") from error
 
 
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file."""
+def read_yaml(path: Path, *, as_text: bool = False) -> Any:
+    """Return the content of a YAML file. With `as_text`, all scalars are text, also 1.10 and no."""
     text = read_text(path)
     with naming_errors(path, DataError, remedy="correct it"):
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=yaml.BaseLoader if as_text else yaml.SafeLoader)
 
 
 def read_lines(path: Path) -> list[str]:

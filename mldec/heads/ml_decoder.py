@@ -43,7 +43,8 @@ class MLDecoder(nn.Module):
 
     Args:
         in_features: Width C of the tokens.
-        num_classes: Number of classes K, 1 or more. Ignored with `word_dim`, where it may be 0.
+        num_classes: Number of classes K, 1 or more; required. Ignored with `word_dim`, where it
+            may be 0.
         num_groups: Number of group queries G, clipped to K. None for one query per class.
         embed_dim: Decoder width D.
         num_heads: Number of attention heads. Must divide D.
@@ -66,7 +67,7 @@ class MLDecoder(nn.Module):
     def __init__(
         self,
         in_features: int,
-        num_classes: int,
+        num_classes: int | None = None,
         *,
         num_groups: int | None = 100,
         embed_dim: int = 768,
@@ -79,6 +80,12 @@ class MLDecoder(nn.Module):
         self_attention: bool = False,
         word_dim: int | None = None,
     ) -> None:
+        if num_classes is None:
+            # The first argument of the official class is the number of classes.
+            raise TypeError(
+                "MLDecoder(in_features, num_classes): num_classes is missing; the official "
+                f"MLDecoder({in_features}) is MLDecoder(2048, {in_features})"
+            )
         super().__init__()
         at_least_one(embed_dim=embed_dim, mlp_dim=mlp_dim, num_layers=num_layers)
         at_least_one(num_groups=num_groups, word_dim=word_dim)

@@ -224,7 +224,8 @@ class VisionLanguagePseudoLabels(_PerImage, EntropyMaximization):
 
     Source: Xing et al., "Vision-Language Pseudo-Labels for Single-Positive Multi-Label Learning"
     (arXiv 2310.15985), and the official code for ResNet-50, with CLIP ViT-L/14 at 336 pixels. The
-    official code scores augmented images in each step. Its prompts are not published.
+    official code scores augmented images in each step, and its text features of VOC and COCO are
+    those of the class names alone.
 
     Args:
         scores: JSON Lines file of `mldec predict clip:MODEL --content scores`, with a softmax over

@@ -520,6 +520,7 @@ def calibrate_on_images(
         fingerprint=fingerprint(setup.data.val),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         error=outcome.cross_fitted["ECE"],
+        metrics=outcome.cross_fitted,
         constant=constant,
         source=source,
     )

@@ -8,9 +8,10 @@ import pytest
 import torch
 import trees
 from readers import write_picture
-from support import write_coco
+from support import header_commands, write_coco
 
-from mldec.config.compose import compose
+from mldec import build
+from mldec.config.compose import compose, options
 from mldec.config.schema import Decay, Schedule, ScheduleName
 from mldec.files.torch_files import read_torch
 
@@ -234,3 +235,35 @@ def test_recipes_have_official_settings():
 
     asl = compose(["+experiment=asl_coco_tresnet_l_448"]).train
     assert (asl.epochs, asl.stop_epoch, asl.batch_size) == (80, 41, 128)
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+def test_commands_in_headers_are_valid_and_select_no_epoch_on_test_images(name):
+    commands = header_commands(name)
+    assert ["train", f"+experiment={name}"] in [command[:2] for command in commands]
+    for command, *words in commands:
+        if command == "train":
+            build.check(compose(words))
+        else:
+            # best.pt is a figure on test images only if held-out images selected the epoch.
+            is_last = words[0].endswith("/checkpoints/last.pt")
+            is_held_out = compose([f"+experiment={name}"]).data.get("fold") is not None
+            assert is_last or (is_held_out and words[1:] == ["data.fold=null"])
+
+
+def test_commands_for_other_data_have_its_constants():
+    trainings = [words for command, *words in header_commands("coco_lt") if command == "train"]
+    coco, voc = [compose(words) for words in trainings]
+    for config, negative_scale, mu in ((coco, 2.0, 0.2), (voc, 5.0, 0.3)):
+        loss = build.recorded(config, build.check(config)).loss
+        assert (loss["negative_scale"], loss["mu"]) == (negative_scale, mu)
+    assert coco.data["_target_"].endswith(".coco")
+    assert (voc.data["_target_"], voc.name) == ("mldec.data.readers.voc", "voc_lt")
+    assert ["evaluate", f"outputs/{voc.name}/checkpoints/last.pt"] in [
+        command[:2] for command in header_commands("coco_lt")
+    ]
+
+    # The only evaluation on the test photos is that of the last epoch.
+    _, test = [compose(words) for _, *words in header_commands("corel5k")]
+    assert test.data["val"] == "test"
+    assert test.train.eval_every == test.train.epochs

@@ -4,6 +4,8 @@ import importlib
 import inspect
 import json
 import logging
+import re
+import shlex
 import sys
 import tempfile
 import time
@@ -311,3 +313,45 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("time", "train/images_per_second", "train/data_wait", "train/memory_gib")
     return [{key: value for key, value in line.items() if key not in timed} for line in lines]
+
+
+COMMAND = re.compile(r"(?:.*: | +)?(?:mldec |torchrun .* -m mldec\.)(train|evaluate) (.*)")
+SETTING = re.compile(r"~[\w.]+|[\w.+']+=[^,]+(?:,[^,]+)*")
+
+
+def leading_settings(words: Sequence[str]) -> list[str]:
+    """Return the words before the first one that is not a setting."""
+    settings = []
+    for word in words:
+        setting = word.rstrip(",.:")
+        if not SETTING.fullmatch(setting):
+            break
+        settings.append(setting)
+    return settings
+
+
+def header_commands(experiment: str) -> list[list[str]]:
+    """Return the commands and variants in the header of an experiment, as words without `mldec`.
+
+    A variant is a line with an indentation that starts with settings. It is returned as a training
+    with these settings.
+    """
+    text = Path(config_dir(), "experiment", f"{experiment}.yaml").read_text(encoding="utf-8")
+    commands: list[list[str]] = []
+    is_open = False  # whether the next line can continue a command
+    for line in text.partition("\ndefaults:")[0].splitlines():
+        line = line.removeprefix("# ")
+        command = COMMAND.fullmatch(line)
+        if command is not None:
+            words = shlex.split(command[2].replace("$drop", "0.5"))
+            commands.append([command[1]] + words)
+            is_open = True
+            continue
+
+        settings = leading_settings(line.replace("'", "").split()) if line.startswith("  ") else []
+        if settings and is_open:
+            commands[-1] += settings
+        elif settings:
+            commands.append(["train", f"+experiment={experiment}"] + settings)
+        is_open = is_open and bool(settings)
+    return commands

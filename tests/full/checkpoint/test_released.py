@@ -14,6 +14,7 @@ from torch import nn
 
 from mldec.backbones import TimmBackbone
 from mldec.checkpoint import load_model
+from mldec.heads.gap import GAP
 from mldec.heads.ml_decoder import OFFICIAL_NAMES as ML_DECODER
 from mldec.heads.ml_decoder import MLDecoder
 from mldec.heads.query2label import Query2Label
@@ -171,6 +172,17 @@ def test_asl_file_gives_logits_of_the_formulas(
         expected = official.gap_logits(state, official.tresnet_features(state, images))
         assert expected.abs().max() > 0.1
         torch.testing.assert_close(loaded.model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_csl_file_with_gap_on_the_network_of_the_paper(save):
+    model = Classifier(TimmBackbone("tresnet_v2_l"), GAP(2048, 30)).eval()
+    state = tresnet_layout(model)
+    assert state["head.fc.weight"].shape == (30, 2048)
+    loaded = load_model(save({"model": state}, "ltresnet_v2_opim_87.34.pth"), image_size=64)
+    assert loaded.config.backbone["name"] == "tresnet_v2_l"
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), model(images), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("self_attention", [False, True])

@@ -34,6 +34,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     content = json.loads((tmp_path / "c.json").read_text())
     stored = loading.load(calibrated).calibration
     assert (stored.error, stored.constant) == (content["metrics"]["ECE"], ())
+    assert stored.metrics == content["metrics"]
     words = [*WORDS, "--json", tmp_path / "e.json"]
     cli.out("evaluate", calibrated, *words)
     report = json.loads((tmp_path / "e.json").read_text())
@@ -52,8 +53,7 @@ def test_evaluate_and_predict_use_the_stored_thresholds(cli, best, tmp_path):
     rows = []
     for more in ([], ["--threshold", "0"]):
         words = [*WORDS[:2], *more, "--json", "-"]
-        status, out, err = cli("predict", calibrated, photo, *words)
-        assert (status, err) == (0, "")
+        out = cli.out("predict", calibrated, photo, *words)
         rows.append({item["name"]: item for item in json.loads(out)[0]["predictions"]})
     present, every = rows
     assert len(every) == 10

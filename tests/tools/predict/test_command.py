@@ -103,12 +103,13 @@ def test_all_formats_have_the_same_rows(cli, best, photos, predict):
 
     # The console has a line per image. Standard output contains only the rows.
     status, out, err = predict()
-    first, *others = out.splitlines()
+    precision, first, *others = out.splitlines()
+    assert precision == f"{best}: scoring in fp32 on cpu"
     scores = ", ".join(f"{item['name']} {item['score']:.3f}" for item in rows[0]["predictions"])
     assert (status, first, len(others)) == (1, f"{photos / '0.png'}: {scores}", 8)
     for option, read in (("--jsonl", rows_of), ("--json", json.loads)):
         status, out, err = cli("predict", best, photos / "0.png", *SHARED, option, "-")
-        assert (status, err, read(out)) == (0, "", rows[:1])
+        assert (status, err, read(out)) == (0, f"{precision}\n", rows[:1])
 
 
 def test_complete_result_is_not_changed(photos, predict):

@@ -135,7 +135,6 @@ def test_tokens_of_another_precision_are_not_read():
     [
         (None, []),
         ("off", ["train.cache_features=false"]),
-        ("precision", ["train.precision=bf16"]),
         ("size", ["data.image_size=48"]),
         ("whole network", []),
         ("views", []),
@@ -156,6 +155,27 @@ def test_evaluation_reuses_tokens_of_same_input(reason, settings, monkeypatch):
     assert isinstance(reused.val.dataset, StoredTokens) == (reason is None)
     assert model.backbone.images == (8 if reason is None else 0)
     assert len(reused.val.dataset) == 8
+
+
+def test_evaluation_computes_tokens_of_its_precision_once(caplog):
+    caplog.set_level("INFO", "mldec")
+    trained, data = composed("train.precision=bf16")
+    backbone = Counting()
+    cached(backbone, "train.precision=bf16").load_train()
+    model = SimpleNamespace(backbone=backbone, views=None)
+    loaded = SimpleNamespace(config=trained, model=model, transform=data.transform)
+    assert backbone.images == 16
+
+    # The tokens of training are in bf16, those of the evaluation in fp32.
+    for computed in (24, 24):
+        config = override(trained, ["train.precision=fp32"])
+        [tokens, _] = fixed_sample(reuse_tokens(data, loaded, config, device=CPU).val.dataset, 3)
+        assert backbone.images == computed
+    backbone.eval()
+    expected = backbone(fixed_sample(data.val.dataset, 3)[0][None])[0]
+    torch.testing.assert_close(tokens, expected.detach())
+    assert "fp32" in caplog.text
+    assert "bf16" in caplog.text
 
 
 def test_unreadable_files_are_named_or_skipped(own_photos):

@@ -151,6 +151,11 @@ def check_moments(tensor, std):
     assert tensor.std().item() == pytest.approx(std, rel=6 / math.sqrt(2 * size))
 
 
+def test_official_call_names_the_arguments_of_this_class():
+    with pytest.raises(TypeError, match=r"in_features.*MLDecoder\(2048, 80\)"):
+        MLDecoder(80)
+
+
 def test_initialization_matches_official_code():
     torch.manual_seed(0)
     state = MLDecoder(2048, 1000).state_dict()  # 100 groups are the default
