@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mldec.errors import brief
+from mldec.errors import ConfigError, brief
 from mldec.files.cache import cache_folder
 
 log = logging.getLogger("mldec")
@@ -31,6 +31,21 @@ NETWORK = "network.xml"  # in a folder of the cache, beside its weights
 def is_installed() -> bool:
     """Return True if the package openvino is installed."""
     return importlib.util.find_spec("openvino") is not None
+
+
+def uses_openvino(engine: str, device: torch.device) -> bool:
+    """Return whether OpenVINO computes a backbone on a device.
+
+    Args:
+        engine: "auto" for OpenVINO on a CPU if it is installed, "torch" or "openvino".
+        device: Device of the model. OpenVINO is only used on a CPU.
+
+    Raises:
+        ConfigError: If OpenVINO is required and not installed.
+    """
+    if engine == "openvino" and not is_installed():
+        raise ConfigError("engine=openvino: it is not installed; run pip install -e '.[cpu]'")
+    return engine != "torch" and device.type == "cpu" and is_installed()
 
 
 def _import_openvino() -> Any:

@@ -9,6 +9,9 @@ from torch import nn
 
 from mldec.backbones import TimmBackbone
 from mldec.backbones.openvino_backbone import OpenVinoBackbone, convert, is_installed
+from mldec.checkpoint import load_model
+from mldec.errors import ConfigError
+from mldec.tools.predict.engine import TorchEngine
 
 # `importorskip` would import its telemetry.
 pytestmark = pytest.mark.skipif(not is_installed(), reason="an extra")
@@ -59,6 +62,27 @@ def test_conversion_is_stored_by_weights(cache):
     converted = convert(backbone, 64)
     assert len(list(cache.iterdir())) == 2
     torch.testing.assert_close(converted(images(2)), backbone(images(2)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["auto", "openvino"])
+def test_predictions_with_openvino_equal_those_with_torch(digits_run, engine):
+    loaded = load_model(digits_run, plugins=["patches"])
+    size = loaded.transform.image_size
+    batch = images(3, size)
+    expected = TorchEngine(loaded, engine="torch").answer(batch, features=True)
+    found = TorchEngine(loaded, engine=engine)
+    assert isinstance(found._network.backbone, OpenVinoBackbone)
+    answers = found.answer(batch, features=True)
+    torch.testing.assert_close(answers.scores, expected.scores, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(answers.features, expected.features, rtol=1e-4, atol=1e-4)
+
+
+def test_missing_package_is_named_only_if_it_is_required(digits_run, monkeypatch):
+    monkeypatch.setattr("mldec.backbones.openvino_backbone.is_installed", lambda: False)
+    loaded = load_model(digits_run, plugins=["patches"])
+    assert TorchEngine(loaded).program == "torch"
+    with pytest.raises(ConfigError, match=r"^engine=openvino.*\[cpu\]"):
+        TorchEngine(loaded, engine="openvino")
 
 
 def test_backbone_that_is_not_converted_correctly_stays_in_torch(caplog):
