@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -182,7 +182,7 @@ class TorchEngine:
     def _network(self) -> Classifier:
         """Model for inference: channels_last, with folded batch norms."""
         half = self._precision.half
-        options = {"fold": True, "compiled": self.compiled}
+        options: dict[str, Any] = {"fold": True, "compiled": self.compiled}
         options["openvino"] = self.program == "OpenVINO"
         model = for_inference(self.loaded.model, self.image_size, half, **options)
         return model.to(memory_format=torch.channels_last)
@@ -222,7 +222,7 @@ class TorchEngine:
         """Return an engine of the same zero-shot model for other classes."""
         check_queries(self.loaded.classes, classes, "the checkpoint")
         loaded = replace(self.loaded, classes=classes)
-        options = {"compiled": self.compiled, "engine": self._engine}
+        options: dict[str, Any] = {"compiled": self.compiled, "engine": self._engine}
         engine = TorchEngine(loaded, self._precision, **options)
         engine._network = self._network
         return engine
