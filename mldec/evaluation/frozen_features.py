@@ -29,7 +29,7 @@ from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
 
-FORMAT = 2  # of token files; increase it if their content changes
+FORMAT = 3  # of token files; increase it if their content changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,11 @@ class StoredTokens(StoredImages):
         if not file.exists():
             # The image was unreadable: raise its error again.
             super().load(index, rng)
-        with naming_errors(file, DataError, remedy="delete it, and run the command again"):
-            tokens = torch.from_numpy(np.load(file))
+        remedy = "delete it, and run the command again"
+        with naming_errors(file, DataError, remedy=remedy), file.open("rb") as stream:
+            tokens = torch.from_numpy(np.load(stream))
+            if str(np.load(stream)) != _key_of(file):
+                raise ValueError("it has the tokens of another image or network")
         return tokens, self.labels.row(index)
 
 
@@ -173,10 +176,16 @@ def _compute(
                 for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
                     with replacing(files[index]) as file:
                         np.save(file, array)
+                        np.save(file, _key_of(files[index]))
             count = len(batch.images) + len(batch.bad)
             done += count
             bar.update(count)
     backbone.train(was_training)
+
+
+def _key_of(file: Path) -> str:
+    """Return the second array of a token file: the hashes of the network and of the image."""
+    return f"{file.parent.name}/{file.stem}"
 
 
 def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:

@@ -217,6 +217,8 @@ class Trainer:
 
     def _predict_train(self, runlog: RunLog) -> Tensor:
         """Return the logits of all training images, float32 [N, K]; NaN for unreadable images."""
+        # Dropout would draw random numbers that a resumed run cannot repeat.
+        self.learner.model.eval()
         split = self.data.train
         shape = (len(split.dataset), len(split.classes))
         logits = torch.full(shape, math.nan, device=self.device)

@@ -252,9 +252,11 @@ def create_app(predictor: Predictor, host: str = "localhost") -> FastAPI:
         if not _is_own_name(name, own_names):
             return JSONResponse({"detail": f"unknown host name {visible(name)}"}, 403)
 
-        # Only browsers send this header.
-        site = request.headers.get("sec-fetch-site", "none")
-        if request.method == "POST" and site not in ("same-origin", "none"):
+        # Browsers send Sec-Fetch-Site only over HTTPS or to localhost, but Origin with each POST.
+        site = request.headers.get("sec-fetch-site")
+        origin = request.headers.get("origin", f"//{name}")
+        is_own = site in ("same-origin", "none") if site else origin.partition("//")[2] == name
+        if request.method == "POST" and not is_own:
             return JSONResponse({"detail": "requests from other sites are not allowed"}, 403)
         return await call_next(request)
 

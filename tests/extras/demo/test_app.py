@@ -225,6 +225,21 @@ def test_pages_of_other_sites_are_rejected(client):
         assert response.status_code == status
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:7860", 200),
+        ("http://evil.example", 403),
+        ("http://127.0.0.1:80", 403),
+        ("null", 403),
+    ],
+)
+def test_origin_of_a_page_must_be_the_host_without_sec_fetch_site(client, origin, status):
+    """Browsers send no Sec-Fetch-Site over HTTP to other machines."""
+    files = [("photos", ("a.png", png()))]
+    assert client.post(PREDICT, files=files, headers={"origin": origin}).status_code == status
+
+
 def test_page_loads_no_other_host_and_escapes_names(engine):
     loaded = networks.loaded("full")
     names = ("<script>alert(1)</script>", *loaded.classes.names[1:])

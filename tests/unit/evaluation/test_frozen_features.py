@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from photos import write_photos
@@ -191,6 +192,24 @@ def test_unreadable_files_are_named_or_skipped(own_photos):
     for index, name in ((2, "own/2.png"), (4, str(damaged)), (5, str(missing))):
         with pytest.raises(DataError, match=name):
             fixed_sample(dataset, index)
+
+
+def test_token_files_of_another_image_or_content_are_named():
+    dataset = cached(Counting()).train.dataset
+    first, second, other, line, network = dataset.files[:5]
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    np.save(other, np.zeros((3, 6), np.float32))
+    np.save(line, np.zeros(6, np.float32))
+
+    backbone = Counting()
+    nn.init.zeros_(backbone.weight)
+    network.write_bytes(cached(backbone).train.dataset.files[4].read_bytes())
+    for index, file in enumerate((first, second, other, line, network)):
+        with pytest.raises(DataError, match=f"^{file} "):
+            fixed_sample(dataset, index)
+    assert fixed_sample(dataset, 5)[0].shape == (4, 6)
 
 
 def test_stopped_computation_continues():

@@ -25,7 +25,9 @@ from mldec.errors import CheckpointError, UserError
 from mldec.evaluation.output import Results
 from mldec.files import torch_files
 from mldec.files.torch_files import read_torch
+from mldec.losses import PseudoNegatives
 from mldec.losses.asymmetric import AsymmetricLoss
+from mldec.losses.common import TrainImages
 from mldec.losses.partial import PartialAsymmetricLoss
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
@@ -143,6 +145,20 @@ def test_resume_restores_draws_by_class_mid_epoch(tmp_path):
     make = partial(trainer, config, images=16, sampling=Sampling(sampler="class_aware"))
     assert make(tmp_path).batches.num_images == 16
     check_resume(make, tmp_path, step=4)
+
+
+def test_resume_before_the_first_step_of_an_epoch_repeats_pseudo_labels(tmp_path):
+    labels = torch.nn.functional.one_hot(torch.arange(32) % 4, 4)
+    images = TrainImages(labels, [f"square {image}" for image in range(32)], ["a", "b", "c", "d"])
+    config = settings("train.save_every_steps=1", "train.epochs=3")
+
+    def make(folder):
+        loss = PseudoNegatives(warmup_epochs=1, train_images=images)
+        return trainer(config, folder, loss=loss, dropout=0.5)
+
+    # Step 8 is the first step of epoch 2, whose scores were computed before the kill.
+    resumed = check_resume(make, tmp_path, step=8)
+    assert (resumed.learner.loss.pseudo >= 0).any()
 
 
 @pytest.mark.usefixtures("scores")
