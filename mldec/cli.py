@@ -142,6 +142,16 @@ def add_compile_option(arguments: argparse._ActionsContainer) -> None:
     )
 
 
+def add_engine_option(arguments: argparse._ActionsContainer) -> None:
+    """Add --engine to a command that scores images."""
+    arguments.add_argument(
+        "--engine",
+        choices=("auto", "torch", "openvino"),
+        default="auto",
+        help="program that computes the backbone on a CPU; auto: openvino if it is installed",
+    )
+
+
 def precision_setting(args: argparse.Namespace) -> list[str]:
     """Return --precision as a list of settings of the run, empty without the option."""
     if args.precision is None:

@@ -123,8 +123,15 @@ class EvalTransform:
     decoder: str = "pillow"  # one of DECODERS; all return the same pixels
     resize: str = "pillow"  # or "tensor" (torch), which differs by at most 1 of 255
 
+    # Decode JPEG files at 1/2, 1/4 or 1/8 of their size, as long as both sides keep `draft` times
+    # the pixels of the resized image. Large photos are decoded several times as fast, and their
+    # pixels change slightly. None decodes the whole image.
+    draft: int | None = None
+
     def __post_init__(self) -> None:
         _check_size(self.image_size)
+        if self.draft is not None and (type(self.draft) is not int or self.draft < 1):
+            raise ConfigError(f"draft: {self.draft!r} is not a positive integer or null")
         if self.crop is not None:
             _check_fraction("test crop", self.crop, MIN_TEST_CROP)
         _check_known("interpolation", self.interpolation, INTERPOLATIONS)
@@ -148,6 +155,13 @@ class EvalTransform:
         if self.crop is None:
             return self.image_size
         return math.floor(self.image_size / self.crop)
+
+    @property
+    def min_side(self) -> int | None:
+        """Minimum number of pixels per side of a decoded JPEG file, see `draft`."""
+        if self.draft is None:
+            return None
+        return self.draft * self.shorter_side
 
     def visible_part(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the visible box of an image: left, top, right, bottom in pixels."""
@@ -218,6 +232,7 @@ class View:
 
     decoder: str = "pillow"  # see `EvalTransform`
     resize: str = "pillow"  # see `EvalTransform`
+    draft: int | None = None  # see `EvalTransform`; training images are decoded at full size
 
     def __post_init__(self) -> None:
         _check_size(self.image_size)
@@ -243,6 +258,7 @@ class View:
             interpolation=interpolation,
             decoder=self.decoder,
             resize=self.resize,
+            draft=self.draft,
         )
 
 
@@ -252,6 +268,8 @@ class TrainTransform:
     Source: official train.py, Resize -> CutoutPIL(0.5) -> RandAugment -> ToTensor. For ImageNet:
     timm's transforms_imagenet_train: crop 0.08, flip, "rand-...", erase.
     """
+
+    min_side = None  # a random crop may need the pixels of the whole image
 
     def __init__(self, view: View) -> None:
         # "random" has one resize operation per interpolation.

@@ -104,6 +104,7 @@ class StoredImages:
             self.name(index),
             partial(self.transform, rng=rng),
             self.storage.content(index),
+            draft=self.transform.min_side,
             decoder=self.transform.decoder,
         )
         return image, self.labels.row(index)

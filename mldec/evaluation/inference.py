@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mldec.backbones.folding import fold_batchnorms
+from mldec.backbones.openvino_backbone import convert
 from mldec.errors import ConfigError, brief
 from mldec.model import Classifier
 
@@ -14,20 +15,30 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def for_inference(
-    model: Model, image_size: int, half: torch.dtype | None, *, fold: bool, compiled: bool = False
+    model: Model,
+    image_size: int,
+    half: torch.dtype | None,
+    *,
+    fold: bool,
+    compiled: bool = False,
+    openvino: bool = False,
 ) -> Model:
     """Return a model for inference. A folded backbone has new weights, all others are shared.
 
     `model` is a `Classifier`, or a module that contains one, in evaluation mode. It is returned
-    itself if neither option is set. For `image_size` and `half` see `fold_batchnorms`. Folded
-    weights do not follow later changes. Raises ConfigError if the compilation fails.
+    itself if no option is set. For `image_size` and `half` see `fold_batchnorms`. Folded weights
+    do not follow later changes. `openvino` converts the backbone, see `openvino_backbone`. Raises
+    ConfigError if the compilation fails.
     """
-    if not (fold or compiled):
+    if not (fold or compiled or openvino):
         return model
 
     [classifier] = [module for module in model.modules() if isinstance(module, Classifier)]
     parts = {"backbone": classifier.backbone, "head": classifier.head}
-    if fold:
+    if openvino:
+        parts["backbone"] = convert(classifier.backbone, image_size, half)
+    # The conversion folds batch norms, and returns the backbone if it fails.
+    if fold and parts["backbone"] is classifier.backbone:
         parts["backbone"] = fold_batchnorms(classifier.backbone, image_size, half)
     if compiled:
         device = next(model.parameters()).device

@@ -496,6 +496,7 @@ def build_metadata(program: Program, loaded: Loaded, args: argparse.Namespace) -
         crop=loaded.transform.crop,
         interpolation=loaded.transform.interpolation,
         resize=loaded.transform.resize,
+        draft=loaded.transform.draft,
         resizes=args.any_size,
         mean=normalization("mean"),
         std=normalization("std"),

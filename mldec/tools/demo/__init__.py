@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_precision_option(
         arguments, "on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32"
     )
+    cli.add_engine_option(arguments)
     return arguments
 
 

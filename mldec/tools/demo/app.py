@@ -180,7 +180,10 @@ class Predictor:
         if len(content) > MAX_FILE:
             raise DataError(f"more than {MAX_FILE // MiB} MiB")
         image = read_image(result.image, content, max_pixels=MAX_PIXELS)
-        pixels = engine.transform(image)[None]
+        small = image
+        if engine.min_side is not None:
+            small = read_image(result.image, content, draft=engine.min_side)
+        pixels = engine.transform(small)[None]
         scores = engine.answer(pixels).scores[0].cpu()
         if not torch.isfinite(scores).all():
             raise DataError("the scores are not finite")

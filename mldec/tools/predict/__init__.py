@@ -17,6 +17,7 @@ __getattr__ = lazily(__name__, {"Tagger": "tagger"})
 # Options of the command that `mldec.load` and `Tagger` accept.
 LOAD_OPTIONS = ["weights", "image_size", "class_names", "plugin", "device", "precision", "views"]
 LOAD_OPTIONS += ["classes", "vectors", "top", "threshold", "thresholds", "compile"]
+LOAD_OPTIONS += ["engine"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -111,6 +112,7 @@ def processing_options(arguments: argparse.ArgumentParser) -> None:
         processing, "on a GPU that of the training if fp16 or bf16, else auto; on a CPU fp32"
     )
     cli.add_compile_option(processing)
+    cli.add_engine_option(processing)
     add("--batch-size", type=cli.positive, help="default 16, on a GPU 64")
     add("--workers", type=cli.whole, metavar="N", help="decoding processes (default: one per CPU)")
 

@@ -237,7 +237,7 @@ class Predictor:
             if workers == 1 and not self._on_gpu:
                 workers = 0  # decode in this process
         self._workers = workers
-        min_side = DRAFT * engine.shorter_side if draft else None
+        min_side = DRAFT * engine.shorter_side if draft else engine.min_side
         self._decoder = Decoder(engine.transform, min_side, engine.decoder)
 
     def rows(self, items: Iterator[Item], stop: StopRequest, *, hint: str = "") -> Iterator[Row]:

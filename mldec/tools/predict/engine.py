@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
+from mldec.backbones.openvino_backbone import uses_openvino
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.sources import is_exported
@@ -67,6 +68,7 @@ class Metadata:
     checkpoint: dict[str, str]  # its file name, its SHA-256 hash, and its weights, "ema" or "raw"
     date: str  # of the export, in ISO 8601
     resize: str = "pillow"  # see `EvalTransform`; missing in older files
+    draft: int | None = None  # see `EvalTransform`; missing in older files
 
     @property
     def transform(self) -> EvalTransform:
@@ -76,6 +78,7 @@ class Metadata:
             crop=self.crop,
             interpolation=self.interpolation,
             resize=self.resize,
+            draft=self.draft,
         )
 
 
@@ -129,13 +132,24 @@ class Answers(NamedTuple):
 
 
 class TorchEngine:
-    """A checkpoint in torch. `compiled` compiles its network."""
+    """A checkpoint in torch. `compiled` compiles its network.
+
+    Its backbone is computed by OpenVINO on a CPU, see `uses_openvino` for `engine`.
+    """
 
     def __init__(
-        self, loaded: Loaded, precision: Precision | None = None, *, compiled: bool = False
+        self,
+        loaded: Loaded,
+        precision: Precision | None = None,
+        *,
+        compiled: bool = False,
+        engine: str = "auto",
     ) -> None:
         self.loaded = loaded
         self.compiled = compiled
+        self._engine = engine
+        is_converted = uses_openvino(engine, next(loaded.model.parameters()).device)
+        self.program = "OpenVINO" if is_converted and not compiled else "torch"
         self.path = loaded.path
         self.classes = loaded.classes
         self.zero_shot = loaded.classes.word_vectors is not None
@@ -146,6 +160,7 @@ class TorchEngine:
         self.decoder = loaded.transform.decoder  # see `load_image`
         self.image_size = loaded.transform.image_size  # pixels per side of the network's input
         self.shorter_side = loaded.transform.shorter_side  # of the resized image before the crop
+        self.min_side = loaded.transform.min_side  # of decoded JPEG files
         check_decoder(self.decoder)
 
         self.device = next(loaded.model.parameters()).device
@@ -167,7 +182,8 @@ class TorchEngine:
     def _network(self) -> Classifier:
         """Model for inference: channels_last, with folded batch norms."""
         half = self._precision.half
-        options = {"fold": True, "compiled": self.compiled}
+        options: dict[str, Any] = {"fold": True, "compiled": self.compiled}
+        options["openvino"] = self.program == "OpenVINO"
         model = for_inference(self.loaded.model, self.image_size, half, **options)
         return model.to(memory_format=torch.channels_last)
 
@@ -206,7 +222,8 @@ class TorchEngine:
         """Return an engine of the same zero-shot model for other classes."""
         check_queries(self.loaded.classes, classes, "the checkpoint")
         loaded = replace(self.loaded, classes=classes)
-        engine = TorchEngine(loaded, self._precision, compiled=self.compiled)
+        options: dict[str, Any] = {"compiled": self.compiled, "engine": self._engine}
+        engine = TorchEngine(loaded, self._precision, **options)
         engine._network = self._network
         return engine
 
@@ -248,8 +265,10 @@ class ExportedEngine:
 
         self.image_size = metadata.image_size
         self.precision = metadata.precision
+        self.program = "ONNX Runtime"
         self.decoder = metadata.transform.decoder
         self.shorter_side = metadata.transform.shorter_side
+        self.min_side = metadata.transform.min_side
         self._resizes = metadata.resizes
         self.transform: Callable[[Picture], Tensor] = metadata.transform
         if metadata.resizes:
@@ -289,6 +308,7 @@ class EngineOptions(FromValues):
 
     precision: str | None = None  # a value of `Precision`
     compile: bool = False
+    engine: str = "auto"  # of the backbone on a CPU, see `uses_openvino`
     classes: str | None = None  # other classes of a zero-shot model, separated by commas
     vectors: str | None = None  # file of word vectors, or a text encoder
 
@@ -311,7 +331,8 @@ def open_engine(options: EngineOptions, *, typed_classes: bool = False) -> Engin
         engine = _open_checkpoint(options, typed_classes)
     if typed_classes and options.vectors is not None and not engine.zero_shot:
         raise ConfigError(f"--vectors: {options.checkpoint} is not a zero-shot model; omit it")
-    log.info(f"{options.checkpoint}: scoring in {engine.precision} on {engine.device}")
+    where = f"{engine.device} with {engine.program}"
+    log.info(f"{options.checkpoint}: scoring in {engine.precision} on {where}")
     return engine
 
 
@@ -334,7 +355,9 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
         remedy = "pass --vectors FILE" if typed_classes else "pass --classes, and --vectors"
         raise CheckpointError(f"{options.checkpoint}: class names are missing; {remedy}")
     precision = None if options.precision is None else Precision(options.precision)
-    return TorchEngine(loaded, precision, compiled=options.compile)
+    if options.compile and options.engine == "openvino":
+        raise ConfigError("--engine openvino: not supported with --compile; omit one")
+    return TorchEngine(loaded, precision, compiled=options.compile, engine=options.engine)
 
 
 def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:

@@ -11,9 +11,11 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from mldec.data.images import load_image
+from mldec.data.labels import from_dense
 from mldec.data.official_augment import augment_by_pair, cutout
 from mldec.data.sampling import SampleRandom
 from mldec.data.transforms import EvalTransform, TrainTransform, View, to_tensor
+from mldec.data.types import ImageFiles, StoredImages
 from mldec.errors import ConfigError, DataError
 
 PLAIN = {"augment": "none", "cutout": 0}
@@ -199,11 +201,28 @@ def test_torch_resize_differs_from_pillow_by_two_levels(size, interpolation):
         (training, {"interpolation": "lanczos"}, "interpolation: 'lanczos'"),
         (training, {"decoder": "x"}, "decoder: 'x'"),
         (EvalTransform, {"crop": 0.0}, "test crop: 0.0"),
+        (EvalTransform, {"draft": 0}, "draft: 0"),
     ],
 )
 def test_setting_out_of_range_is_named(make, arguments, name):
     with pytest.raises(ConfigError, match=name):
         make(**{"image_size": 64, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("draft", "decoded"), [(None, (1800, 1200)), (1, (450, 300)), (2, (900, 600))]
+)
+def test_draft_of_transform_is_the_smallest_size_above_the_input(tmp_path, draft, decoded):
+    path = saved(picture(900, 600).resize((1800, 1200)), tmp_path / "x.jpg", quality=95)
+    transform = EvalTransform(image_size=224, crop=0.875, draft=draft)
+    files = ImageFiles(tmp_path, np.array([b"x.jpg"]))
+    images = StoredImages(files, from_dense(np.ones((1, 1), np.int8)), ("a",), transform)
+
+    with Image.open(path) as image:
+        image.draft(None, decoded)
+        assert image.size == decoded
+        expected = transform(image.convert("RGB"))
+    assert torch.equal(images.load(0, SampleRandom(0))[0], expected)
 
 
 def test_thin_image_raises_before_it_fills_memory(tmp_path):

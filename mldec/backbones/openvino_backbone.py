@@ -1,0 +1,149 @@
+"""Frozen backbones converted to OpenVINO, which computes them faster than torch on a CPU."""
+
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mldec.errors import ConfigError, brief
+from mldec.files.cache import cache_folder
+
+log = logging.getLogger("mldec")
+
+# Maximum error relative to the norm of the output. Rounding errors are near 1e-6 in float32 and
+# near 1e-2 in bfloat16, which has 8 bits of precision.
+MAX_ERROR = {None: 1e-3, torch.bfloat16: 5e-2}
+PRECISIONS = {None: "f32", torch.bfloat16: "bf16"}
+
+NETWORK = "network.xml"  # in a folder of the cache, beside its weights
+
+
+def is_installed() -> bool:
+    """Return True if the package openvino is installed."""
+    return importlib.util.find_spec("openvino") is not None
+
+
+def uses_openvino(engine: str, device: torch.device) -> bool:
+    """Return whether OpenVINO computes a backbone on a device.
+
+    Args:
+        engine: "auto" for OpenVINO on a CPU if it is installed, "torch" or "openvino".
+        device: Device of the model. OpenVINO is only used on a CPU.
+
+    Raises:
+        ConfigError: If OpenVINO is required and not installed.
+    """
+    if engine == "openvino" and not is_installed():
+        raise ConfigError("engine=openvino: it is not installed; run pip install -e '.[cpu]'")
+    return engine != "torch" and device.type == "cpu" and is_installed()
+
+
+def _import_openvino() -> Any:
+    # The converter of OpenVINO reports its use to Intel by default. An entry of None makes the
+    # import of its telemetry package fail, and it then uses a stub that sends nothing.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino
+
+
+class OpenVinoBackbone(nn.Module):
+    """A backbone in OpenVINO. It has no parameters, and its weights do not follow later changes.
+
+    Args:
+        compiled: Compiled model of OpenVINO.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        super().__init__()
+        self._compiled = compiled
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the output of the backbone, float32, for images uint8 [B, 3, S, S] on the CPU."""
+        [output] = self._compiled([images.contiguous().numpy()]).values()
+        return torch.from_numpy(output)
+
+
+@torch.no_grad()
+def convert(backbone: nn.Module, image_size: int, half: torch.dtype | None = None) -> nn.Module:
+    """Return a backbone that is computed by OpenVINO, or the backbone itself if that fails.
+
+    It fails if OpenVINO does not support one of the operations, or if the outputs for random images
+    differ by more than rounding. The log then says so. The converted network is stored in the cache
+    folder, because the conversion takes seconds.
+
+    Args:
+        backbone: Network on the CPU in evaluation mode, from images uint8 [B, 3, S, S] to a tensor.
+        image_size: S, in pixels.
+        half: None for float32, or torch.bfloat16.
+    """
+    # Three images: a conversion that only works for the two images of its trace is not used.
+    shape = (3, 3, image_size, image_size)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    expected = backbone(images).float()
+    folder = cache_folder(None) / f"openvino-{_key(backbone, image_size)}"
+    try:
+        openvino = _import_openvino()
+        if not folder.exists():
+            _store(_converted(openvino, backbone, image_size), folder, openvino)
+
+        core = openvino.Core()
+        settings = {
+            "INFERENCE_PRECISION_HINT": PRECISIONS[half],
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),  # from OMP_NUM_THREADS
+        }
+        compiled = core.compile_model(folder / NETWORK, "CPU", settings)
+        converted = OpenVinoBackbone(compiled)
+        error = (converted(images) - expected).norm() / expected.norm()
+        if not error <= MAX_ERROR[half]:
+            raise ValueError(f"its output differs by {error:.1g} of its norm")
+    except Exception as problem:
+        # OpenVINO raises RuntimeError and errors of its own for unsupported operations.
+        log.warning(f"OpenVINO does not compute this backbone ({brief(problem)}); torch is used")
+        return backbone
+    return converted.eval()
+
+
+def _converted(openvino: Any, backbone: nn.Module, image_size: int) -> Any:
+    """Return the network of OpenVINO for any number of images."""
+    images = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # The tracer of torch warns of its deprecation and of constants in the shapes of layers.
+        warnings.simplefilter("ignore")
+        network = openvino.convert_model(backbone, example_input=images)
+    network.reshape([-1, *images.shape[1:]])
+    return network
+
+
+def _store(network: Any, folder: Path, openvino: Any) -> None:
+    """Write a network to a folder, which appears when it is complete."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        openvino.save_model(network, temporary / NETWORK, compress_to_fp16=False)
+        # Another process may have stored the same network meanwhile.
+        with contextlib.suppress(OSError):
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _key(backbone: nn.Module, image_size: int) -> str:
+    """Return a hash of the layers and weights of a backbone, and of the versions."""
+    versions = [version("openvino"), version("torch"), version("timm")]
+    digest = hashlib.sha256(repr((versions, image_size, backbone)).encode())
+    for name, value in backbone.state_dict().items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
