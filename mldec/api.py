@@ -106,7 +106,7 @@ def fit(
         config = replace(config, data=config.data | settings)
 
     try:
-        train(config, folder)
+        train(config, folder, words)
     except Stopped as stop:
         is_interactive = hasattr(sys, "ps1")  # also in a notebook
         has_checkpoint = (folder / "checkpoints" / "last.pt").exists()

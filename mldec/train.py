@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("mldec")
 
 
-def run(config: Config, directory: Path) -> None:
-    """Validate the config, lock the folder of the run, and train."""
+def run(config: Config, directory: Path, typed: Sequence[str] = ()) -> None:
+    """Validate the config, lock the folder of the run, and train.
+
+    `typed` are the settings that the user typed, as key=value.
+    """
     # OpenMP threads that spin make a CPU run ten times slower if another process is busy. Set this
     # before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,6 +61,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec.files.run_folder import RunLock
     from mldec.runtime import distributed
     from mldec.runtime.signals import listening
+    from mldec.training.closed_form import check_settings
     from mldec.training.optim import check_trainable
 
     # 1. Validate the settings before any file or device is used.
@@ -67,6 +71,7 @@ def run(config: Config, directory: Path) -> None:
     parts = build.complete(build.check(config))
     # Record the defaults of all parts, which later versions may change.
     config = build.recorded(config, parts)
+    check_settings(config, parts, typed)
     check_trainable(config)
 
     # 2. Prepare the device.
@@ -176,7 +181,7 @@ def app(node: DictConfig) -> None:
 
         directory = Path(hydra_config.runtime.output_dir)
         try:
-            run(parse(node), directory)
+            run(parse(node), directory, list(hydra_config.overrides.task))
         finally:
             # Remove the folder that Hydra created if the run failed before it wrote a file.
             with suppress(OSError):
