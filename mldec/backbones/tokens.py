@@ -85,7 +85,7 @@ def earlier_stages(network: Any, image_shape: tuple[int, ...], count: int) -> di
         features, maps = stage_maps(meta, torch.empty(1, *image_shape, device="meta"), None)
     if not isinstance(features, Tensor) or features.ndim != 4:
         return {}
-    widths = {}
+    widths: dict[int, int] = {}
     for index, stage in reversed(list(enumerate(maps))):
         # The last stage of a ResNet is its output, whose mean is a block of its own.
         if stage is not features and len(widths) < count:
