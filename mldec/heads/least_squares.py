@@ -1,13 +1,12 @@
 """Ridge regression with leave-one-out and leave-a-group-out predictions in closed form.
 
-Targets [N, K] are predicted by a linear function of N inputs, or by a function in the space of a
-kernel. The intercept is not regularized. Let P be the matrix that maps targets to residuals,
-divided by alpha. The prediction of an image without itself, and of a group of images B without the
-group, have the residuals
+Targets [N, K] are predicted by a linear function of the inputs of N images, or by a function in the
+space of a kernel. The intercept is not regularized. Let H be the matrix that maps the targets to
+the predictions. Without the image, or without its group of images B, the residuals r are
 
-    (P y)_i / P_ii                      (P_BB)^-1 (P y)_B
+    r_i / (1 - H_ii)        and        (I - H_BB)^-1 r_B
 
-Sources: Allen 1974 (PRESS); Rifkin and Lippert 2007, Notes on Regularized Least Squares.
+Source: Allen 1974 (PRESS); Rifkin and Lippert 2007, Notes on Regularized Least Squares.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,10 @@ import torch
 from torch import Tensor
 
 ROWS = 4_096  # images per block of a pass over all images
-SMALLEST = 1e-12  # of a diagonal element of P: the only known label of a class has 0
-JITTER = 1e-13  # relative: P_BB is singular if a group contains all known labels of a class
+SMALLEST = 1e-12  # of a share 1 - H_ii, which is 0 for the only known label of a class
+JITTER = 1e-13  # relative: I - H_BB is singular if a group has all known labels of a class
+
+Groups = Sequence[Tensor] | None  # indices of the images of each group; None: single images
 
 
 def group_members(groups: np.ndarray) -> list[Tensor]:
@@ -29,151 +30,131 @@ def group_members(groups: np.ndarray) -> list[Tensor]:
     return list(map(torch.from_numpy, np.split(order, ends)))
 
 
-def without_group(block: Tensor, values: Tensor) -> Tensor:
-    """Solve P_BB x = (P y)_B. The arguments are [b, b] and [b, K]."""
+def without_group(block: Tensor, residuals: Tensor) -> Tensor:
+    """Return the left-out residuals of a group from I - H_BB [b, b] and its residuals [b, K]."""
     jitter = JITTER * block.diagonal().mean().clamp_min(SMALLEST)
-    return torch.linalg.solve(block + jitter * torch.eye(len(block), dtype=block.dtype), values)
+    return torch.linalg.solve(block + jitter * torch.eye(len(block), dtype=block.dtype), residuals)
 
 
-class Dual:
-    """Ridge regression in the space of a kernel; one eigendecomposition serves every alpha.
-
-    It minimizes |y - K c - b|^2 + alpha c' K c.
+class Solver:
+    """Solutions for several alphas and targets from one eigendecomposition.
 
     Args:
-        kernel: Kernel K of the training images, float64 or float32 [N, N].
-        members: Indices of the images of each group; None leaves out single images.
-    """
-
-    def __init__(self, kernel: Tensor, members: Sequence[Tensor] | None = None) -> None:
-        self.kernel = kernel
-        self.members = members
-        # The intercept projects onto the complement of the constant vector.
-        means = kernel.mean(0)
-        values, self.vectors = torch.linalg.eigh(kernel - means - means[:, None] + means.mean())
-        self.values = values.clamp_min(0)
-
-    def left_out(self, targets: Tensor, alphas: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
-        """Yield each alpha with the left-out predictions [N, K]."""
-        rotated = self.vectors.T @ (targets - targets.mean(0))
-        for alpha in alphas:
-            shift = 1 / (len(targets) * alpha)
-            inverse = 1 / (self.values + alpha)
-            coefficients = self.vectors @ (rotated * inverse[:, None])
-            if self.members is None:
-                diagonal = self.vectors.square() @ inverse - shift
-                residuals = coefficients / diagonal.clamp_min(SMALLEST)[:, None]
-            else:
-                residuals = torch.empty_like(coefficients)
-                for rows in self.members:
-                    vectors = self.vectors[rows]
-                    block = (vectors * inverse) @ vectors.T - shift
-                    residuals[rows] = without_group(block, coefficients[rows])
-            yield alpha, targets - residuals
-
-    def solve(self, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-        """Return the coefficients c [N, K] and the intercepts [K]."""
-        means = targets.mean(0)
-        rotated = self.vectors.T @ (targets - means)
-        coefficients = self.vectors @ (rotated / (self.values + alpha)[:, None])
-        return coefficients, means - self.kernel.mean(0) @ coefficients
-
-
-class Primal:
-    """Ridge regression from moments of the inputs, for more images than features.
-
-    It minimizes |y - X w - b|^2 + alpha u w'w, where u is the mean squared norm of the centered
-    inputs. The memory does not grow with N, except for the predictions.
-
-    Args:
-        inputs: Returns the inputs [B, E] of images, given as indices.
+        inputs: Returns centered inputs [B, E] of images, given as indices. It is called for blocks
+            of images, so that the memory does not grow with N, except for the predictions.
         count: Number of images N.
-        members: Indices of the images of each group; None leaves out single images.
+        values: Eigenvalues [R] of the products of the inputs, at least 0.
+        rotation: Matrix [E, R] of the eigenvectors. None: the inputs are rotated.
+        members: Images that are left out together.
     """
 
     def __init__(
         self,
         inputs: Callable[[Tensor], Tensor],
         count: int,
-        members: Sequence[Tensor] | None = None,
+        values: Tensor,
+        rotation: Tensor | None,
+        members: Groups,
     ) -> None:
         self.inputs = inputs
         self.count = count
-        self.members = members
-        self.leverages: dict[float, Tensor] = {}  # float64 [N] by alpha, without groups
-
-        total: Tensor | float = 0.0
-        moments: Tensor | float = 0.0
-        for rows, _ in self._blocks():
-            part = inputs(rows)
-            total = total + part.sum(0, dtype=torch.float64)
-            moments = moments + (part.T @ part).double()
-        assert isinstance(total, Tensor)
-        self.means = total / count
-        centered = moments - count * self.means[:, None] * self.means
-        self.unit = centered.diagonal().sum().clamp_min(SMALLEST) / count
-        values, self.vectors = torch.linalg.eigh(centered / self.unit)
         self.values = values.clamp_min(0)
+        self.rotation = rotation
+        self.members = members
+        self.shares: dict[float, Tensor] = {}  # 1 - H_ii of all images by alpha
 
-    def _blocks(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    def _blocks(self) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
         """Yield blocks of about `ROWS` images, and the positions of each group in its block."""
         if self.members is None:
             for rows in torch.arange(self.count).split(ROWS):
-                yield rows, []
+                yield rows, ()
             return
         block: list[Tensor] = []
         for number, rows in enumerate(self.members, 1):
             block.append(rows)
             if sum(map(len, block)) >= ROWS or number == len(self.members):
                 sizes = [len(group) for group in block]
-                yield torch.cat(block), list(torch.arange(sum(sizes)).split(sizes))
+                yield torch.cat(block), torch.arange(sum(sizes)).split(sizes)
                 block = []
+
+    def weights(self, targets: Tensor, alphas: Sequence[float]) -> list[Tensor]:
+        """Return the weights [E, K] of the centered inputs for each alpha."""
+        centered = targets - targets.mean(0)
+        product = torch.zeros((), dtype=targets.dtype)
+        for rows, _ in self._blocks():
+            part = self.inputs(rows)
+            product = product + (part.T @ centered[rows].to(part.dtype)).to(targets.dtype)
+        if self.rotation is None:
+            return [product / (self.values + alpha)[:, None] for alpha in alphas]
+        rotated = self.rotation.T @ product
+        return [self.rotation @ (rotated / (self.values + alpha)[:, None]) for alpha in alphas]
 
     def left_out(self, targets: Tensor, alphas: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
         """Yield each alpha with the left-out predictions [N, K]."""
-        solutions = [self.solve(targets, alpha) for alpha in alphas]
-        residuals = [torch.empty_like(targets) for _ in alphas]
-        is_known = all(alpha in self.leverages for alpha in alphas)
-        for alpha in alphas:
-            self.leverages.setdefault(alpha, torch.empty(self.count, dtype=torch.float64))
-
+        weights = self.weights(targets, alphas)
+        is_known = set(alphas) <= self.shares.keys()
+        left_out = [torch.empty_like(targets) for _ in alphas]
         for rows, groups in self._blocks():
             part = self.inputs(rows)
-            if groups or not is_known:
-                # One product gives the leverages of every alpha.
-                rotated = (part - self.means.to(part.dtype)) @ self.vectors.to(part.dtype)
-                rotated = rotated / self.unit.sqrt().to(part.dtype)
-            for number, alpha in enumerate(alphas):
-                weight, bias = solutions[number]
-                errors = targets[rows] - (part.double() @ weight + bias)
+            rotated = part
+            if self.rotation is not None and (groups or not is_known):
+                # One product gives the diagonals of every alpha.
+                rotated = part @ self.rotation.to(part.dtype)
+            part = part.to(targets.dtype)
+            rotated = rotated.to(targets.dtype)
+            for alpha, weight, result in zip(alphas, weights, left_out, strict=True):
                 inverse = 1 / (self.values + alpha)
+                residuals = targets[rows] - targets.mean(0) - part @ weight
                 for group in groups:
-                    own = rotated[group].double()
-                    block = torch.eye(len(group), dtype=torch.float64) - (own * inverse) @ own.T
-                    block -= 1 / self.count
-                    residuals[number][rows[group]] = without_group(block, errors[group])
-                if groups:
-                    continue
-                if not is_known:
-                    leverages = rotated.double().square() @ inverse + 1 / self.count
-                    self.leverages[alpha][rows] = leverages
-                shares = (1 - self.leverages[alpha][rows]).clamp_min(SMALLEST)
-                residuals[number][rows] = errors / shares[:, None]
+                    own = rotated[group]
+                    block = torch.eye(len(group), dtype=own.dtype) - (own * inverse) @ own.T
+                    residuals[group] = without_group(block - 1 / self.count, residuals[group])
+                if not groups:
+                    if not is_known:
+                        shares = self.shares.setdefault(alpha, torch.empty_like(targets[:, 0]))
+                        shares[rows] = 1 - 1 / self.count - rotated.square() @ inverse
+                    residuals /= self.shares[alpha][rows].clamp_min(SMALLEST)[:, None]
+                result[rows] = targets[rows] - residuals
+        yield from zip(alphas, left_out, strict=True)
 
-        for alpha, residual in zip(alphas, residuals, strict=True):
-            yield alpha, targets - residual
 
-    def solve(self, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-        """Return the weights w [E, K] and the intercepts [K]."""
-        means = targets.mean(0)
-        product: Tensor | float = 0.0
-        for rows, _ in self._blocks():
-            part = self.inputs(rows)
-            product = product + (part.T @ (targets[rows] - means).to(part.dtype)).double()
-        # Centered inputs are not needed, because the sum of the centered targets is 0.
-        rotated = self.vectors.T @ product
-        weight = self.vectors @ (rotated / (self.values + alpha)[:, None]) / self.unit
-        return weight, means - self.means @ weight
+def dual(kernel: Tensor, members: Groups = None) -> Solver:
+    """Return the solver of |y - K c - b|^2 + alpha c' K c for a kernel K [N, N].
+
+    The coefficients c are the residuals of the predictions, divided by alpha.
+    """
+    means = kernel.mean(0)
+    values, vectors = torch.linalg.eigh(kernel - means - means[:, None] + means.mean())
+    rotated = vectors * values.clamp_min(0).sqrt()
+    return Solver(lambda rows: rotated[rows], len(kernel), values, None, members)
+
+
+def primal(
+    inputs: Callable[[Tensor], Tensor], count: int, members: Groups = None
+) -> tuple[Solver, Tensor, Tensor]:
+    """Return the solver of |y - X w - b|^2 + alpha u |w|^2 for more images than features.
+
+    Here u is the mean squared norm of the centered inputs, as for a linear kernel.
+
+    Returns:
+        The solver, whose inputs are centered and divided by the root of u, the means [E], and u.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    moments = torch.zeros((), dtype=torch.float64)
+    for rows in torch.arange(count).split(ROWS):
+        part = inputs(rows)
+        total = total + part.double().sum(0)
+        moments = moments + (part.T @ part).double()
+    means = total / count
+    centered = moments - count * means[:, None] * means
+    unit = (centered.trace() / count).clamp_min(SMALLEST)
+    values, vectors = torch.linalg.eigh(centered / unit)
+
+    def scaled(rows: Tensor) -> Tensor:
+        part = inputs(rows)
+        return (part - means.to(part.dtype)) / unit.sqrt().to(part.dtype)
+
+    return Solver(scaled, count, values, vectors, members), means, unit
 
 
 def masked(
@@ -181,9 +162,9 @@ def masked(
     targets: Tensor,
     known: Tensor,
     alpha: float,
-    members: Sequence[Tensor] | None = None,
+    members: Groups = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit each class on its known targets only; see `Dual`.
+    """Fit each class on its known targets only; see `dual`.
 
     The inverse of all images is computed once. For a class with few unknown targets, it is updated
     by a Schur complement. Classes with the same unknown targets share their inverse.
@@ -193,7 +174,7 @@ def masked(
         targets: Targets, float64 [N, K].
         known: Whether a target is known, bool [N, K].
         alpha: Regularization.
-        members: Indices of the images of each group; None leaves out single images.
+        members: Images that are left out together.
 
     Returns:
         The coefficients [N, K], which are 0 for unknown targets, the intercepts [K], and the
@@ -221,7 +202,7 @@ def masked(
         else:
             own = torch.cholesky_inverse(torch.linalg.cholesky(regularized[rows][:, rows]))
 
-        # Project onto the complement of the intercept.
+        # Project onto the complement of the intercept: this is I - H, divided by alpha.
         sums = own.sum(1)
         wanted = targets[rows][:, columns]
         bias[columns] = sums @ wanted / sums.sum()

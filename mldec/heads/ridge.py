@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from mldec.errors import ConfigError, DataError
 from mldec.evaluators.calibration import fit_scores, temperature
 from mldec.heads.layers import as_tokens, reject_word_vectors, without_autocast
-from mldec.heads.least_squares import ROWS, SMALLEST, Dual, Primal, group_members, masked
+from mldec.heads.least_squares import (
+    ROWS,
+    SMALLEST,
+    Solver,
+    dual,
+    group_members,
+    masked,
+    primal,
+)
 
 # Transforms of a block, before it is divided by its norm.
 UNUSED = 0
@@ -124,8 +132,11 @@ class RidgeHead(nn.Module):
         blocks = ((features - self.center) / self.scale).split(self._widths, 1)
         parts = []
         for block, transform in zip(blocks, self._transforms, strict=True):
+            if transform == ROOT:
+                # The small number limits the gradient at 0.
+                block = block.sign() * (block.abs() + 1e-12).sqrt()
             if transform != UNUSED:
-                parts.append(unit(block, transform))
+                parts.append(block / block.norm(dim=1, keepdim=True).clamp_min(1e-12))
         return torch.cat(parts, 1)
 
     def forward(self, tokens: Tensor, word_vectors: Tensor | None = None) -> Tensor:
@@ -182,15 +193,19 @@ class RidgeHead(nn.Module):
         fits_masks = labels.size <= MAX_MASKED and len(rows) <= MAX_KERNEL
         self.exact = is_complete or fits_masks
 
-        solver: Dual | Primal
-        scale = torch.ones(())
+        means = scale = torch.zeros(())
+        kernel = inputs = torch.zeros(0)
         is_dual = is_kernel or len(rows) <= width or (fits_masks and not is_complete)
         if is_dual:
             inputs = torch.cat([self.normalize(precise(part)) for part in rows.split(ROWS)])
             kernel, scale = kernel_of(inputs @ inputs.T, rbf=is_kernel)
-            solver = Dual(kernel, members)
+            solver = dual(kernel, members)
         else:
-            solver = Primal(lambda index: self.normalize(precise(rows[index])), len(rows), members)
+
+            def normalized(index: Tensor) -> Tensor:
+                return self.normalize(precise(rows[index]))
+
+            solver, means, scale = primal(normalized, len(rows), members)
         alpha, error, left_out = best(solver, targets, known)
 
         if fits_masks and not is_complete:
@@ -199,7 +214,14 @@ class RidgeHead(nn.Module):
             for _ in range(0 if is_complete else ROUNDS):
                 targets = torch.where(known, targets, left_out.clamp(0, 1))
                 _, left_out = next(solver.left_out(targets, [alpha]))
-            weight, bias = solver.solve(targets, alpha)
+            [weight] = solver.weights(targets, [alpha])
+            if is_dual:
+                every = solver.inputs(torch.arange(len(rows)))
+                weight = (targets - targets.mean(0) - every @ weight) / alpha
+                bias = targets.mean(0) - kernel.mean(0) @ weight
+            else:
+                weight = weight / scale.sqrt()
+                bias = targets.mean(0) - means @ weight
         if is_dual and not is_kernel:
             weight = inputs.T.double() @ weight / scale
 
@@ -231,33 +253,20 @@ class RidgeHead(nn.Module):
         if members is not None and len(members) < 2:
             members = None
 
-        # The products of the inputs of a set of blocks are the sums of the products of its blocks.
         raw = precise(rows[some])
-        start = 0
-        products: dict[tuple[str, int], Tensor] = {}
-        for name, width in self.blocks.items():
-            columns = slice(start, start + width)
-            start += width
-            for transform in {recipe[name] for recipe in RECIPES if name in recipe}:
-                block = raw[:, columns]
-                if transform == STANDARD:
-                    block = (block - means[columns]) / deviations[columns]
-                block = unit(block.to(raw.dtype), transform)
-                products[name, transform] = block @ block.T
+        some_targets = targets[some].float()  # a choice needs no double precision
+
+        def error_of(recipe: Recipe, *, rbf: bool) -> float:
+            self._use(recipe, means, deviations)
+            inputs = self.normalize(raw)
+            kernel, _ = kernel_of(inputs @ inputs.T, rbf=rbf)
+            return best(dual(kernel.float(), members), some_targets, known[some])[1]
+
         recipes: list[Recipe] = []
         for recipe in RECIPES:
             present = {name: kind for name, kind in recipe.items() if name in self.blocks}
             if present not in recipes:
                 recipes.append(present)
-
-        # Errors of a choice need no double precision.
-        some_targets = targets[some].float()
-
-        def error_of(recipe: Recipe, *, rbf: bool) -> float:
-            gram = torch.stack([products[item] for item in recipe.items()]).sum(0)
-            solver = Dual(kernel_of(gram, rbf=rbf)[0].float(), members)
-            return best(solver, some_targets, known[some])[1]
-
         only_kernel = self.kernel == "rbf"
         errors = [error_of(recipe, rbf=only_kernel) for recipe in recipes]
         accepted = [n for n, error in enumerate(errors) if error <= (1 + TIE) * min(errors)]
@@ -265,14 +274,6 @@ class RidgeHead(nn.Module):
         if self.kernel != "auto" or len(rows) > MAX_KERNEL:
             return chosen, only_kernel
         return chosen, error_of(chosen, rbf=True) < (1 - MARGIN) * errors[accepted[-1]]
-
-
-def unit(block: Tensor, transform: int) -> Tensor:
-    """Divide a standardized or other block [B, d] by its norm, after the signed square root."""
-    if transform == ROOT:
-        # The small number limits the gradient at 0.
-        block = block.sign() * (block.abs() + 1e-12).sqrt()
-    return block / block.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
 def precise(features: Tensor) -> Tensor:
@@ -306,7 +307,7 @@ def kernel_of(products: Tensor, *, rbf: bool) -> tuple[Tensor, Tensor]:
     return torch.exp(-gamma * distances), gamma
 
 
-def best(solver: Dual | Primal, targets: Tensor, known: Tensor) -> tuple[float, float, Tensor]:
+def best(solver: Solver, targets: Tensor, known: Tensor) -> tuple[float, float, Tensor]:
     """Return the alpha with the lowest error, this error, and the left-out predictions [N, K]."""
     lowest: tuple[float, float, Tensor] | None = None
     for alpha, left_out in solver.left_out(targets, ALPHAS):

@@ -6,7 +6,7 @@ import torch
 
 from mldec.errors import ConfigError, DataError
 from mldec.heads import RidgeHead, least_squares, ridge
-from mldec.heads.least_squares import Dual, Primal, group_members, masked
+from mldec.heads.least_squares import dual, group_members, masked, primal
 
 BLOCKS = {"mean": 12, "s1": 8, "s2": 6, "s3": 4, "prob": 9, "top": 9}
 WIDTH = sum(BLOCKS.values())
@@ -66,10 +66,10 @@ def test_left_out_predictions_equal_refits(kind, groups, monkeypatch):
     alpha = 0.7
     if kind == "rbf":
         kernel, _ = ridge.kernel_of(kernel, rbf=True)
-    solver = Dual(kernel, members)
+    solver = dual(kernel, members)
     if kind == "primal":
-        solver = Primal(lambda rows: inputs[rows], len(inputs), members)
-        alpha = 0.7 / float(solver.unit)
+        solver, _, unit = primal(lambda rows: inputs[rows], len(inputs), members)
+        alpha = 0.7 / float(unit)
 
     [(_, left_out)] = solver.left_out(targets, [alpha])
     every = [torch.tensor([index]) for index in range(30)] if members is None else members
@@ -77,8 +77,8 @@ def test_left_out_predictions_equal_refits(kind, groups, monkeypatch):
         left_out, brute_force(kernel, targets, 0.7, every), rtol=1e-8, atol=1e-8
     )
 
-    weight, bias = solver.solve(targets, alpha)
-    predictions = (inputs if kind == "primal" else kernel) @ weight + bias
+    [weight] = solver.weights(targets, [alpha])
+    predictions = targets.mean(0) + solver.inputs(torch.arange(30)) @ weight
     expected = refit(kernel, targets, 0.7, torch.arange(30))
     torch.testing.assert_close(predictions, expected, rtol=1e-8, atol=1e-8)
     # The second call uses stored leverages.
@@ -150,7 +150,7 @@ def test_alpha_has_the_lowest_left_out_error():
     gram, _ = ridge.kernel_of(inputs @ inputs.T, rbf=False)
     targets = torch.from_numpy(labels.astype(float))
     errors = {}
-    for alpha, left_out in Dual(gram).left_out(targets, ridge.ALPHAS):
+    for alpha, left_out in dual(gram).left_out(targets, ridge.ALPHAS):
         share = ((targets - left_out) ** 2).mean(0) / targets.var(0, correction=0)
         errors[f"{alpha:.3g}"] = share.mean()
     alpha = head.summary.partition("alpha ")[2].partition(",")[0]
