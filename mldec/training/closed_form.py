@@ -81,7 +81,10 @@ class HeadFit:
         rows = []
         features = []
         bad = []
-        for index in progress_bar(range(len(dataset)), desc="read features"):
+        # The order of the names shows series, if the keys are names.
+        keys = dataset.storage.keys  # type: ignore[attr-defined]
+        order = np.argsort(keys, kind="stable") if keys.dtype.kind == "S" else np.arange(len(keys))
+        for index in progress_bar(order.tolist(), desc="read features"):
             try:
                 tokens, _ = dataset.load(index, SampleRandom(0))
             except DataError as error:

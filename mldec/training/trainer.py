@@ -204,6 +204,11 @@ class Trainer:
         warn(*[f"skipped: {message}" for message in bad])
         head: Any = self.learner.model.head
         log.info(f"fitted in closed form to {len(left_out) - len(bad):,} images: {head.summary}")
+        if head.has_series:
+            log.warning(
+                "photos with neighboring names resemble each other: for new series, the "
+                "leave-one-out metrics are too high; give the series of each photo as its group"
+            )
         warn(*uncertain_classes(HeadFit.labels(split), split.classes.names))
         self.calibration = calibrate(left_out, split, self.config)
 

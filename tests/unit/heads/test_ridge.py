@@ -213,6 +213,25 @@ def test_groups_choose_by_predictions_of_other_groups():
     assert right[1] < 0.8
 
 
+@pytest.mark.parametrize("kind", ["series", "sorted by class", "random"])
+def test_series_are_detected(kind):
+    rng = np.random.default_rng(0)
+    if kind == "series":
+        # The features show the series, and its labels.
+        centers = rng.normal(size=(8, 20))
+        series = np.arange(160) // 20
+        labels = (centers @ rng.normal(size=(20, 3)) > 0)[series].astype(np.int8)
+        features = centers[series] + 0.3 * rng.normal(size=(160, 20))
+    else:
+        classes = rng.integers(3, size=160)
+        if kind == "sorted by class":
+            classes.sort()
+        labels = np.eye(3, dtype=np.int8)[classes]
+        features = labels @ rng.normal(size=(3, 20)) + rng.normal(size=(160, 20))
+    head = RidgeHead(20, 3).fit(features, labels)
+    assert head.has_series == (kind == "series")
+
+
 def test_state_dict_of_another_fit_is_loaded():
     features, labels = features_and_labels()
     head = RidgeHead(WIDTH, 3, kernel="rbf", blocks=BLOCKS).fit(features, labels)
