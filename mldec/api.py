@@ -108,7 +108,7 @@ def fit(
 
     try:
         announce(config.name)
-        train(config, folder)
+        train(config, folder, words)
     except Stopped as stop:
         is_interactive = hasattr(sys, "ps1")  # also in a notebook
         has_checkpoint = (folder / "checkpoints" / "last.pt").exists()

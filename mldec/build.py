@@ -17,6 +17,7 @@ from mldec.data.mixing import Mixing
 from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, assemble
+from mldec.data.splits import HELD_OUT_FRACTION
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
@@ -92,7 +93,28 @@ def check(config: Config, kinds: Sequence[str] = PARTS) -> Parts:
             faults.append(str(error))
     if faults:
         raise ConfigError("; ".join(faults))
+    if "data" in parts and "head" in parts:
+        parts["data"] = _with_val_fraction(parts["data"], is_fitted=is_fitted(parts))
     return parts
+
+
+def is_fitted(parts: Parts) -> bool:
+    """Return True if the head is fitted in closed form; see `mldec.heads`."""
+    return hasattr(parts["head"].target, "fit")
+
+
+def _with_val_fraction(part: Part, *, is_fitted: bool) -> Part:
+    """Return the data part with the default of `HoldOut.val_fraction` for a kind of head."""
+    fraction = part.arguments.get("val_fraction", HELD_OUT_FRACTION)
+    if fraction == 0 and not is_fitted:
+        raise ConfigError(
+            "data.val_fraction=0: only heads that are fitted in closed form need no validation "
+            "images; pass head=ridge, or a fraction in (0, 1)"
+        )
+    if fraction is not None:
+        return part
+    fraction = 0.0 if is_fitted else HELD_OUT_FRACTION
+    return dataclasses.replace(part, arguments={**part.arguments, "val_fraction": fraction})
 
 
 def resolve(kind: str, node: Mapping[str, Any], plugins: Sequence[str] = ()) -> Part:
@@ -243,6 +265,9 @@ def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:
     """Build the backbone. Weights are never downloaded if `pretrained` is False."""
     part = parts["backbone"]
     replaced = {}
+    # Backbones without blocks of features return tokens, which the head averages.
+    if needs_blocks(parts) and "blocks" in signature(part.target).parameters:
+        replaced["blocks"] = True
     if not pretrained and "pretrained" in part.arguments:
         replaced["pretrained"] = False
     module: nn.Module = part.call(**replaced)
@@ -252,5 +277,13 @@ def backbone(parts: Parts, *, pretrained: bool = True) -> nn.Module:
 def model(parts: Parts, classes: Classes, *, pretrained: bool = True) -> Classifier:
     """Build a classifier: the backbone, and a head for these classes."""
     network = backbone(parts, pretrained=pretrained)
-    head = parts["head"].call(in_features=network.num_features, num_classes=len(classes))
-    return Classifier(network, head)
+    runtime: dict[str, Any] = {"in_features": network.num_features, "num_classes": len(classes)}
+    if needs_blocks(parts):
+        runtime["blocks"] = getattr(network, "block_sizes", None)
+    return Classifier(network, parts["head"].call(**runtime))
+
+
+def needs_blocks(parts: Parts) -> bool:
+    """Return True if the head takes blocks of features, and not tokens; see `mldec.heads`."""
+    head = parts.get("head")
+    return head is not None and getattr(head.target, "features", None) == "blocks"

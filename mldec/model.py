@@ -40,7 +40,7 @@ class Classifier(nn.Module):
 
         Args:
             images: RGB images [B, 3, H, W], uint8, or floating point in [0, 1]. Or cached tokens
-                [B, N, C], which skip the backbone.
+                [B, N, C], which skip the backbone, or stored logits [B, K], which are returned.
             word_vectors: Word vectors [K, D_w] for a zero-shot head, else None.
             attention: Also return the attention weights of the queries over the tokens. Only
                 decoder heads have them.
@@ -52,6 +52,8 @@ class Classifier(nn.Module):
             ValueError: If the images have another shape.
             ConfigError: If `attention` is set and the head has no attention weights.
         """
+        if images.ndim == 2:
+            return images
         if images.ndim == 3 and images.shape[2] == self.backbone.num_features:
             return self.classify(images, word_vectors, attention=attention)
         if images.ndim != 4 or images.shape[1] != 3:
@@ -70,6 +72,13 @@ class Classifier(nn.Module):
                 )
             return self.head(tokens, word_vectors, attention=True)
         return self.head(tokens, word_vectors)
+
+    def mean_token(self, tokens: Tensor) -> Tensor:
+        """Return the mean token float32 [B, C] from the output of the backbone."""
+        sizes = getattr(self.backbone, "block_sizes", None)
+        pooled = tokens.float().mean(1)
+        # The first block is the mean token.
+        return pooled[:, : sizes["mean"]] if sizes else pooled
 
 
 class Viewed(Classifier):

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -51,8 +51,11 @@ def announce(name: str) -> None:
     log.info(f"{name}: starting, mldec {mldec.__version__}")
 
 
-def run(config: Config, directory: Path) -> None:
-    """Validate the config, lock the folder of the run, and train."""
+def run(config: Config, directory: Path, typed: Sequence[str] = ()) -> None:
+    """Validate the config, lock the folder of the run, and train.
+
+    `typed` are the settings that the user typed, as key=value.
+    """
     started = time.monotonic()
     import torch
 
@@ -61,6 +64,7 @@ def run(config: Config, directory: Path) -> None:
     from mldec.files.run_folder import RunLock
     from mldec.runtime import distributed
     from mldec.runtime.signals import listening
+    from mldec.training.closed_form import check_settings
     from mldec.training.optim import check_trainable
 
     # 1. Validate the settings before any file or device is used.
@@ -70,6 +74,7 @@ def run(config: Config, directory: Path) -> None:
     parts = build.complete(build.check(config))
     # Record the defaults of all parts, which later versions may change.
     config = build.recorded(config, parts)
+    check_settings(config, parts, typed)
     check_trainable(config)
 
     # 2. Prepare the device.
@@ -180,7 +185,8 @@ def app(node: DictConfig) -> None:
         directory = Path(hydra_config.runtime.output_dir)
         try:
             announce(node.name)
-            run(parse(node, hydra_config.overrides.task), directory)
+            typed = list(hydra_config.overrides.task)
+            run(parse(node, typed), directory, typed)
         finally:
             # Remove the folder that Hydra created if the run failed before it wrote a file.
             with suppress(OSError):

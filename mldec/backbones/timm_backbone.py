@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
@@ -11,17 +11,29 @@ from typing import Any, Literal
 import huggingface_hub
 import timm
 import torch
+import torch.nn.functional as F
 from timm.models import load_state_dict
 from timm.models._manipulate import group_with_matcher  # in its __all__, and exported nowhere else
 from torch import Tensor, nn
 
-from mldec.backbones.tokens import check_patches, freeze, norm_behind_pooling, timm_tokens, try_out
+from mldec.backbones.tokens import (
+    as_tokens,
+    check_patches,
+    earlier_stages,
+    freeze,
+    norm_behind_pooling,
+    stage_maps,
+    timm_tokens,
+    try_out,
+)
 from mldec.errors import ConfigError, naming_errors, suggest
 from mldec.names import format_list
 
 # Shapes: B batch, H and W image height and width in pixels, N tokens, C backbone width
 
 FeatureNorm = Literal["auto", "none", "pretrained", "new"]
+
+STAGES = 3  # earlier stages whose maps are pooled to blocks of features
 
 
 class Normalize(nn.Module):
@@ -167,6 +179,15 @@ class TimmBackbone(Backbone):
     Class and register tokens are dropped. The names of the attributes `network`, `norm`, `mean`
     and `std` are keys of checkpoints. `num_features` is C, the width of the tokens.
 
+    With `blocks`, the output is one token [B, 1, D] of pooled features instead, and `num_features`
+    is D. `block_sizes` has the names and widths of its parts, in order:
+
+    - mean: The mean token.
+    - s1, s2, s3: Mean and standard deviation over the positions of the last stages before the
+      features, the last stage first. Networks without feature maps have none.
+    - prob, top: Mean probability and highest logit over the positions of each class of the
+      network's own classifier. They need pretrained weights with a classifier of the tokens.
+
     Args:
         name: Name of a timm network, optionally with a pretrained tag: `resnet50.a1_in1k`.
         pretrained: True for timm's weights, which are downloaded once, or the path of a file with
@@ -180,7 +201,11 @@ class TimmBackbone(Backbone):
         mean: Channel means for images in [0, 1]. None for the values of timm's weights.
         std: Channel standard deviations. None for the values of timm's weights.
         model_args: Further keyword arguments of the network's constructor in timm.
+        blocks: Whether to return blocks of features. `build.model` sets it as the head requires.
     """
+
+    class_weight: Tensor  # classifier of the pretrained weights [L, C]; L is 0 without one
+    class_bias: Tensor
 
     def __init__(
         self,
@@ -194,6 +219,7 @@ class TimmBackbone(Backbone):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         model_args: dict[str, Any] | None = None,
+        blocks: bool = False,
     ) -> None:
         check_drop_path(drop_path)
         arguments = dict(model_args or {})
@@ -217,8 +243,12 @@ class TimmBackbone(Backbone):
         self.num_features = network.num_features
         self._set_norm(feature_norm, norm_behind_pooling(network))
         side_lengths = (image_size, image_size) if image_size else cfg["input_size"][-2:]
+        self.block_sizes: dict[str, int] = {}  # empty: the output is tokens
         _, unused = self._try_out(*side_lengths)
         freeze(self, unused)
+        if blocks:
+            self._stages = earlier_stages(network, (3, *side_lengths), STAGES)
+            self._set_classifier(torch.empty(0, network.num_features), torch.empty(0))
 
         if checkpointing:
             try:
@@ -229,7 +259,49 @@ class TimmBackbone(Backbone):
         # Load weights last, so that downloads start only if all other settings are valid.
         if pretrained:
             with loading_weights(name, pretrained):
-                _load_weights(network, name, pretrained, arguments)
+                classifier = _load_weights(network, name, pretrained, arguments)
+            # Other layers precede the classifier if its width differs.
+            fits = getattr(classifier, "in_features", None) == network.num_features
+            if blocks and fits and self._stages:
+                self._set_classifier(classifier.weight.detach(), classifier.bias.detach())
+
+    def _set_classifier(self, weight: Tensor, bias: Tensor) -> None:
+        self.register_buffer("class_weight", weight)
+        self.register_buffer("class_bias", bias)
+        self.block_sizes = {"mean": self.network.num_features}
+        for number, width in enumerate(self._stages.values(), 1):
+            self.block_sizes[f"s{number}"] = 2 * width
+        if len(weight):
+            self.block_sizes |= {"prob": len(weight), "top": len(weight)}
+        self.num_features = sum(self.block_sizes.values())
+
+    def allocate(self, tensors: Mapping[str, Tensor]) -> None:
+        """Prepare for a state dict, in which the classifier may have another number of classes."""
+        if self.block_sizes and "class_weight" in tensors:
+            shape = (len(tensors["class_weight"]), self.network.num_features)
+            self._set_classifier(torch.empty(shape), torch.empty(shape[0]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute tokens [B, N, C], or blocks [B, 1, D], of images [B, 3, H, W]."""
+        if not self.block_sizes:
+            return super().forward(images)
+        images = Normalize.forward(self, images)
+        if not self._stages:
+            return self.norm(self._tokens(images)).float().mean(1, keepdim=True)
+
+        features, maps = stage_maps(self.network, images, sorted(self._stages))
+        tokens = self.norm(as_tokens(self.network, features, norm_path=self._norm_path))
+        parts = [tokens.float().mean(1)]
+        for stage in reversed(maps):
+            values = stage.float().flatten(2)
+            parts += [values.mean(2), values.std(2, correction=0)]
+        if len(self.class_weight):
+            logits = F.linear(
+                tokens.to(self.class_weight.dtype), self.class_weight, self.class_bias
+            )
+            logits = logits.float()
+            parts += [logits.softmax(2).mean(1), logits.amax(1)]
+        return torch.cat(parts, 1)[:, None]
 
     def layers_below_head(self) -> dict[str, int]:
         """Return the number of layers between each parameter and the head, by parameter name.
@@ -278,8 +350,8 @@ def _create(name: str, **arguments: Any) -> Any:
 
 def _load_weights(
     network: Any, name: str, pretrained: bool | str, arguments: dict[str, Any]
-) -> None:
-    """Load timm's weights or the weights of a file into the network, strictly."""
+) -> Any:
+    """Load timm's weights or a file into the network, strictly. Returns the classifier layer."""
     # timm loads strictly only if the number of classes is equal. Otherwise missing layers stay
     # random without a warning. Load into a second network with the number of classes of the
     # weights, and copy them from there.
@@ -295,6 +367,7 @@ def _load_weights(
     filled = timm.create_model(name, pretrained=True, **arguments)
     weights = filled.state_dict()
     network.load_state_dict({key: weights[key] for key in network.state_dict()})
+    return filled.get_classifier()
 
 
 def _num_classes(state: dict[str, Any], network: Any) -> int:

@@ -400,6 +400,18 @@ def _match_tensors(
     )
 
 
+def allocate(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Prepare buffers whose shapes depend on the training data for the tensors of a file."""
+    for part, module in model.named_children():
+        prepare = getattr(module, "allocate", None)
+        if prepare is not None:
+            own = {}
+            for name, tensor in tensors.items():
+                if name.startswith(f"{part}."):
+                    own[name.removeprefix(f"{part}.")] = tensor
+            prepare(own)
+
+
 def load_strict(
     model: nn.Module, tensors: Mapping[str, Tensor], path: Path, optional: tuple[str, ...] = ()
 ) -> None:
@@ -409,6 +421,7 @@ def load_strict(
     raises CheckpointError and the model is unchanged.
     """
     with naming_errors(path):
+        allocate(model, tensors)
         match = _match_tensors(model, tensors)
         missing = [name for name in match.missing if not name.endswith(optional)]
         invalid = [name for name, tensor in tensors.items() if tensor.isnan().any()]
@@ -428,12 +441,19 @@ def load_strict(
 
 def _copy_fitting(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> str:
     """Copy all tensors that fit. The head may differ, but not the backbone. Returns a report."""
-    # Computed buffers are neither required nor copied.
+    # A head that is fitted in closed form needs no initial weights.
+    if hasattr(model.head, "fit"):
+        tensors = {name: value for name, value in tensors.items() if not name.startswith(HEAD)}
+    allocate(model, tensors)
+
+    # Computed buffers are neither required nor copied. The classifier of the pretrained weights is
+    # only in files of models with blocks of features.
     match = _match_tensors(model, tensors, COMPUTED)
 
     # A partial match is a different backbone, with layers that would stay random.
     others = match.missing + match.other_shape
     unfilled = [name for name in others if name.startswith("backbone.")]
+    unfilled = [name for name in unfilled if not name.startswith("backbone.class_")]
     if unfilled or not match.fitting:
         raise CheckpointError(
             f"init={path}: the backbone differs in {len(unfilled)} tensors "

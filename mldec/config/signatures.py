@@ -25,8 +25,8 @@ HOMES = {
 # Arguments that `build` passes to the target. They are not allowed in a node.
 RUNTIME_ARGUMENTS = {
     "data": (),
-    "backbone": (),
-    "head": ("in_features", "num_classes"),
+    "backbone": ("blocks",),
+    "head": ("in_features", "num_classes", "blocks"),
     "loss": ("label_counts", "train_images", "all_reduce"),
 }
 # nn.Module without an overridden __init__ has the signature (*args, **kwargs).

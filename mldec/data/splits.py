@@ -47,6 +47,9 @@ def path_hash(file: bytes, seed: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
+HELD_OUT_FRACTION = 0.1  # default of `HoldOut.val_fraction` for heads that are trained by gradients
+
+
 @dataclass(frozen=True, kw_only=True)
 class HoldOut:
     """Settings of a `data` node without a validation split: some images are held out.
@@ -54,7 +57,10 @@ class HoldOut:
     The result does not depend on the order of the images.
     """
 
-    val_fraction: float = 0.1  # fraction of held-out images, in (0, 1)
+    # Fraction of held-out images, in [0, 1). With 0, all images are used for training, and the same
+    # images are the validation split, for leave-one-out metrics of a head that is fitted in closed
+    # form. null: 0 for such a head, and 0.1 for other heads.
+    val_fraction: float | None = None
 
     # "stratified" holds out about the same share of positives of each class, see `stratified`, and
     # one of each class with two positives. "hash" uses a hash of the path. An image then keeps its
@@ -63,11 +69,18 @@ class HoldOut:
     seed: int = 0  # seed of the split
 
     def __post_init__(self) -> None:
-        if not 0 < self.val_fraction < 1:
-            raise ValueError(f"val_fraction is {self.val_fraction}; it must be in (0, 1)")
+        if self.val_fraction is not None and not 0 <= self.val_fraction < 1:
+            raise ValueError(f"val_fraction is {self.val_fraction}; it must be in [0, 1)")
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of held-out images, with its default."""
+        return HELD_OUT_FRACTION if self.val_fraction is None else self.val_fraction
 
     def select(self, table: Table, *, val: bool) -> Table:
         """Return the held-out validation images (`val`) or the training images."""
+        if self.fraction == 0:
+            return table
         return table.select(self._is_held_out(table.files, table.labels) == val)
 
     def select_groups(self, table: Table, groups: np.ndarray, *, val: bool) -> Table:
@@ -76,6 +89,8 @@ class HoldOut:
         Each group is assigned as one image, with the path of its first image and the classes of
         all.
         """
+        if self.fraction == 0:
+            return table
         _, first, group = np.unique(groups, return_index=True, return_inverse=True)
         positive = table.labels.values == 1
         labels, _ = from_statements(
@@ -93,10 +108,10 @@ class HoldOut:
         hashes = np.array([path_hash(file, self.seed) for file in files.tolist()], np.uint64)
         if self.split == "hash":
             # Compare exactly: a comparison with a float would round the hashes.
-            return hashes < np.uint64(math.ceil(self.val_fraction * 2**64))
+            return hashes < np.uint64(math.ceil(self.fraction * 2**64))
 
         order = np.argsort(hashes, kind="stable")
-        is_held_out = stratified(labels, order, self.val_fraction)
+        is_held_out = stratified(labels, order, self.fraction)
         _hold_out_each_class(labels, order, is_held_out)
         return is_held_out
 

@@ -4,8 +4,10 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +18,12 @@ from mldec.checkpoint import Loaded
 from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
 from mldec.data.sampling import SampleRandom
-from mldec.data.types import DataModule, Split, StoredImages
+from mldec.data.types import DataModule, Split, StoredImages, same_images
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors
 from mldec.evaluation.run import memory_advice
 from mldec.files.atomic import replacing
 from mldec.files.cache import cache_folder
+from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.console import progress_bar
 from mldec.runtime.devices import autocast, to_device
@@ -29,12 +32,13 @@ from mldec.runtime.signals import StopRequest
 
 log = logging.getLogger("mldec")
 
+LARGEST = torch.finfo(torch.float16).max
 FORMAT = 3  # of token files; increase it if their content changes
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTokens(StoredImages):
-    """Images whose tokens are stored, float32 [T, C] in one file per readable image."""
+    """Images whose tokens are stored, [T, C] in one file per readable image."""
 
     files: Sequence[Path] = ()
 
@@ -46,7 +50,7 @@ class StoredTokens(StoredImages):
             super().load(index, rng)
         remedy = "delete it, and run the command again"
         with naming_errors(file, DataError, remedy=remedy), file.open("rb") as stream:
-            tokens = torch.from_numpy(np.load(stream))
+            tokens = torch.from_numpy(np.load(stream)).float()
             if str(np.load(stream)) != _key_of(file):
                 raise ValueError("it has the tokens of another image or network")
         return tokens, self.labels.row(index)
@@ -78,13 +82,13 @@ def reuse_tokens(
             f"validation tokens are computed once in {used.value}, those of the training are in "
             f"{trained.precision.value}: the metrics can differ slightly from the training log"
         )
-    backbone = loaded.model.backbone.to(device)
-    return with_tokens(data, backbone, config, device=device, stop=StopRequest())
+    loaded.model.backbone.to(device)
+    return with_tokens(data, loaded.model, config, device=device, stop=StopRequest())
 
 
 def with_tokens(
     data: DataModule,
-    backbone: nn.Module,
+    model: Classifier,
     config: Config,
     *,
     device: torch.device,
@@ -93,13 +97,16 @@ def with_tokens(
     """Replace the images of a data set by the tokens of a frozen backbone.
 
     Tokens are computed with the transform of validation when a split is first used. The cache
-    folder has one subfolder per network and one file per image, both named by a hash.
+    folder has one subfolder per network and one file per image, both named by a hash. Tokens are
+    float32 [T, C]. The mean, or the blocks of features, are float16 [1, D] if the head needs them.
     """
     if distributed.world_size() > 1:
         raise ConfigError(
             "train.cache_features: it supports one process; start the run without torchrun"
         )
-    network = _network_key(backbone, data, config, device)
+    backbone = model.backbone
+    pooled = getattr(model.head, "features", None) == "blocks"
+    network = _network_key(backbone, data, config, device, pooled=pooled)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 
     def tokens_of(split: Split, title: str) -> Split:
@@ -119,18 +126,28 @@ def with_tokens(
             missing = images.select(np.array(absent))
             to_do = Split(missing, split.classes)
             absent_files = [files[index] for index in absent]
-            _compute(data, to_do, backbone, config, absent_files, title, device=device, stop=stop)
+            options: dict[str, Any] = {"pooled": pooled, "device": device, "stop": stop}
+            _compute(data, to_do, backbone, config, absent_files, title, **options)
         tokens = StoredTokens(
             images.storage, images.labels, images.classes, images.transform, files=files
         )
-        return Split(tokens, split.classes)
+        return replace(split, dataset=tokens)
 
-    return replace(
-        data,
-        load_train=lambda: tokens_of(data.train, "training"),
-        load_val=lambda: tokens_of(data.val, "validation"),
-        loads_slowly=False,
-    )
+    @cache
+    def train() -> Split:
+        return tokens_of(data.train, "training")
+
+    def val() -> Split:
+        # The training images are also the validation images if none are held out.
+        if pooled and same_images(data.train, data.val):
+            stored = train().dataset
+            images = data.val.dataset
+            assert isinstance(stored, StoredTokens)
+            assert isinstance(images, StoredImages)
+            return replace(data.val, dataset=replace(stored, labels=images.labels))
+        return tokens_of(data.val, "validation")
+
+    return replace(data, load_train=train, load_val=val, loads_slowly=False)
 
 
 def _compute(
@@ -141,6 +158,7 @@ def _compute(
     files: Sequence[Path],
     title: str,
     *,
+    pooled: bool,
     device: torch.device,
     stop: StopRequest,
 ) -> None:
@@ -173,6 +191,8 @@ def _compute(
                 images = to_device(batch.images, device, memory_format=torch.channels_last)
                 with torch.no_grad(), autocast(device, train.precision):
                     tokens = network(images).float().cpu()
+                if pooled:
+                    tokens = tokens.mean(1, keepdim=True).clamp(-LARGEST, LARGEST).half()
                 for index, array in zip(batch.indices.tolist(), tokens.numpy(), strict=True):
                     with replacing(files[index]) as file:
                         np.save(file, array)
@@ -202,7 +222,7 @@ def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
 
 
 def _network_key(
-    backbone: nn.Module, data: DataModule, config: Config, device: torch.device
+    backbone: nn.Module, data: DataModule, config: Config, device: torch.device, *, pooled: bool
 ) -> str:
     """Return a hash of the network and of everything else that changes tokens of an image file."""
     # Weights are hashed below, so their source is ignored.
@@ -212,7 +232,10 @@ def _network_key(
             settings.append((key, str(value)))
     precision = config.train.precision.for_device(device).value
     decoders = [version(name) for name in sorted({"pillow", data.transform.decoder})]
-    facts = (FORMAT, torch.__version__, decoders, device.type, precision, settings, data.transform)
+    facts: tuple[Any, ...] = (FORMAT, torch.__version__, decoders, device.type, precision)
+    facts += (settings, data.transform)
+    if pooled:
+        facts += ("pooled",)
 
     digest = hashlib.sha256(repr(facts).encode())
     for name, value in backbone.state_dict().items():

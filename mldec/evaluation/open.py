@@ -18,11 +18,13 @@ from mldec.data.fingerprint import fingerprint
 from mldec.data.types import DataModule
 from mldec.errors import ConfigError
 from mldec.evaluation.frozen_features import reuse_tokens
+from mldec.evaluation.left_out import reuse_left_out
 from mldec.evaluation.options import EvalOptions
 from mldec.evaluation.run import Scores, all_scores, evaluator_of
 from mldec.evaluators import Evaluator
 from mldec.evaluators.average_precision import average_precision
 from mldec.evaluators.constant import LEARNED_AP, ConstantScores
+from mldec.files.run_folder import LEFT_OUT
 from mldec.runtime import distributed
 from mldec.runtime.devices import Precision
 
@@ -60,7 +62,20 @@ class EvaluationSetup:
         return evaluator_of(self.data, self.logit_threshold())
 
     def scored_data(self) -> DataModule:
-        """Return the data for `network`, with cached tokens if possible; see `reuse_tokens`."""
+        """Return the data for `network`, with stored scores or tokens if possible.
+
+        See `reuse_left_out` and `reuse_tokens`.
+        """
+        stored = reuse_left_out(self.data, self.loaded)
+        if stored is not None:
+            return stored
+        is_fitted = hasattr(self.loaded.model.head, "fit")
+        if is_fitted and self.loaded.fingerprint == fingerprint(self.data.val):
+            log.warning(
+                f"{self.path} was fitted to these images and their leave-one-out scores cannot be "
+                f"used (they need {LEFT_OUT} of the run and its settings), so the metrics are too "
+                f"high; pass other images"
+            )
         return reuse_tokens(self.data, self.loaded, self.config, device=self.device)
 
     def scores(self) -> Scores:

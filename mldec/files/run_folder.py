@@ -24,6 +24,7 @@ RUN_FILE = "run.json"
 LOG_FILE = "metrics.jsonl"
 CHECKPOINTS = ("best.pt", "last.pt")  # only last.pt before the first evaluation
 CALIBRATED = "calibrated.pt"  # in the same folder, written by mldec calibrate
+LEFT_OUT = "leave_one_out.npz"  # scores of the training images; see `evaluation.left_out`
 LOCK_FILE = "run.lock"
 PATIENCE = 210.0  # maximum seconds to wait for the lock after a restart by torchrun
 PAUSE = 1.0  # seconds between two attempts

@@ -20,6 +20,13 @@ classes from another head of the same kind, the source:
 - `known` is the number of classes of the source.
 
 It returns the indices of the copied classes in this head.
+
+A head with the method `fit(features, labels, groups=None, *, exclusive)` is trained in closed form
+on the outputs of a frozen backbone, see `RidgeHead`. The method sets the attributes `left_out`,
+logits [N, K] of models without the image, and `summary` for the log. Two further attributes are
+optional: `features = "blocks"` requests the blocks of a backbone, which are then an argument
+`blocks` of the constructor, and `allocate(tensors)` prepares buffers whose shapes depend on the
+training data for a state dict.
 """
 
 from mldec import lazily
@@ -33,6 +40,7 @@ __getattr__ = lazily(
         "GAP": "gap",
         "RAM": "ram",
         "Query2Label": "query2label",
+        "RidgeHead": "ridge",
         "attach": "attached",
         "Cosine": "words",
         "RAMMatch": "words",
@@ -49,6 +57,7 @@ __all__ = [
     "MLDecoder",
     "Query2Label",
     "RAMMatch",
+    "RidgeHead",
     "WordGAP",
     "WordGroupDecoder",
     "attach",

@@ -132,7 +132,8 @@ def labeled_images(engine: TorchEngine, checkpoint: str, settings: list[str]) ->
         if not isinstance(dataset, StoredImages) or not isinstance(dataset.storage, ImageFiles):
             raise ConfigError("--skip-labeled: this data set has no image files; leave it out")
         paths += [dataset.name(index) for index in range(len(dataset))]
-    return paths
+    # Without held-out images, both splits are the same.
+    return list(dict.fromkeys(paths))
 
 
 def table(

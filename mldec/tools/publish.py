@@ -195,6 +195,8 @@ def checkpoint_metrics(checkpoint: Checkpoint, weights: str) -> CardMetrics:
         if name.startswith(prefix):
             metrics[name.removeprefix(prefix)] = value
     source = f"from the evaluation of the run after epoch {checkpoint.epoch}"
+    if checkpoint.fingerprint is not None and checkpoint.fingerprint == checkpoint.val_fingerprint:
+        source = "from leave-one-out scores of the training images"
 
     images = None if checkpoint.val_fingerprint is None else checkpoint.val_fingerprint.images
     calibration = checkpoint.calibration
@@ -401,6 +403,12 @@ def publish(args: argparse.Namespace) -> None:
 
     if not measured.intervals:
         say("the card has no intervals; pass --results with a file of mldec report --json")
+    support = getattr(loaded.model.head, "support", ())
+    if len(support):
+        say(
+            f"the head stores features of {len(support):,} training images; head.kernel=linear "
+            f"trains one without them"
+        )
     if args.license is None:
         say("the card has no license of the model; pass --license, such as apache-2.0")
     say(done)

@@ -111,16 +111,23 @@ class RunLog:
         """Time of the run so far, without interruptions."""
         return time.monotonic() - self.started
 
-    def scalars(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write the numbers of a step to metrics.jsonl and TensorBoard."""
+    def scalars(
+        self, step: int, epoch: int, values: dict[str, float], source: str | None = None
+    ) -> None:
+        """Write the numbers of a step to metrics.jsonl and TensorBoard.
+
+        `source` describes the origin of the metrics, such as "leave-one-out".
+        """
         if not self.main:
             return
 
-        line: dict[str, float | None] = {
+        line: dict[str, float | str | None] = {
             "step": step,
             "epoch": epoch,
             "time": round(self.seconds, 3),
         }
+        if source is not None:
+            line["source"] = source
         # JSON has no NaN and no infinity.
         for key, value in values.items():
             line[key] = value if math.isfinite(value) else None

@@ -21,7 +21,7 @@ from mldec.config.schema import Config, MixLabels, Train
 from mldec.data.fingerprint import check_same
 from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
-from mldec.data.types import DataModule
+from mldec.data.types import DataModule, same_images
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.frozen_features import with_tokens
 from mldec.files.run_folder import RunFacts, command_line
@@ -149,11 +149,12 @@ def prepare_trainer(
     torch.manual_seed(config.seed)
     data = build.data(parts)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
-    if config.train.focus_few_images:
+    is_fitted = build.is_fitted(parts)
+    if config.train.focus_few_images and not is_fitted:
         focus_few_images(loss, len(data.train.dataset), len(data.train.classes))
     check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
-    if config.train.start_at_frequency and not saved:
+    if config.train.start_at_frequency and not (saved or is_fitted):
         start_at_frequency(model.head, labels_of(data.train, config.seed), loss)
     if config.init and not saved:
         log.info(loading.initialise(model, config.start, data.train.classes.names))
@@ -163,7 +164,7 @@ def prepare_trainer(
         # The tokens depend on the weights, so restore these first.
         if path and saved:
             loading.load_strict(model, saved.model, path)
-        data = with_tokens(data, model.backbone, config, device=device, stop=stop)
+        data = with_tokens(data, model, config, device=device, stop=stop)
 
     folder = directory / "checkpoints"
     trainer = Trainer(config, model, loss, data, folder=folder, device=device, stop=stop)
@@ -276,6 +277,10 @@ def describe_run(trainer: Trainer, wanted: Precision) -> str:
     parameters = f"{trainable / 1e6:.2f} of {total / 1e6:.2f} M parameters trainable"
 
     splits = f"{len(train.dataset):,} training and {len(val.dataset):,} validation images"
+    if trainer.is_fitted and same_images(train, val):
+        # The rule of `HoldOut.val_fraction`.
+        splits = f"{len(train.dataset):,} training images, each validated without itself"
+        splits += " (data.val_fraction=0)"
     if trainer.batches.factors is not None:
         sampler = f"data.sampler={trainer.data.sampling.sampler}"
         splits += f" ({trainer.batches.num_images:,} images per epoch: {sampler})"
@@ -322,6 +327,7 @@ def next_commands(directory: Path, trainer: Trainer) -> str:
     # A multi-label model needs thresholds. Zero-shot metrics are more than the log shows.
     classes = trainer.data.val.classes
     needs_thresholds = not classes.exclusive and classes.word_vectors is None
+    needs_thresholds &= trainer.calibration is None
     first = "calibrate" if needs_thresholds else "evaluate"
     commands = [["mldec", first] + model, ["mldec", "predict"] + model + ["photos/"]]
     return "; ".join(map(shlex.join, commands))

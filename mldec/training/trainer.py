@@ -14,13 +14,15 @@ from timm.utils import distribute_bn
 from torch import Tensor, nn
 
 from mldec import build
-from mldec.checkpoint.state import Best, Checkpoint, LogPosition
+from mldec.checkpoint.state import Best, Calibration, Checkpoint, LogPosition
 from mldec.config.compose import to_dict
 from mldec.config.schema import Config, Init, NonFinite
 from mldec.data.fingerprint import fingerprint
 from mldec.data.loader import Batch, TrainBatches, end_workers, labels_of, train_loader
 from mldec.data.types import DataModule
 from mldec.errors import DataError, Stopped, UserError
+from mldec.evaluation.left_out import SOURCE, with_left_out
+from mldec.evaluation.left_out import write as write_left_out
 from mldec.evaluation.output import Results, left_out, same_scores
 from mldec.evaluation.run import MeanLoss, evaluate_all, memory_advice, score
 from mldec.evaluators.constant import LEARNED_AP, ConstantScores
@@ -30,6 +32,7 @@ from mldec.runtime.devices import Precision
 from mldec.runtime.environment import explain_out_of_memory, git_commit, installed
 from mldec.runtime.signals import DataTimeout, StopRequest
 from mldec.training.checkpoint_files import CheckpointFiles
+from mldec.training.closed_form import HeadFit, calibrate, uncertain_classes
 from mldec.training.log import Meter, RunLog, best_of, clock
 from mldec.training.step import Learner, StepStats, StepStatus
 
@@ -54,6 +57,13 @@ class Trainer:
         self.device = device
         # `StopRequest()` never requests a stop.
         self.stop = StopRequest() if stop is None else stop
+        self.is_fitted = hasattr(model.head, "fit")
+        if self.is_fitted:
+            # The fit is an epoch of one step.
+            rules = {"min_steps": None, "stop_epoch": None, "patience": None, "max_drop": None}
+            batch = {"batch_size": len(data.train.dataset), "accumulate": 1, "repeats": 1}
+            train = dataclasses.replace(config.train, epochs=1, **rules, **batch)
+            config = dataclasses.replace(config, train=train)
         self.batches = TrainBatches(
             len(data.train.dataset),
             batch_size=config.train.batch_size,
@@ -78,14 +88,18 @@ class Trainer:
             pin=device.type == "cuda",
             mixing=build.mixing(config.mix, data.train.classes),
         )
-        self.learner = Learner(
-            self.config,
-            model,
-            loss,
-            device=device,
-            steps=train.epochs * self.batches.steps,
-            word_vectors=data.train.classes.word_vectors,
-        )
+        self.learner: Learner | HeadFit
+        if self.is_fitted:
+            self.learner = HeadFit(self.config, model, loss, device=device)
+        else:
+            self.learner = Learner(
+                self.config,
+                model,
+                loss,
+                device=device,
+                steps=train.epochs * self.batches.steps,
+                word_vectors=data.train.classes.word_vectors,
+            )
 
         # Progress and results of the run.
         self.epoch = 0  # finished epochs
@@ -94,6 +108,8 @@ class Trainer:
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self.constant: list[str] = []  # classes with constant scores in the last evaluation
         self.best = Best()
+        self.calibration: Calibration | None = None  # of a head that was fitted in closed form
+        self.source: str | None = None  # of the metrics, if they are leave-one-out
         self.meter = Meter()
         self.lines = 0  # in metrics.jsonl
 
@@ -115,6 +131,8 @@ class Trainer:
         """Reason for the end of the run, or None. It depends only on the state in a checkpoint."""
         train = self.config.train
         best = self.best
+        if self.is_fitted and self.epoch:
+            return "the head was fitted in closed form"
         if self.epoch >= train.epochs:
             return f"train.epochs is {train.epochs}"
         if self.epoch >= train.last_epoch:
@@ -151,7 +169,10 @@ class Trainer:
         try:
             with explain_out_of_memory(lambda: memory_advice(self.config, self.device)):
                 while self.ended is None:
-                    self.train_epoch(runlog)
+                    if self.is_fitted:
+                        self.fit_head(runlog)
+                    else:
+                        self.train_epoch(runlog)
 
                     is_last = self.epoch + 1 == train.last_epoch
                     if is_last or (self.epoch + 1) % train.eval_every == 0:
@@ -170,8 +191,49 @@ class Trainer:
             self.files.wait()
         return self.metrics
 
+    def fit_head(self, runlog: RunLog) -> None:
+        """Fit the head in closed form, and store the left-out scores of the training images.
+
+        Without a validation split, these replace the scores of the same images.
+        """
+        assert isinstance(self.learner, HeadFit)
+        split = self.data.train
+        left_out, bad = self.learner.fit(split)
+        if bad and self.data.bad_images == "stop":
+            raise DataError(bad[0])
+        self.bad_images = len(bad)
+        warn(*[f"skipped: {message}" for message in bad])
+        head: Any = self.learner.model.head
+        log.info(f"fitted in closed form to {len(left_out) - len(bad):,} images: {head.summary}")
+        if head.has_series:
+            log.warning(
+                "photos with neighboring names resemble each other: for new series, the "
+                "leave-one-out metrics are too high; give the series of each photo as its group"
+            )
+        warn(*uncertain_classes(HeadFit.labels(split), split.classes.names))
+        self.calibration = calibrate(left_out, split, self.config)
+
+        keys = split.dataset.storage.keys  # type: ignore[attr-defined]
+        write_left_out(self.files.last.parents[1], head, keys, left_out)
+        stored = with_left_out(self.data.val, keys, left_out)
+        if stored is not None:
+            self.source = SOURCE
+            self.data = dataclasses.replace(self.data, load_val=lambda: stored)
+            return
+
+        # The validation images follow as usual.
+        trained = with_left_out(split, keys, left_out)
+        assert trained is not None
+        data = dataclasses.replace(self.data, load_val=lambda: trained)
+        [results] = evaluate_all([self.learner.model], data, self.config, device=self.device)
+        values = {f"loo/{name}": value for name, value in results.metrics.items()}
+        self._write_scalars(runlog, self.epoch + 1, values)
+        metric, value = next(iter(results.metrics.items()))
+        log.info(f"{SOURCE} {metric} {value:.2f} on {results.images:,} training images")
+
     def train_epoch(self, runlog: RunLog) -> None:
         """Do the remaining optimizer steps of the current epoch."""
+        assert isinstance(self.learner, Learner)
         train = self.config.train
         total = self.batches.steps
         description = f"epoch {self.epoch + 1}/{train.last_epoch}"
@@ -328,8 +390,10 @@ class Trainer:
         )
         self.meter = Meter()
 
-    def _write_scalars(self, runlog: RunLog, epoch: int, values: dict[str, float]) -> None:
-        runlog.scalars(self.learner.step, epoch, values)
+    def _write_scalars(
+        self, runlog: RunLog, epoch: int, values: dict[str, float], source: str | None = None
+    ) -> None:
+        runlog.scalars(self.learner.step, epoch, values, source)
         self.lines += 1
 
     def _stop(self, moment: str, *, together: bool = False) -> None:
@@ -410,7 +474,7 @@ class Trainer:
         # The loss only decides between equal metrics, and it is no metric of a model.
         prefixes = zip(("val", "val_raw"), models, strict=False)
         logged = {f"{prefix}/loss": losses[name] for prefix, name in prefixes if name in losses}
-        self._write_scalars(runlog, self.epoch + 1, values | logged)
+        self._write_scalars(runlog, self.epoch + 1, values | logged, self.source)
         self._log_evaluation(metric, results)
         return values
 
@@ -443,7 +507,10 @@ class Trainer:
         images = results["raw"].images
         epoch = f"epoch {self.epoch + 1}/{self.config.train.last_epoch}"
         best = f"best {self.best.value:.2f} ({self.best.weights}, epoch {self.best.epoch})"
-        log.info(f"{epoch}: val {metric} {', '.join(scores)} on {images:,} images; {best}")
+        where = f"{images:,} images"
+        if self.source is not None:
+            where += f" ({self.source})"
+        log.info(f"{epoch}: val {metric} {', '.join(scores)} on {where}; {best}")
 
     def check_stop(self, bar: Any, batches: Any, *, total: int) -> Iterator[Batch]:
         """Yield the batches of an evaluation; raise Stopped after a stop request."""
@@ -492,6 +559,7 @@ class Trainer:
             ),
             versions=installed(),
             git=self.git,
+            calibration=self.calibration,
             **self.learner.state(),
         )
 
@@ -503,6 +571,7 @@ class Trainer:
         self.learner.skipped = saved.log.skipped
         self.epoch = saved.epoch
         self.metrics = saved.metrics
+        self.calibration = saved.calibration
         self.best = saved.best
         self.lines = saved.log.lines
         self.bad_images = saved.log.bad_images

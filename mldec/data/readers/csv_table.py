@@ -126,7 +126,7 @@ def csv_table(
         else:
             num_images = len(table)
             table = division.select(table, val=part == val)
-            if part == val:
+            if part == val and division.fraction > 0:
                 log.info(
                     f"csv: no column split, so {len(table):,} of {num_images:,} images are held "
                     f"out for validation ({division.split}); see data.val_fraction and data.split"

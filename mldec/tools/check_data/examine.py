@@ -23,7 +23,15 @@ from mldec.data.loader import Batch, labels_of, stack
 from mldec.data.mixing import Mixing
 from mldec.data.readers.shards import TarShards
 from mldec.data.similar import perceptual_hashes, similar_pairs
-from mldec.data.types import Classes, DataModule, ImageDataset, Split, StoredImages, fixed_sample
+from mldec.data.types import (
+    Classes,
+    DataModule,
+    ImageDataset,
+    Split,
+    StoredImages,
+    fixed_sample,
+    same_images,
+)
 from mldec.errors import ConfigError, DataError, say, visible
 from mldec.names import format_list
 from mldec.runtime.console import progress_bar
@@ -60,7 +68,11 @@ def check(
     report: dict[str, Any] = {"data": option, "faults": []}
     labels: dict[str, Labels] = {}
     images: dict[str, ImageCheck] = {}
-    for part, split in (("train", data.train), ("val", data.val)):
+    splits = {"train": data.train}
+    # Without held-out images, the validation images are the training images.
+    if config.data.get("val_fraction") != 0 or not same_images(data.train, data.val):
+        splits["val"] = data.val
+    for part, split in splits.items():
         storage = getattr(split.dataset, "storage", None)
         if isinstance(storage, TarShards):
             storage.verify(partial(progress_bar, desc="sha256"))
@@ -89,6 +101,8 @@ def check(
             report[part][key] = phrases
             report["faults"] += _print_cases(name, phrases)
 
+    if len(images) == len(splits) and folder:
+        _write_charts(Path(folder), data, labels, config.mix)
     if len(images) == 2:
         report["nearest_seen"] = nearest_classes(data.train.classes, data.val.classes)
         for unseen, nearest in report["nearest_seen"].items():
@@ -105,8 +119,6 @@ def check(
             where = "listed in both" if name == val_name else f"also {val_name}"
             report["in_both_splits"].append(f"{name} is {where}")
         report["faults"] += _print_cases("images are in train and in val", report["in_both_splits"])
-        if folder:
-            _write_charts(Path(folder), data, labels, config.mix)
     return report
 
 
@@ -295,6 +307,8 @@ def _write_charts(folder: Path, data: DataModule, labels: Mapping[str, Labels], 
     save(sample_sheet(batches, data.train.classes.names), folder / "samples.png")
 
     for part, split in (("train", data.train), ("val", data.val)):
+        if part not in labels:
+            continue
         title = f"{part}: images per class (log scale)"
         chart = bar_chart(labels[part].counts(), split.classes.names, title)
         save(chart, folder / f"{part}_classes.png")

@@ -215,7 +215,7 @@ class TorchEngine:
                 else:
                     logits = model(batch, self._word_vectors)
             scores = probabilities(self.loaded, logits[:count])
-            pooled = None if tokens is None else tokens[:count].float().mean(1)
+            pooled = None if tokens is None else model.mean_token(tokens[:count])
         return Answers(scores, pooled)
 
     def for_classes(self, classes: Classes) -> "TorchEngine":

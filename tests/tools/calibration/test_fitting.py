@@ -14,20 +14,19 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 from torch.nn.functional import cross_entropy
 
 from mldec.evaluation.run import Scores
-from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
-from mldec.tools.calibrate import (
+from mldec.evaluators.calibration import (
     BINS,
     TEMPERATURES,
     Choice,
     Tally,
-    calibrate_single_label,
     cross_fitted,
     fit,
     fit_threshold,
-    parse_objective,
     temperature,
     uncalibrated,
 )
+from mldec.evaluators.label_errors import DEVIATION, common_slope, platt, soft_targets
+from mldec.tools.calibrate import calibrate_single_label, parse_objective
 
 # Few distinct values, so that there are many ties.
 LOGITS = st.integers(-8, 8).map(lambda number: number / 2)

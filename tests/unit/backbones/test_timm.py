@@ -185,3 +185,57 @@ def test_errors_are_one_line_and_name_the_setting(tmp_path, monkeypatch, trained
     assert "\n" not in str(caught.value)
     if "pretrained" in settings:
         assert caught.value.__suppress_context__, "Python shows no error of a library"
+
+
+@torch.no_grad()
+def test_blocks_equal_the_pooled_maps_of_hooks(tmp_path):
+    torch.manual_seed(0)
+    network = timm.create_model("test_efficientnet", num_classes=7).eval()
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    file = str(tmp_path / "weights.safetensors")
+    backbone = TimmBackbone("test_efficientnet", pretrained=file, blocks=True).eval()
+
+    maps = {}
+    for number, stage in enumerate([*network.blocks, network.bn2]):
+        stage.register_forward_hook(lambda *args, number=number: maps.update({number: args[2]}))
+    logits = network(normalized(backbone))
+    *stages, last = (maps[number].flatten(2) for number in sorted(maps))
+    expected = {"mean": last.mean(2)}
+    for number, stage in enumerate(reversed(stages[-3:]), 1):
+        expected[f"s{number}"] = torch.cat([stage.mean(2), stage.std(2, correction=0)], 1)
+    # The network's classifier at each position; its mean logit is the logit of the network.
+    classified = network.classifier(last.transpose(1, 2))
+    torch.testing.assert_close(classified.mean(1), logits)
+    expected["prob"] = classified.softmax(2).mean(1)
+    expected["top"] = classified.amax(1)
+
+    assert backbone.block_sizes == {name: value.shape[1] for name, value in expected.items()}
+    blocks = backbone(IMAGES)
+    assert blocks.shape == (2, 1, backbone.num_features)
+    torch.testing.assert_close(blocks[:, 0], torch.cat(list(expected.values()), 1))
+
+    # A checkpoint is loaded without the file of weights.
+    loaded = TimmBackbone("test_efficientnet", blocks=True).eval()
+    assert "prob" not in loaded.block_sizes
+    loaded.allocate(backbone.state_dict())
+    loaded.load_state_dict(backbone.state_dict())
+    assert torch.equal(loaded(IMAGES), blocks)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "stages"),
+    [
+        ("resnet18", {}, 3),
+        ("convnext_atto", {}, 3),
+        ("swin_tiny_patch4_window7_224", SWIN, 3),
+        ("vit_tiny_patch16_224", VIT, 0),
+    ],
+)
+@torch.no_grad()
+def test_networks_have_the_blocks_of_their_maps(name, settings, stages):
+    backbone = build(name, blocks=True, **settings)
+    names = ["mean", *[f"s{number}" for number in range(1, stages + 1)]]
+    assert list(backbone.block_sizes) == names
+    tokens = build(name, **settings)(IMAGES)
+    width = backbone.block_sizes["mean"]
+    torch.testing.assert_close(backbone(IMAGES)[:, 0, :width], tokens.mean(1))

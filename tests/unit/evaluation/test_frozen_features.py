@@ -18,6 +18,7 @@ from mldec.config.compose import compose, override
 from mldec.data.types import fixed_sample
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluation.frozen_features import StoredTokens, reuse_tokens, with_tokens
+from mldec.model import Classifier
 from mldec.runtime import distributed
 from mldec.runtime.signals import StopRequest
 from mldec.training.optim import check_trainable
@@ -56,7 +57,11 @@ class Counting(nn.Module):
 def cached(backbone, *settings, stop=None):
     config, data = composed(*settings)
     stop = StopRequest() if stop is None else stop
-    return with_tokens(data, backbone, config, device=CPU, stop=stop)
+    return with_tokens(data, model_of(backbone), config, device=CPU, stop=stop)
+
+
+def model_of(backbone):
+    return Classifier(backbone, nn.Identity())
 
 
 def composed(*settings):
@@ -113,7 +118,7 @@ def test_stale_tokens_are_not_read(change, computed, own_photos):
         settings = ["backbone.model_args.stem_width=8"]
 
     config, data = composed(*settings)
-    again = with_tokens(data, backbone, config, device=CPU, stop=StopRequest())
+    again = with_tokens(data, model_of(backbone), config, device=CPU, stop=StopRequest())
     backbone.eval()
     expected = backbone(fixed_sample(data.train.dataset, 3)[0][None])[0]
     torch.testing.assert_close(fixed_sample(again.train.dataset, 3)[0], expected.detach())
@@ -144,7 +149,8 @@ def test_tokens_of_another_precision_are_not_read():
 )
 def test_evaluation_reuses_tokens_of_same_input(reason, settings, monkeypatch):
     trained, data = composed()
-    model = SimpleNamespace(backbone=Counting(), views="flip" if reason == "views" else None)
+    model = model_of(Counting())
+    model.views = "flip" if reason == "views" else None
     loaded = SimpleNamespace(config=trained, model=model, transform=data.transform)
     config, data = composed(*settings)
     if reason == "whole network":
@@ -230,7 +236,7 @@ def test_stopped_computation_continues():
 def of_generated_images():
     config = compose(["+experiment=digits"])
     data = build.data(build.check(config))
-    with_tokens(data, Counting(), config, device=CPU, stop=StopRequest()).load_train()
+    with_tokens(data, model_of(Counting()), config, device=CPU, stop=StopRequest()).load_train()
 
 
 @pytest.mark.parametrize(

@@ -497,16 +497,17 @@ def test_last_line_has_next_two_commands(cli, here):
 
 
 @pytest.mark.parametrize(
-    ("classes", "first"),
+    ("classes", "calibration", "first"),
     [
-        (Classes(("a", "b")), "calibrate"),
-        (Classes(("a", "b"), exclusive=True), "evaluate"),
-        (Classes(("a", "b"), word_vectors=torch.ones(2, 3)), "evaluate"),
+        (Classes(("a", "b")), None, "calibrate"),
+        (Classes(("a", "b")), "of the fit", "evaluate"),
+        (Classes(("a", "b"), exclusive=True), None, "evaluate"),
+        (Classes(("a", "b"), word_vectors=torch.ones(2, 3)), None, "evaluate"),
     ],
 )
-def test_next_command_depends_on_classes(classes, first, here):
+def test_next_command_depends_on_classes(classes, calibration, first, here):
     data = SimpleNamespace(val=SimpleNamespace(classes=classes))
-    job = SimpleNamespace(config=settings(), data=data)
+    job = SimpleNamespace(config=settings(), data=data, calibration=calibration)
     inside = f"mldec {first} outputs/x; mldec predict outputs/x photos/"
     assert next_commands(here / "outputs" / "x", job) == inside
     outside = here.parent / "x y"

@@ -1,0 +1,91 @@
+"""Leave-one-out scores of the training images, which replace their own scores in evaluations."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mldec.checkpoint import Loaded
+from mldec.data.sampling import SampleRandom
+from mldec.data.types import DataModule, Split, StoredImages
+from mldec.errors import naming_errors
+from mldec.files.atomic import replacing
+from mldec.files.run_folder import LEFT_OUT, RESTORE, folder_of_run
+
+log = logging.getLogger("mldec")
+
+SOURCE = "leave-one-out"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredLogits(StoredImages):
+    """Images with stored logits, float32 [N, K], which `Classifier` returns unchanged."""
+
+    logits: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+
+    def load(self, index: int, rng: SampleRandom) -> tuple[Tensor, Tensor]:
+        """Return the logits [K] and the target int8 [K] of an image."""
+        if np.isnan(self.logits[index]).any():
+            # The image was unreadable: raise its error again.
+            super().load(index, rng)
+        return torch.from_numpy(self.logits[index]), self.labels.row(index)
+
+
+def write(folder: Path, head: nn.Module, keys: np.ndarray, logits: np.ndarray) -> None:
+    """Write the left-out logits [N, K] of images with keys [N, ...] to the folder of a run."""
+    with replacing(folder / LEFT_OUT, of_run=True) as file:
+        np.savez(file, names=keys, logits=logits, head=_digest(head))
+
+
+def with_left_out(split: Split, names: Sequence[Any], logits: np.ndarray) -> Split | None:
+    """Return a split whose images have their left-out logits, or None if an image has none."""
+    images = split.dataset
+    assert isinstance(images, StoredImages)
+    row_of = {_key(name): row for row, name in enumerate(names)}
+    rows = [row_of.get(_key(key), -1) for key in images.storage.keys]
+    if min(rows) < 0:
+        return None
+    fields = (images.storage, images.labels, images.classes, images.transform)
+    return replace(split, dataset=StoredLogits(*fields, logits=logits[rows]))
+
+
+def reuse_left_out(data: DataModule, loaded: Loaded) -> DataModule | None:
+    """Replace validation images that were training images by their left-out scores.
+
+    Returns None if another image is among them, or for other models and input transforms.
+    """
+    folder = folder_of_run(loaded.path)
+    dataset = data.val.dataset
+    if folder is None or not hasattr(loaded.model.head, "fit") or loaded.model.views is not None:
+        return None
+    path = folder / LEFT_OUT
+    same_input = getattr(dataset, "transform", None) == loaded.transform
+    if not path.is_file() or not isinstance(dataset, StoredImages) or not same_input:
+        return None
+
+    with naming_errors(path, remedy=RESTORE), np.load(path, allow_pickle=False) as stored:
+        # The file may be of another training in this folder.
+        if str(stored["head"]) != _digest(loaded.model.head):
+            return None
+        split = with_left_out(data.val, stored["names"], stored["logits"])
+    if split is None:
+        return None
+    log.info(f"{SOURCE} scores of {path} are used, because these images trained the head")
+    return replace(data, load_val=lambda: split, loads_slowly=False)
+
+
+def _key(name: Any) -> Any:
+    return name if isinstance(name, bytes) else np.asarray(name).tobytes()
+
+
+def _digest(head: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for tensor in head.state_dict().values():
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,264 @@
+"""Calibration of scores, and thresholds for an objective, from logits and labels."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit, logit, softmax
+
+from mldec.errors import DataError
+from mldec.evaluators.label_errors import common_slope, platt
+from mldec.evaluators.multi_label import Counts
+
+MIN_POSITIVES = 10  # classes with fewer positives share a threshold
+FIXED = 0.5  # threshold of the uncalibrated model
+
+MAX_SCORES = 4_000_000  # for fits over all classes, such as a temperature
+BLOCK = 64  # classes per copy to contiguous memory
+BINS = 15  # of the calibration error
+TEMPERATURES = (0.05, 20.0)  # at other temperatures all scores are about 0, 0.5 or 1
+MAX_THRESHOLD = np.nextafter(1, 0)  # the logit of 1 is infinite
+
+# Calibrated logits of the annotated images [n] and their labels, bool [n].
+Column = tuple[np.ndarray, np.ndarray]
+
+# Computes precision, recall and F1 of the valid classes in percent.
+Summarize = Callable[[Counts], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The objective of a threshold. The highest of equally good thresholds is chosen.
+
+    precision: the highest recall at a precision of at least `values[0]`. recall: the highest
+    threshold with a recall of at least `values[0]`. cost: the lowest total cost; `values` are the
+    costs of a false positive and a false negative.
+    """
+
+    text: str  # as in --objective
+    kind: str
+    values: tuple[float, ...]
+
+    def choose(self, hits: np.ndarray, false_alarms: np.ndarray) -> tuple[int | None, bool]:
+        """Choose one of C candidate thresholds, ordered from high to low.
+
+        `hits` and `false_alarms` [C] are the positives and negatives at or above each. Returns the
+        index, or None if it is best to predict no image, and whether the objective is reached.
+        """
+        positives = hits[-1]
+        precision = hits / (hits + false_alarms)
+
+        if self.kind == "f1":
+            return int(np.argmax(2 * hits / (positives + hits + false_alarms))), True
+        if self.kind == "recall":
+            return int(np.argmax(hits / positives >= self.values[0])), True
+        if self.kind == "precision":
+            wanted = min(self.values[0], precision.max())
+            reached = bool(wanted == self.values[0])
+            return int(np.flatnonzero(precision >= wanted)[-1]), reached
+
+        per_false_positive, per_false_negative = self.values
+        costs = per_false_positive * false_alarms + per_false_negative * (positives - hits)
+        if per_false_negative * positives <= costs.min():
+            return None, True
+        return int(np.argmin(costs)), True
+
+
+def fit_threshold(
+    objective: Objective, logits: np.ndarray, present: np.ndarray
+) -> tuple[float, float]:
+    """Fit one threshold to logits [n] and labels, bool [n]. At least one label is positive.
+
+    The threshold is halfway between the lowest predicted positive and the next lower score.
+
+    Returns:
+        The threshold, and its in-sample precision, or NaN if the objective is reached.
+    """
+    # Between the scores of two positives, a lower threshold only adds false positives.
+    cuts, counts = np.unique(logits[present], return_counts=True)
+    # Count the candidates at or below each negative.
+    below = np.searchsorted(cuts, logits[~present], side="right")
+    reached = np.bincount(below, minlength=len(cuts) + 1)
+
+    # Order the candidates from high to low.
+    cuts = cuts[::-1]
+    hits = counts[::-1].cumsum()
+    false_alarms = reached[::-1].cumsum()[:-1]
+    index, is_reached = objective.choose(hits, false_alarms)
+    if index is None:
+        return min((expit(logits.max()) + 1) / 2, MAX_THRESHOLD), np.nan
+
+    next_lower = logits[logits < cuts[index]].max(initial=-np.inf)
+    value = expit(np.array([cuts[index], next_lower])).mean()
+    precision = np.nan if is_reached else hits[index] / (hits[index] + false_alarms[index])
+    return min(value, MAX_THRESHOLD), precision
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options of a fit."""
+
+    objective: Objective
+    scope: str  # of the thresholds: "class" or "global"
+    min_positives: int  # classes with fewer positives share a threshold
+    single_slope: bool = False  # one slope and offset for all classes, for zero-shot models
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Calibration of K classes. Calibrated logits are slope * logit + offset."""
+
+    slopes: np.ndarray  # float64 [K]
+    offsets: np.ndarray  # float64 [K]
+    thresholds: np.ndarray  # float64 [K]: lowest calibrated score of a present class
+    is_shared: np.ndarray  # bool [K]: the class shares a threshold because of few positives
+    # In-sample precision of classes that do not reach the objective, otherwise NaN; float64 [K].
+    best_precision: np.ndarray
+
+    def columns(
+        self, logits: np.ndarray, labels: np.ndarray, images: np.ndarray
+    ) -> Iterator[tuple[int, Column]]:
+        """Yield the index and the column of each class for the selected images; see `fit`."""
+        for first in range(0, logits.shape[1], BLOCK):
+            block = np.s_[:, first : first + BLOCK]
+            scores = np.ascontiguousarray(logits[block].T, np.float64)
+            targets = np.ascontiguousarray(labels[block].T)
+            for index, (column, target) in enumerate(zip(scores, targets, strict=True), first):
+                chosen = images & (target >= 0)
+                calibrated = self.slopes[index] * column[chosen] + self.offsets[index]
+                yield index, (calibrated, target[chosen] == 1)
+
+
+def uncalibrated(num_classes: int) -> Fit:
+    """Return a fit with the scores of the model and the threshold `FIXED`."""
+    ones = np.ones(num_classes)
+    return Fit(ones, 0 * ones, FIXED * ones, np.zeros(num_classes, bool), np.nan * ones)
+
+
+def subsample(logits: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Return the indices of every n-th image, with at most about `MAX_SCORES` scores."""
+    rows = np.flatnonzero(images)
+    return rows[:: 1 + len(rows) * logits.shape[1] // MAX_SCORES]
+
+
+def temperature(logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> float | None:
+    """Fit the temperature T that minimizes the log loss of softmax(logits / T) on one-hot labels.
+
+    Source: Guo et al. 2017, arXiv 1706.04599, section 4.2. The loss is convex in 1 / T, so its
+    derivative has one zero. Returns None if it is outside `TEMPERATURES`. See `fit` for the
+    arguments.
+    """
+    rows = subsample(logits, images)
+    rows = rows[(labels[rows] == 1).any(1)]
+    selected = logits[rows].astype(np.float64)
+    present = labels[rows] == 1
+    targets = present / present.sum(1, keepdims=True)
+
+    def derivative(log_temperature: float) -> float:
+        scores = softmax(selected * np.exp(-log_temperature), axis=1)
+        return float(np.sum((scores - targets) * selected))
+
+    lowest, highest = np.log(TEMPERATURES)
+    if not derivative(lowest) > 0 > derivative(highest):
+        return None
+    return float(np.exp(brentq(derivative, lowest, highest)))
+
+
+def fit_scores(
+    logits: np.ndarray, labels: np.ndarray, images: np.ndarray, *, single_slope: bool = False
+) -> Fit:
+    """Fit slopes and offsets; see `fit`. The thresholds are `FIXED`."""
+    fitted = uncalibrated(logits.shape[1])
+    rows = subsample(logits, images)
+    if single_slope:
+        annotated = labels[rows] >= 0
+        slope, offset = platt(logits[rows][annotated], labels[rows][annotated] == 1)
+        fitted.slopes[:] = slope
+        fitted.offsets[:] = offset
+        return fitted
+
+    common = common_slope(logits[rows].astype(np.float64), labels[rows])
+    # These are uncalibrated logits: each slope is 1 and each offset 0 until they are fitted.
+    for index, column in fitted.columns(logits, labels, images):
+        fitted.slopes[index], fitted.offsets[index] = platt(*column, common)
+    return fitted
+
+
+def fit(logits: np.ndarray, labels: np.ndarray, images: np.ndarray, choice: Choice) -> Fit:
+    """Fit scores and thresholds to the selected images, bool [N].
+
+    Logits and labels are [N, K]. Labels are 1, 0 or -1 (ignored).
+    """
+    positives = (labels[images] == 1).sum(0)
+    if not positives.sum():
+        raise DataError("calibration: no image has a positive label; use more images")
+
+    # The thresholds are for the calibrated scores.
+    fitted = fit_scores(logits, labels, images, single_slope=choice.single_slope)
+    is_shared = (positives < choice.min_positives) | (choice.scope == "global")
+    for index, column in fitted.columns(logits, labels, images):
+        if not is_shared[index]:
+            threshold, precision = fit_threshold(choice.objective, *column)
+            fitted.thresholds[index] = threshold
+            fitted.best_precision[index] = precision
+
+    if is_shared.any():
+        # Use all classes if the classes with a shared threshold have too few positives together.
+        too_few = positives[is_shared].sum() < choice.min_positives
+        columns = []
+        for index, column in fitted.columns(logits, labels, images):
+            if too_few or is_shared[index]:
+                columns.append(column)
+        shared = map(np.concatenate, zip(*columns, strict=True))
+        threshold, precision = fit_threshold(choice.objective, *shared)
+        fitted.thresholds[is_shared] = threshold
+        fitted.best_precision[is_shared] = precision
+
+    # One threshold for all classes was requested, so no class is reported as an exception.
+    if choice.scope == "global":
+        return fitted
+    return replace(fitted, is_shared=is_shared)
+
+
+class Tally:
+    """Counts of decisions and calibration errors, summed over images."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.counts = Counts(num_classes)
+        self.pairs = 0  # annotated pairs of an image and a class
+
+        # Sum of the calibrated scores and number of positives per bin.
+        self.scores = np.zeros(BINS)
+        self.positives = np.zeros(BINS)
+
+    def add(self, fitted: Fit, logits: np.ndarray, labels: np.ndarray, images: np.ndarray) -> None:
+        """Add the decisions on the selected images; see `fit` for the arguments."""
+        lowest = logit(fitted.thresholds)
+        for index, (calibrated, present) in fitted.columns(logits, labels, images):
+            predicted = calibrated >= lowest[index]
+            self.counts.hits[index] += int((present & predicted).sum())
+            self.counts.predicted[index] += int(predicted.sum())
+            self.counts.positives[index] += int(present.sum())
+            self.counts.negatives[index] += int((~present).sum())
+
+            probabilities = expit(calibrated)
+            bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+            self.scores += np.bincount(bins, weights=probabilities, minlength=BINS)
+            self.positives += np.bincount(bins, weights=present, minlength=BINS)
+            self.pairs += len(present)
+
+    def summary(self, summarize: Summarize = Counts.summary) -> dict[str, float]:
+        """Return precision, recall, F1 and the expected calibration error (ECE) in percent."""
+        error = 100 * np.abs(self.positives - self.scores).sum() / self.pairs
+        return summarize(self.counts) | {"ECE": float(error)}
+
+
+def cross_fitted(
+    logits: np.ndarray, labels: np.ndarray, folds: np.ndarray, choice: Choice
+) -> Tally:
+    """Decide on each image with a fit on the images of the other folds; `folds` is int [N]."""
+    tally = Tally(logits.shape[1])
+    for fold in np.unique(folds):
+        tally.add(fit(logits, labels, folds != fold, choice), logits, labels, folds == fold)
+    return tally

@@ -1,0 +1,225 @@
+"""Ridge regression with leave-one-out and leave-a-group-out predictions in closed form.
+
+Targets [N, K] are predicted by a linear function of the inputs of N images, or by a function in the
+space of a kernel. The intercept is not regularized. Let H be the matrix that maps the targets to
+the predictions. Without the image, or without its group of images B, the residuals r are
+
+    r_i / (1 - H_ii)        and        (I - H_BB)^-1 r_B
+
+Source: Allen 1974 (PRESS); Rifkin and Lippert 2007, Notes on Regularized Least Squares.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROWS = 4_096  # images per block of a pass over all images
+SMALLEST = 1e-12  # of a share 1 - H_ii, which is 0 for the only known label of a class
+JITTER = 1e-13  # relative: I - H_BB is singular if a group has all known labels of a class
+
+Groups = Sequence[Tensor] | None  # indices of the images of each group; None: single images
+
+
+def group_members(groups: np.ndarray) -> list[Tensor]:
+    """Return the indices of the images of each group. `groups` are N values of any type."""
+    _, numbers = np.unique(groups, return_inverse=True)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(np.bincount(numbers))[:-1]
+    return list(map(torch.from_numpy, np.split(order, ends)))
+
+
+def without_group(block: Tensor, residuals: Tensor) -> Tensor:
+    """Return the left-out residuals of a group from I - H_BB [b, b] and its residuals [b, K]."""
+    jitter = JITTER * block.diagonal().mean().clamp_min(SMALLEST)
+    return torch.linalg.solve(block + jitter * torch.eye(len(block), dtype=block.dtype), residuals)
+
+
+class Solver:
+    """Solutions for several alphas and targets from one eigendecomposition.
+
+    Args:
+        inputs: Returns centered inputs [B, E] of images, given as indices. It is called for blocks
+            of images, so that the memory does not grow with N, except for the predictions.
+        count: Number of images N.
+        values: Eigenvalues [R] of the products of the inputs, at least 0.
+        rotation: Matrix [E, R] of the eigenvectors. None: the inputs are rotated.
+        members: Images that are left out together.
+    """
+
+    def __init__(
+        self,
+        inputs: Callable[[Tensor], Tensor],
+        count: int,
+        values: Tensor,
+        rotation: Tensor | None,
+        members: Groups,
+    ) -> None:
+        self.inputs = inputs
+        self.count = count
+        self.values = values.clamp_min(0)
+        self.rotation = rotation
+        self.members = members
+        self.shares: dict[float, Tensor] = {}  # 1 - H_ii of all images by alpha
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
+        """Yield blocks of about `ROWS` images, and the positions of each group in its block."""
+        if self.members is None:
+            for rows in torch.arange(self.count).split(ROWS):
+                yield rows, ()
+            return
+        block: list[Tensor] = []
+        for number, rows in enumerate(self.members, 1):
+            block.append(rows)
+            if sum(map(len, block)) >= ROWS or number == len(self.members):
+                sizes = [len(group) for group in block]
+                yield torch.cat(block), torch.arange(sum(sizes)).split(sizes)
+                block = []
+
+    def weights(self, targets: Tensor, alphas: Sequence[float]) -> list[Tensor]:
+        """Return the weights [E, K] of the centered inputs for each alpha."""
+        centered = targets - targets.mean(0)
+        product = torch.zeros((), dtype=targets.dtype)
+        for rows, _ in self._blocks():
+            part = self.inputs(rows)
+            product = product + (part.T @ centered[rows].to(part.dtype)).to(targets.dtype)
+        if self.rotation is None:
+            return [product / (self.values + alpha)[:, None] for alpha in alphas]
+        rotated = self.rotation.T @ product
+        return [self.rotation @ (rotated / (self.values + alpha)[:, None]) for alpha in alphas]
+
+    def left_out(self, targets: Tensor, alphas: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
+        """Yield each alpha with the left-out predictions [N, K]."""
+        weights = self.weights(targets, alphas)
+        is_known = set(alphas) <= self.shares.keys()
+        left_out = [torch.empty_like(targets) for _ in alphas]
+        for rows, groups in self._blocks():
+            part = self.inputs(rows)
+            rotated = part
+            if self.rotation is not None and (groups or not is_known):
+                # One product gives the diagonals of every alpha.
+                rotated = part @ self.rotation.to(part.dtype)
+            part = part.to(targets.dtype)
+            rotated = rotated.to(targets.dtype)
+            for alpha, weight, result in zip(alphas, weights, left_out, strict=True):
+                inverse = 1 / (self.values + alpha)
+                residuals = targets[rows] - targets.mean(0) - part @ weight
+                for group in groups:
+                    own = rotated[group]
+                    block = torch.eye(len(group), dtype=own.dtype) - (own * inverse) @ own.T
+                    residuals[group] = without_group(block - 1 / self.count, residuals[group])
+                if not groups:
+                    if not is_known:
+                        shares = self.shares.setdefault(alpha, torch.empty_like(targets[:, 0]))
+                        shares[rows] = 1 - 1 / self.count - rotated.square() @ inverse
+                    residuals /= self.shares[alpha][rows].clamp_min(SMALLEST)[:, None]
+                result[rows] = targets[rows] - residuals
+        yield from zip(alphas, left_out, strict=True)
+
+
+def dual(kernel: Tensor, members: Groups = None) -> Solver:
+    """Return the solver of |y - K c - b|^2 + alpha c' K c for a kernel K [N, N].
+
+    The coefficients c are the residuals of the predictions, divided by alpha.
+    """
+    means = kernel.mean(0)
+    values, vectors = torch.linalg.eigh(kernel - means - means[:, None] + means.mean())
+    rotated = vectors * values.clamp_min(0).sqrt()
+    return Solver(lambda rows: rotated[rows], len(kernel), values, None, members)
+
+
+def primal(
+    inputs: Callable[[Tensor], Tensor], count: int, members: Groups = None
+) -> tuple[Solver, Tensor, Tensor]:
+    """Return the solver of |y - X w - b|^2 + alpha u |w|^2 for more images than features.
+
+    Here u is the mean squared norm of the centered inputs, as for a linear kernel.
+
+    Returns:
+        The solver, whose inputs are centered and divided by the root of u, the means [E], and u.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    moments = torch.zeros((), dtype=torch.float64)
+    for rows in torch.arange(count).split(ROWS):
+        part = inputs(rows)
+        total = total + part.double().sum(0)
+        moments = moments + (part.T @ part).double()
+    means = total / count
+    centered = moments - count * means[:, None] * means
+    unit = (centered.trace() / count).clamp_min(SMALLEST)
+    values, vectors = torch.linalg.eigh(centered / unit)
+
+    def scaled(rows: Tensor) -> Tensor:
+        part = inputs(rows)
+        return (part - means.to(part.dtype)) / unit.sqrt().to(part.dtype)
+
+    return Solver(scaled, count, values, vectors, members), means, unit
+
+
+def masked(
+    kernel: Tensor,
+    targets: Tensor,
+    known: Tensor,
+    alpha: float,
+    members: Groups = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit each class on its known targets only; see `dual`.
+
+    The inverse of all images is computed once. For a class with few unknown targets, it is updated
+    by a Schur complement. Classes with the same unknown targets share their inverse.
+
+    Args:
+        kernel: Kernel of all images, float64 [N, N].
+        targets: Targets, float64 [N, K].
+        known: Whether a target is known, bool [N, K].
+        alpha: Regularization.
+        members: Images that are left out together.
+
+    Returns:
+        The coefficients [N, K], which are 0 for unknown targets, the intercepts [K], and the
+        left-out predictions [N, K]. Those of unknown targets are ordinary predictions.
+    """
+    count = len(kernel)
+    regularized = kernel + alpha * torch.eye(count, dtype=kernel.dtype)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(regularized))
+    coefficients = torch.zeros_like(targets)
+    bias = torch.zeros(targets.shape[1], dtype=targets.dtype)
+
+    residuals = torch.zeros_like(targets)
+    patterns, pattern_of = torch.unique(known.T, dim=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        columns = (pattern_of == number).nonzero()[:, 0]
+        rows = pattern.nonzero()[:, 0]
+        others = (~pattern).nonzero()[:, 0]
+        if not len(rows):
+            continue
+        if len(others) <= len(rows):
+            cross = inverse[rows][:, others]
+            factor = torch.linalg.cholesky(inverse[others][:, others])
+            own = torch.linalg.solve_triangular(factor, cross.T, upper=False)
+            own = inverse[rows][:, rows] - own.T @ own
+        else:
+            own = torch.cholesky_inverse(torch.linalg.cholesky(regularized[rows][:, rows]))
+
+        # Project onto the complement of the intercept: this is I - H, divided by alpha.
+        sums = own.sum(1)
+        wanted = targets[rows][:, columns]
+        bias[columns] = sums @ wanted / sums.sum()
+        own = own - sums[:, None] * sums / sums.sum()
+        fitted = own @ wanted
+        coefficients[rows[:, None], columns] = fitted
+        if members is None:
+            left = fitted / own.diagonal().clamp_min(SMALLEST)[:, None]
+            residuals[rows[:, None], columns] = left
+            continue
+        place = torch.full((count,), -1)
+        place[rows] = torch.arange(len(rows))
+        for group in members:
+            inside = place[group][place[group] >= 0]
+            if len(inside):
+                left = without_group(own[inside][:, inside], fitted[inside])
+                residuals[rows[inside][:, None], columns] = left
+
+    predictions = kernel @ coefficients + bias
+    return coefficients, bias, torch.where(known, targets - residuals, predictions)

@@ -1,0 +1,181 @@
+"""Training of heads that are fitted in closed form, in one pass over cached features."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mldec import build
+from mldec.checkpoint.loading import load_strict
+from mldec.checkpoint.state import Calibration, Checkpoint
+from mldec.config.compose import to_dict
+from mldec.config.schema import Config
+from mldec.data.fingerprint import fingerprint
+from mldec.data.sampling import SampleRandom
+from mldec.data.types import Split
+from mldec.errors import ConfigError, DataError
+from mldec.evaluators.calibration import MIN_POSITIVES, Choice, Objective, fit
+from mldec.model import Classifier
+from mldec.names import format_list
+from mldec.runtime.console import progress_bar
+from mldec.training.step import StepStats
+
+# Settings of the training by gradients. Those of an experiment are ignored.
+UNUSED = ("loss", "optim.", "schedule.", "mix.", "init.classes", "init.synonyms", "data.sampler")
+UNUSED += ("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience")
+UNUSED += ("train.max_drop", "train.repeats", "train.ema_", "train.clip_grad", "train.compile")
+UNUSED += ("train.start_at_frequency", "train.focus_few_images", "train.random_queries")
+
+FEW_POSITIVES = 20  # leave-one-out metrics of classes with fewer positives are uncertain
+
+
+def check_settings(config: Config, parts: build.Parts, typed: Sequence[str]) -> None:
+    """Raise ConfigError for settings that a head which is fitted in closed form does not use.
+
+    `typed` are the settings that the user typed, as key=value.
+    """
+    if not build.is_fitted(parts):
+        return
+    name = parts["head"].target.__name__
+    for word in typed:
+        key = word.lstrip("+~").partition("=")[0]
+        if key.startswith(UNUSED):
+            raise ConfigError(f"{word}: {name} does not use it; remove it, or pass head=csra")
+    if not config.train.cache_features:
+        raise ConfigError(
+            f"head: {name} is fitted on a frozen backbone; pass train.freeze=[backbone] "
+            f"train.cache_features=true, or head=csra"
+        )
+
+
+class HeadFit:
+    """A model whose head is fitted in closed form. It has the state of a `Learner` of one step."""
+
+    def __init__(
+        self, config: Config, model: Classifier, loss: nn.Module, *, device: torch.device
+    ) -> None:
+        self.config = config
+        self.model = model.requires_grad_(False)
+        self.loss = loss.to(device)  # only for the loss of the evaluation
+        self.device = device
+        self.precision = config.train.precision.for_device(device)
+        self.step = 0
+        self.steps = 1
+        self.pieces = config.train.pieces
+        self.skipped = 0
+        self.average: nn.Module | None = None
+        self.lr = 0.0
+
+    def fit(self, split: Split) -> tuple[np.ndarray, list[str]]:
+        """Fit the head to the training images.
+
+        Returns:
+            The left-out logits float32 [N, K], which are NaN for unreadable images, and a message
+            per unreadable image. An error of the first image is raised unless all are skipped.
+        """
+        dataset = split.dataset
+        rows = []
+        features = []
+        bad = []
+        # The order of the names shows series, if the keys are names.
+        keys = dataset.storage.keys  # type: ignore[attr-defined]
+        order = np.argsort(keys, kind="stable") if keys.dtype.kind == "S" else np.arange(len(keys))
+        for index in progress_bar(order.tolist(), desc="read features"):
+            try:
+                tokens, _ = dataset.load(index, SampleRandom(0))
+            except DataError as error:
+                bad.append(str(error))
+                continue
+            rows.append(index)
+            # Half precision is exact, because the files have it.
+            features.append(tokens[0].half())
+
+        head: Any = self.model.head.cpu()
+        labels = self.labels(split)[rows]
+        groups = None if split.groups is None else split.groups[rows]
+        exclusive = split.classes.exclusive
+        head.fit(torch.stack(features), labels, groups, exclusive=exclusive)
+        self.model.head.to(self.device)
+        self.step = 1
+
+        left_out = np.full((len(dataset), len(split.classes)), np.nan, np.float32)
+        left_out[rows] = head.left_out
+        return left_out, bad
+
+    @staticmethod
+    def labels(split: Split) -> np.ndarray:
+        """Return the labels int8 [N, K] of the training images."""
+        labels: np.ndarray = split.dataset.labels.dense()  # type: ignore[attr-defined]
+        return labels
+
+    def read(self) -> list[StepStats]:
+        """Return the pending numbers of steps: none."""
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint; see `Learner.state`."""
+        return {"step": self.step, "model": self.model.state_dict()}
+
+    def load_state(self, saved: Checkpoint, path: Path) -> None:
+        """Restore the model from a checkpoint."""
+        load_strict(self.model, saved.model, path)
+        self.step = saved.step
+
+
+def uncertain_classes(labels: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Return messages about classes without two kinds of labels, and with few positives."""
+    positives = (labels == 1).sum(0)
+    negatives = (labels == 0).sum(0)
+    messages = []
+    is_constant = (positives == 0) | (negatives == 0)
+    if is_constant.any():
+        constant = format_list([names[index] for index in np.flatnonzero(is_constant)])
+        messages.append(
+            f"classes without a positive or without a negative label get a constant score: "
+            f"{constant}"
+        )
+    is_rare = ~is_constant & (positives < FEW_POSITIVES)
+    if is_rare.any():
+        rare = format_list([names[index] for index in np.flatnonzero(is_rare)])
+        messages.append(
+            f"the leave-one-out metrics of {is_rare.sum()} classes with fewer than {FEW_POSITIVES} "
+            f"positives are uncertain: {rare}"
+        )
+    return messages
+
+
+def calibrate(left_out: np.ndarray, split: Split, config: Config) -> Calibration | None:
+    """Fit thresholds for F1 to left-out logits [N, K], as `mldec calibrate` does.
+
+    Returns None if no image has a positive label.
+    """
+    labels = HeadFit.labels(split)
+    readable = np.isfinite(left_out).all(1)
+    if not (labels[readable] == 1).any():
+        return None
+    slopes = [1.0]
+    offsets = [0.0]
+    thresholds: list[float] = []
+    exclusive = split.classes.exclusive
+    if not exclusive:
+        choice = Choice(Objective("f1", "f1", ()), "class", MIN_POSITIVES)
+        fitted = fit(left_out, labels, readable, choice)
+        slopes = fitted.slopes.tolist()
+        offsets = fitted.offsets.tolist()
+        thresholds = fitted.thresholds.tolist()
+    return Calibration(
+        weights="raw",
+        objective=None if exclusive else "f1",
+        scope=None if exclusive else "class",
+        thresholds=tuple(thresholds),
+        slopes=tuple(slopes),
+        offsets=tuple(offsets),
+        images=int(readable.sum()),
+        data=to_dict(config)["data"],
+        fingerprint=fingerprint(split),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,181 @@
+"""Runs whose head is fitted in closed form."""
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mldec
+from mldec.checkpoint import load_model
+from mldec.evaluation import frozen_features
+from mldec.files.torch_files import read_torch
+from mldec.heads import RidgeHead
+
+WORDS = ["+experiment=finetune_frozen", "head=ridge", "backbone=tiny", "data.root=own"]
+WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.workers=0", "device=cpu"]
+COLORS = {"red": (220, 40, 40), "green": (40, 200, 40), "dark": (20, 20, 20)}
+
+
+@pytest.fixture
+def photos(here):
+    """Write 36 photos of noise around one of three colors, and a table without splits."""
+    rng = np.random.default_rng(0)
+    folder = Path("own")
+    folder.mkdir()
+    rows = []
+    for number in range(36):
+        name = list(COLORS)[number % 3]
+        pixels = rng.integers(-20, 20, (40, 40, 3)) + COLORS[name]
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number:02}.png")
+        labels = [name] if name != "dark" else ["dark", "night"]
+        rows.append((f"{number:02}.png", ";".join(labels)))
+    with (folder / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "labels"), *rows])
+    return folder
+
+
+def lines(name):
+    text = Path("outputs", name, "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def evaluated(cli, *words):
+    cli.out("evaluate", *words, "--json=metrics.json")
+    return json.loads(Path("metrics.json").read_text())
+
+
+def test_every_photo_trains_and_is_scored_without_itself(cli, photos):
+    cli.out("train", *WORDS, "name=mine")
+    [line] = lines("mine")
+    assert line["source"] == "leave-one-out"
+    assert line["val/mAP_skip_empty"] > 90
+
+    run = Path("outputs/mine")
+    last = read_torch(run / "checkpoints" / "last.pt")
+    best = read_torch(run / "checkpoints" / "best.pt")
+    for name, tensor in last["model"].items():
+        assert torch.equal(best["model"][name], tensor)
+    assert last["epoch"] == 1
+    assert last["config"]["data"]["val_fraction"] == 0
+
+    # All commands use the stored scores.
+    with np.load(run / "leave_one_out.npz") as stored:
+        assert stored["names"][3] == b"03.png"
+        assert stored["logits"].shape == (36, 4)
+    content = evaluated(cli, run)
+    assert content["images"] == 36
+    assert content["metrics"]["mAP_skip_empty"] == pytest.approx(line["val/mAP_skip_empty"])
+    cli.out("calibrate", run, "--json=calibrated.json")
+    assert json.loads(Path("calibrated.json").read_text())["images"] == 36
+    cli.out("report", run, "--out=report.html")
+    out = cli.out("check-data", "--checkpoint", run / "checkpoints" / "best.pt")
+    assert "36 images x 4 classes" in out
+
+    # A model of other photos, or without the file, does not use them.
+    (run / "leave_one_out.npz").unlink()
+    assert "leave_one_out.npz" in cli.out("evaluate", run)
+
+
+def test_left_out_scores_equal_runs_without_the_photo(cli, photos):
+    cli.out("train", *WORDS, "name=all", "head.kernel=linear")
+    with np.load("outputs/all/leave_one_out.npz") as stored:
+        logits = dict(zip(stored["names"].tolist(), stored["logits"], strict=True))
+
+    # The photo with an exchanged label is suspicious in the left-out scores only.
+    rows = Path("own/data.csv").read_text().replace("04.png,green", "04.png,red")
+    Path("own/data.csv").write_text(rows)
+    cli.out("train", *WORDS, "name=wrong", "head.kernel=linear")
+    with np.load("outputs/wrong/leave_one_out.npz") as stored:
+        wrong = dict(zip(stored["names"].tolist(), stored["logits"], strict=True))
+    names = read_torch(Path("outputs/wrong/checkpoints/best.pt"))["classes"]["names"]
+    green, red = names.index("green"), names.index("red")
+    assert wrong[b"04.png"][green] > wrong[b"04.png"][red]
+    assert logits[b"04.png"][green] > 0
+
+
+def test_validation_split_is_evaluated_as_usual(cli, photos):
+    cli.out("train", *WORDS, "name=split", "data.val_fraction=0.25")
+    left_out, validation = lines("split")
+    assert "loo/mAP_skip_empty" in left_out
+    assert "source" not in validation
+    content = evaluated(cli, "outputs/split")
+    assert content["images"] == 9
+    assert content["metrics"]["mAP"] == pytest.approx(validation["val/mAP"])
+    # Gradient heads keep a tenth, and need validation photos.
+    words = [word for word in WORDS if word != "head=ridge"]
+    cli.out("train", *words, "head=csra", "name=csra", "train.epochs=1", "train.min_steps=null")
+    fraction = read_torch(Path("outputs/csra/checkpoints/last.pt"))["config"]["data"][
+        "val_fraction"
+    ]
+    assert fraction == 0.1
+    assert "head=ridge" in cli.fault("train", *words, "head=csra", "data.val_fraction=0")
+
+
+def test_scores_are_probabilities_with_thresholds_at_once(photos):
+    run = mldec.fit("finetune_frozen", "own", name="python", overrides=WORDS[1:3] + WORDS[4:])
+    model = run.load()
+    assert set(model.thresholds) == {"dark", "green", "night", "red"}
+    rows = model.predict(["own/00.png", "own/02.png"])
+    assert [name for name, _ in rows[0]] == ["red"]
+    assert {name for name, _ in rows[1]} == {"dark", "night"}
+
+    # `init` copies the backbone only.
+    start = f"init={run.folder}/checkpoints/best.pt"
+    words = [*WORDS[2:3], *WORDS[4:], "head=gap", start]
+    again = mldec.fit("finetune_frozen", "own", name="next", epochs=1, overrides=words)
+    one, other = (load_model(each.folder).model for each in (run, again))
+    assert isinstance(one.head, RidgeHead)
+    for name, tensor in other.backbone.state_dict().items():
+        assert torch.equal(one.backbone.state_dict()[name], tensor)
+
+    # Features are the mean token with both heads.
+    photo = ["own/00.png"]
+    torch.testing.assert_close(model.features(photo), again.load().features(photo))
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["loss=asl", "optim.lr=1e-3", "mix.prob=0.5", "train.epochs=3", "train.min_steps=5"],
+)
+def test_settings_of_gradient_heads_are_refused(cli, photos, word):
+    err = cli.fault("train", *WORDS, "name=x", word)
+    assert word in err
+    assert "head=csra" in err
+    assert not Path("outputs/x").exists()
+
+
+def test_backbone_must_be_frozen(cli, photos):
+    words = ["train.freeze=[]", "train.cache_features=false"]
+    assert "head=csra" in cli.fault("train", *WORDS, "name=x", *words)
+
+
+def test_run_continues_after_a_stop_during_the_features(cli, photos, monkeypatch):
+    cli.out("train", *WORDS, "name=whole", "data.cache_dir=other")
+    with monkeypatch.context() as patched:
+        save = frozen_features.np.save
+        files = []
+
+        def save_and_stop(file, array):
+            save(file, array)
+            files.append(file)
+            if len(files) == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        patched.setattr(frozen_features.np, "save", save_and_stop)
+        words = [*WORDS, "name=parts", "train.eval_batch_size=4"]
+        assert cli("train", *words).status == 143
+    assert 5 <= len(list(Path("cache").rglob("*.npy"))) < 36
+    cli.out("train", *words, "resume=auto")
+    whole, parts = (
+        read_torch(Path("outputs", name, "checkpoints", "best.pt")) for name in ("whole", "parts")
+    )
+    for name, tensor in whole["model"].items():
+        torch.testing.assert_close(parts["model"][name], tensor, rtol=1e-3, atol=1e-3)
+    # An ended run has nothing left to do.
+    assert "nothing is left" in cli("train", *words, "resume=auto").out
