@@ -17,6 +17,7 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_dense
+from mldec.data.photos import SkippedFiles, files_below
 from mldec.data.settings import DEFAULT_VECTORS, Source, VectorSettings
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
@@ -285,7 +286,9 @@ def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
     if not folder.is_dir():
         raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")
 
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    skipped = SkippedFiles()
+    present = {Path(path).relative_to(folder).as_posix() for path in files_below(folder, skipped)}
+    skipped.log("nuswide")
 
     # Files without a Flickr number have the number "", which must not match.
     by_number = {_flickr_number(path): path for path in sorted(present)}

@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from mldec.data.cache import cached_table
+from mldec.data.photos import list_folder
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import multi_label
-from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_json, read_lines
 from mldec.names import given_names, numbered_names

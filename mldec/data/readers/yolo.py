@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.images import READ
+from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
 from mldec.data.settings import Source
 from mldec.data.splits import check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
@@ -59,11 +60,11 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     """Return the images of a split. No cache: edited labels do not change the folder time."""
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
-    unsupported = UnsupportedFiles()
+    skipped = SkippedFiles()
     for path in _paths(content, split, source):
-        images += _images(path, unsupported)
-    if unsupported and not images:
-        raise DataError(f"{source}, {split}: no supported image; {unsupported}")
+        images += _images(path, skipped)
+    if skipped and not images:
+        raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
     label_files = [_label_file(image) for image in images]
     absent = {file for file in label_files if not file.is_file()}
@@ -81,8 +82,7 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
 
     table = builder.build(source)
     log_split("yolo", split, table)
-    if unsupported:
-        log.warning(f"yolo {split}: {unsupported}")
+    skipped.log(f"yolo {split}")
     if absent:
         log.info(f"yolo {split}: {len(absent):,} images have no label file")
     return in_folder(table, image_folder)
@@ -120,19 +120,20 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
     return paths
 
 
-def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
-    """Return the images in a folder (recursively) or in a text file. Counts unsupported files."""
+def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
+    """Return the images below a folder, or those that a text file lists."""
     images = []
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.name[0] != ".":
-                unsupported.add(str(file))
-                if file.suffix.lower() in READ:
-                    images.append(file)
+        for file in map(Path, files_below(path, skipped)):
+            skipped.add(str(file))
+            if file.suffix.lower() in READ:
+                images.append(file)
         return images
 
-    for line in read_lines(path):
-        image = path.parent / line.replace("\\", "/")
+    finder = PhotoFinder(path.parent)
+    for number, line in enumerate(read_lines(path), 1):
+        name = line.replace("\\", "/")
+        image = path.parent / (finder.find(name, f"{path}, line {number}") or name)
         images.append(Path(os.path.normpath(image)))
     return images
 

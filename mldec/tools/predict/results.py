@@ -54,7 +54,7 @@ class Record:
     errors: int = 0  # images with an error
     retry: int = 0  # images of the result that the next command predicts again
     names: str = ""  # hash of the names of the images
-    unsupported_files: dict[str, Any] = field(default_factory=dict)  # see `UnsupportedFiles`
+    unsupported_files: dict[str, Any] = field(default_factory=dict)  # see `SkippedFiles`
     # Fingerprint of each result file, as a list. The list is empty while the file is written.
     files: dict[str, list[str]] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ class Outputs:
             errors=errors,
             retry=retry,
             names=digest,
-            unsupported_files=inputs.unsupported.to_dict(),
+            unsupported_files=inputs.skipped.to_dict(),
             files={_key(path): [storage.fingerprint(path)] for path in self._targets.values()},
         )
         self._save(record)
