@@ -72,15 +72,16 @@ def printable(text: str) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """Return the type and the first line of an error, at most 160 characters."""
+    """Return the reason of an error, at most 160 characters: its first line, if it has one."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"not {error.encoding} text (byte {error.start})"
 
-    text = type(error).__name__
-    lines = str(error).strip().splitlines()
-    if lines:
-        text += f": {lines[0]}"
-    return " ".join(text.split())[:160]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, KeyError):
+        lines[0] += " is missing"
+    return " ".join(lines[0].split())[:160]
 
 
 @contextmanager
@@ -102,7 +103,11 @@ def naming_errors(
             message = f"{path} cannot be used: {cause}"
         raise error(message) from cause
     except Exception as cause:
-        raise error(f"{path} cannot be used ({brief(cause)}); {remedy}") from cause
+        reason = brief(cause)
+        # Python's text, such as "'list' object has no attribute 'get'", does not explain a file.
+        if isinstance(cause, AttributeError | IndexError | TypeError):
+            reason = "it has another structure than expected"
+        raise error(f"{path} cannot be used ({reason}); {remedy}") from cause
 
 
 @contextmanager

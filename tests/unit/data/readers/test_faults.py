@@ -224,7 +224,7 @@ def test_pickle_runs_no_code(tmp_path):
     for name in ("builtins eval", "numpy load", "numpy.core.multiarray fromfile", None):
         content = f"c{name.replace(' ', chr(10))}\n.".encode() if name else hostile
         (build.root / "cifar-100-python" / "test").write_bytes(content)
-        assert "UnpicklingError" in build.fault()
+        assert "is not part of an array" in build.fault()
     assert not (tmp_path / "done").exists()
 
 
