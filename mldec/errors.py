@@ -14,6 +14,7 @@ from typing import NoReturn
 
 # Errors of a full disk, an exceeded quota and the file size limit of the process.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PYTHON = ("values to unpack", "dictionary update sequence", "invalid literal for")
 MAIN_PRINTS_FIRST = 10.0  # seconds that other ranks wait before they print an error
 
 
@@ -105,7 +106,8 @@ def naming_errors(
     except Exception as cause:
         reason = brief(cause)
         # Python's text, such as "'list' object has no attribute 'get'", does not explain a file.
-        if isinstance(cause, AttributeError | IndexError | TypeError):
+        is_python = any(text in reason for text in _PYTHON)
+        if isinstance(cause, AttributeError | IndexError | TypeError) or is_python:
             reason = "it has another structure than expected"
         raise error(f"{path} cannot be used ({reason}); {remedy}") from cause
 

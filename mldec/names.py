@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 def name_fault(name: object) -> str | None:
     """Return the fault of a class name, such as "is empty", or None."""
     if not isinstance(name, str):
-        return f"is of type {type(name).__name__}, not text"
+        return "is not text"
     if not name.strip():
         return "is empty"
 

@@ -68,7 +68,7 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file in UTF-8, UTF-16 or UTF-32. Keys must be unique."""
     content = read_bytes(path)
     try:
-        return json.loads(content, object_pairs_hook=_unique)
+        return json.loads(content, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: it is not valid JSON ({brief(error)}); restore it") from error
 
@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(text, _Loader)
 
 
-def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+def unique(pairs: Sequence[Sequence[Any]]) -> dict[Any, Any]:
     """Return a dictionary. Raises ValueError if a key is repeated, whose value would be lost."""
     content = dict(pairs)
     if len(content) < len(pairs):
@@ -101,7 +101,7 @@ class _Loader(yaml.SafeLoader):
             if key.tag != "tag:yaml.org,2002:merge":
                 line = f"a value in line {value.start_mark.line + 1}"
                 pairs.append((self.construct_object(key, deep=True), line))
-        _unique(pairs)
+        unique(pairs)
         return super().construct_mapping(node, deep)
 
 

@@ -23,7 +23,7 @@ from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_rows, read_bytes, read_json, read_lines
+from mldec.files.text import csv_rows, member, read_bytes, read_json, read_lines
 from mldec.names import check_names, split_names
 
 log = logging.getLogger("mldec")
@@ -155,8 +155,8 @@ def _roles(source: Path, names: Sequence[str]) -> Roles:
     else:
         content = read_json(source)
     with naming_errors(source, DataError, remedy="restore it"):
-        unseen = content["test class"]
-        seen = content.get("train class")
+        unseen = member(content, "test class", list)
+        seen = member(content, "train class", list) if "train class" in content else None
         return split_classes(names, unseen=unseen, seen=seen, where=str(source))
 
 

@@ -18,7 +18,7 @@ from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import read_lines, read_text, read_yaml
+from mldec.files.text import expect, read_lines, read_text, read_yaml
 from mldec.names import abbreviate, check_names
 
 log = logging.getLogger("mldec")
@@ -48,7 +48,7 @@ def yolo(
 
     def load(split: str, _: str | None) -> StoredImages:
         with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
-            content = dict(read_yaml(source))
+            content = expect(read_yaml(source), dict, "it")
         if split == val:
             check_val(val, [key for key, value in content.items() if value], source)
         return _load_split(folder, source, content, split)
@@ -66,17 +66,30 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
     if skipped and not images:
         raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
-    label_files = [_label_file(image) for image in images]
+    label_files: dict[Path, Path] = {}  # maps a label file to its image
+    for image in images:
+        file = _label_file(image)
+        other = label_files.setdefault(file, image)
+        if other != image:
+            fault = f"{other} and {image} have the same label file {file}"
+            raise DataError(f"{source}, {split}: {fault}; rename one of them")
+
     absent = {file for file in label_files if not file.is_file()}
+    for file in absent:
+        # A common mistake would turn all photos into negatives.
+        wrong = file.with_name(f"{label_files[file].name}.txt")
+        if wrong.is_file():
+            raise DataError(f"{wrong}: no image has this label file; rename it to {file.name}")
     if images and len(absent) == len(images):
         fault = f"none of {len(images):,} images has a label file"
-        raise DataError(f"{source}, {split}: {fault}; add files such as {label_files[0]}")
+        raise DataError(f"{source}, {split}: {fault}; add files such as {_label_file(images[0])}")
 
     # The common folder is `root`, or one of its parents if images are outside `root`.
     parents = {image.parent for image in images}
     image_folder = Path(os.path.commonpath(parents | {folder}))
     builder = TableBuilder(classes=names)
-    for image, file in zip(images, label_files, strict=True):
+    for image in images:
+        file = _label_file(image)
         labels = {} if file in absent else _labels(file, len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
