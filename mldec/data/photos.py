@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 from unicodedata import normalize
 
 from mldec.data.images import HEIF, INSTALL_HEIF, NOT_READ, READ
@@ -141,17 +141,23 @@ def user_entries(folder: str | Path, skipped: SkippedFiles | None = None) -> lis
     parent = Path(folder).name
     kept = []
     for entry in sorted(list_folder(folder), key=attrgetter("name")):
-        try:
-            is_folder = entry.is_dir()
-            exists = is_folder or entry.is_file()
-        except OSError:
-            # A link that leads to itself.
-            is_folder = exists = False
-        if exists and not is_junk(entry.name, parent):
+        kind = _kind(entry)
+        if kind and not is_junk(entry.name, parent):
             kept.append(entry)
         elif skipped is not None:
-            skipped.add_junk(entry.path, is_folder=is_folder)
+            skipped.add_junk(entry.path, is_folder=kind == "folder")
     return kept
+
+
+def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", ""]:
+    """Return the kind of an entry or of the target of a link, "" for pipes and broken links."""
+    try:
+        if entry.is_dir():
+            return "folder"
+        return "file" if entry.is_file() else ""
+    except OSError:
+        # The link leads to itself.
+        return ""
 
 
 def files_below(folder: str | Path, skipped: SkippedFiles) -> Iterator[str]:
@@ -187,14 +193,8 @@ class PhotoFinder:
 
         `a/1` is a/1, or else the only photo in `a` whose name without its suffix is 1. Paths are
         also found in the other Unicode form: macOS writes accents as separate characters (NFD),
-        other systems do not (NFC).
-
-        Args:
-            path: Path relative to the folder, with '/' as the separator.
-            where: File and entry that contain the path, for messages.
-
-        Raises:
-            DataError: If several photos have this stem. The message names two of them.
+        other systems do not (NFC). `path` is relative to the folder, and `where` is the file and
+        entry that contain it, for messages. Raises DataError if several photos have this stem.
         """
         for form in dict.fromkeys([path, normalize("NFC", path), normalize("NFD", path)]):
             parent, slash, name = form.rpartition("/")
@@ -215,7 +215,7 @@ class PhotoFinder:
         listing: defaultdict[str, list[str]] = defaultdict(list)
         try:
             with os.scandir(self._folder / parent) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_file())
+                names = sorted(entry.name for entry in entries if _kind(entry) == "file")
         except (OSError, ValueError):
             # The folder does not exist or is not a valid path. Its photos are reported as absent.
             return {}

@@ -102,14 +102,18 @@ def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
     relative. Raises DataError if the path leaves the image folder, or if no file can have its name.
     """
     given = abbreviate(path)
-    try:
-        encoded = os.fsencode(path.replace("\\", "/"))
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: the path {given} is not valid Unicode; correct it") from error
-    # Embedded images are thousands of letters. Systems limit names to 255 and paths to 4,096 bytes.
-    if len(encoded) > 255 and (len(encoded) > 4096 or max(map(len, encoded.split(b"/"))) > 255):
-        fault = f"the path {given} of {len(encoded):,} bytes is too long for a file"
-        raise DataError(f"{where}: {fault}; save an embedded image as a file")
+    # Systems limit names to 255 bytes and paths to 4,096. Embedded images are longer.
+    if len(path) > 255 or not path.isascii():
+        try:
+            encoded = os.fsencode(path.replace("\\", "/"))
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: the path {given} is not valid Unicode; correct it"
+            ) from error
+        if len(encoded) > 4096 or max(map(len, encoded.split(b"/"))) > 255:
+            raise DataError(
+                f"{where}: the path {given} is too long; pass an embedded image as a file"
+            )
     if folder is not None and path.startswith("/"):
         for base in (folder, folder.resolve()):
             if Path(path).is_relative_to(base):

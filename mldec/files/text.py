@@ -80,14 +80,13 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(text, _Loader)
 
 
-def unique(pairs: Sequence[Sequence[Any]]) -> dict[Any, Any]:
-    """Return a dictionary. Raises ValueError if a key is repeated, whose value would be lost."""
+def unique(pairs: Sequence[tuple[Any, Any]], what: str = "the key") -> dict[Any, Any]:
+    """Return a dictionary. Raises ValueError if a key is repeated, which would lose a value."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        key = counts.most_common(1)[0][0]
-        values = [str(value)[:40] for other, value in pairs if other == key]
-        raise ValueError(f"the key {key!r} is listed twice, with {values[0]} and {values[1]}")
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        values = [str(value)[:60] for other, value in pairs if other == key]
+        raise ValueError(f"{what} {key!r} is listed twice, with {values[0]} and {values[1]}")
     return content
 
 

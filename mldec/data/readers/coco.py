@@ -18,7 +18,7 @@ from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import member, read_json
+from mldec.files.text import member, read_json, unique
 from mldec.names import COCO_NAMES, abbreviate, as_name, indices_of, names_fault
 
 log = logging.getLogger("mldec")
@@ -125,15 +125,23 @@ def _parse(annotations: Path) -> Table:
     content = read_json(annotations)
     with naming_errors(annotations, DataError, remedy=_REMEDY):
         objects = member(content, "annotations", list)
-        images = _by_id(content, "images", annotations)
-        categories = _by_id(content, "categories", annotations)
+        images = _by_id(content, "images", "file_name", annotations)
+        categories = _by_id(content, "categories", "name", annotations)
 
-    # The first category of Roboflow is usually the project, the supercategory of all others.
-    first = next(iter(categories), None)
-    if annotations.name == _ROBOFLOW and first is not None:
-        groups = [category.get("supercategory") for category in categories.values()]
-        if groups[0] == "none" and categories[first].get("name") in groups:
+        # The first category of Roboflow is usually the project, the supercategory of all others.
+        groups = {_id(entry, "id"): entry.get("supercategory") for entry in content["categories"]}
+        first = next(iter(categories), 0)
+        is_project = groups.get(first) == "none" and categories[first] in groups.values()
+        if annotations.name == _ROBOFLOW and is_project:
             del categories[first]
+
+        files = []
+        for image, file in images.items():
+            path = path_inside(file, f"{annotations}: file_name of image {image}")
+            files.append((path, f"the id {image}"))
+        unique(files, "the file")
+        where = f"{annotations}: categories"
+        names = [as_name(name, where) for name in categories.values()]
 
     # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.
     rows = indices_of(images)
@@ -144,21 +152,6 @@ def _parse(annotations: Path) -> Table:
         with naming_errors(f"{annotations}, annotation {number}", DataError, remedy=_REMEDY):
             image_rows.append(_find(rows, entry, "image_id"))
             class_columns.append(_find(columns, entry, "category_id"))
-
-    files: dict[str, int | str] = {}
-    for identity, entry in images.items():
-        where = f"{annotations}, image with the id {identity}"
-        with naming_errors(where, DataError, remedy=_REMEDY):
-            file = path_inside(member(entry, "file_name", str), where)
-            if file in files:
-                raise ValueError(f"the image with the id {files[file]} has the same file {file}")
-            files[file] = identity
-
-    names = []
-    for identity, entry in categories.items():
-        where = f"{annotations}, category with the id {identity}"
-        with naming_errors(where, DataError, remedy=_REMEDY):
-            names.append(as_name(member(entry, "name", object), where))
 
     # Categories of merged files may have the same name, which would be ambiguous.
     fault = names_fault(names)
@@ -173,26 +166,18 @@ def _parse(annotations: Path) -> Table:
         num_classes=len(columns),
         default=0,
     )
-    return Table(encode_paths(list(files)), labels, tuple(names))
+    return Table(encode_paths([path for path, _ in files]), labels, tuple(names))
 
 
-def _by_id(content: Any, key: str, annotations: Path) -> dict[int | str, dict[str, Any]]:
-    """Return the entries of a list by their ids, sorted by id."""
-    entries: dict[int | str, dict[str, Any]] = {}
-    numbers: dict[int | str, int] = {}
+def _by_id(content: Any, key: str, text: str, annotations: Path) -> dict[int | str, Any]:
+    """Return a value of each entry of a list by the ids of the entries, sorted by id."""
+    kind = str if key == "images" else object
+    pairs = []
     for number, entry in enumerate(member(content, key, list), 1):
         with naming_errors(f"{annotations}, {key}, entry {number}", DataError, remedy=_REMEDY):
-            identity = _id(entry, "id")
-            if identity in entries:
-                shown = [
-                    abbreviate(same.get("file_name", same.get("name")))
-                    for same in (entries[identity], entry)
-                ]
-                fault = f"{shown[1]} has the id {identity} of entry {numbers[identity]}, {shown[0]}"
-                raise ValueError(fault)
-            entries[identity] = entry
-            numbers[identity] = number
-    return dict(sorted(entries.items(), key=lambda item: (isinstance(item[0], str), item[0])))
+            pairs.append((_id(entry, "id"), member(entry, text, kind)))
+    by_id = unique(pairs, f"{key}: the id")
+    return dict(sorted(by_id.items(), key=lambda item: (isinstance(item[0], str), item[0])))
 
 
 def _id(entry: Any, key: str) -> int | str:

@@ -106,10 +106,8 @@ def label_studio(
                 if address.startswith("data:"):
                     fault = f"the image is embedded ({address[:30]}...)"
                     raise DataError(f"{where}: {fault}; save it as a file, and name the file")
-                done = []
-                for item in member(task, "annotations", list):
-                    if not expect(item, dict, "an annotation").get("was_cancelled"):
-                        done.append(item)
+                done = member(task, "annotations", list)
+                done = [item for item in done if not item.get("was_cancelled")]
                 done = [item for item in done if item.get("ground_truth")] or done
                 votes: Counter[str] = Counter()
                 for annotation in done:
@@ -183,18 +181,16 @@ def cvat(
         tasks = {task.findtext("id", ""): task.findtext("name") for task in document.iter("task")}
         for number, image in enumerate(document.iterfind("image")):
             task = tasks.get(image.get("task_id", "?"))
-            where = f"{path}, image {image.get('id', number)}" + (
-                f" of task {task}" if task else ""
-            )
+            where = f"{path}, image {image.get('id', number)}"
+            if task is not None:
+                where += f" of task {task}"
             with naming_errors(where, DataError, remedy="export it as CVAT for images 1.1"):
                 tags = {as_name(tag.get("label"), where): 1 for tag in image.iterfind("tag")}
                 found.ignored.update(item.tag for item in image if item.tag != "tag")
-                if "name" not in image.attrib:
-                    raise ValueError("name is missing")
                 # Images of several tasks may have the same name. Each subset has its folder.
                 subset = image.get("subset") or "default"
                 folders = tuple(
-                    f"images/{name}/" for name in (task, subset, subset.lower()) if name
+                    f"images/{name}/" for name in (task or subset, subset.lower(), subset)
                 )
                 entry = Entry([image.attrib["name"]], tags, where, split or subset.lower(), folders)
                 _add(found, entry, untagged)
@@ -218,8 +214,7 @@ def fiftyone(
         content = read_json(path)
         remedy = "export a FiftyOneImageClassificationDataset"
         with naming_errors(path, DataError, remedy=remedy):
-            classes = expect(content, dict, "it").get("classes") or []
-            classes = check_names(expect(classes, list, "classes"), path)
+            classes = check_names(expect(content.get("classes") or [], list, "classes"), path)
             found.classes += classes
             entries = member(content, "labels", dict)
         for key, value in entries.items():
@@ -228,8 +223,8 @@ def fiftyone(
                 labels = {}
                 for item in value if isinstance(value, list) else [value]:
                     label = member(item, "label", object) if isinstance(item, dict) else item
-                    if isinstance(label, int) and classes:
-                        if isinstance(label, bool) or not 0 <= label < len(classes):
+                    if type(label) is int and classes:
+                        if label not in range(len(classes)):
                             raise ValueError(f"{label} is not an index below {len(classes)}")
                         label = classes[label]
                     if label is not None:
@@ -287,10 +282,7 @@ def _find(entry: Entry, finder: PhotoFinder, folders: tuple[str, ...]) -> str:
 
 
 def _source(
-    name: str,
-    root: str,
-    export: ExportSettings,
-    parse: Callable[[Path, Export, str], None],
+    name: str, root: str, export: ExportSettings, parse: Callable[[Path, Export, str], None]
 ) -> Source:
     """Return the source of an export. `parse` adds the content of a file with its split."""
     folder = check_folder(root, "the export")

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 
 from mldec.cli import require
 from mldec.data.images import READ
-from mldec.data.photos import SkippedFiles, files_below, is_junk
+from mldec.data.photos import SkippedFiles, is_junk
 from mldec.errors import ConfigError, DataError, brief, naming_errors
 from mldec.files.atomic import STANDARD_OUTPUT
 from mldec.runtime.distributed import rank_and_world_size
@@ -209,11 +209,8 @@ def is_tar(path: str) -> bool:
 
 def _in_folder(folder: str, skipped: SkippedFiles) -> Iterator[str]:
     """Yield the user's images and tar files below a folder, and count the other files."""
-    is_remote = storage.is_address(folder)
-    for path in storage.files_in(folder) if is_remote else files_below(folder, skipped):
-        if is_remote and is_junk(path.removeprefix(folder)):
-            skipped.add_junk(path)
-        elif is_tar(path) or Path(path).suffix.lower() in READ:
+    for path in storage.files_in(folder, skipped):
+        if is_tar(path) or Path(path).suffix.lower() in READ:
             yield path
         else:
             skipped.add(path)

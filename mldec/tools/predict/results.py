@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mldec.data.photos import SkippedFiles
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors, writing
 from mldec.files.atomic import named, replacing, to_json
 from mldec.tools.predict import storage
@@ -289,7 +290,8 @@ def part_of(folder: str, kind: str, shard: Shard) -> str:
 def parts_in(folder: str) -> list[str]:
     """Return the paths of all parts in a folder, including missing ones."""
     kinds = set()
-    for path in storage.files_in(folder) if storage.exists(folder) else []:
+    files = storage.files_in(folder, SkippedFiles()) if storage.exists(folder) else ()
+    for path in files:
         if match := re.fullmatch(PART, path.rpartition("/")[2]):
             kinds.add((match[2], int(match[1])))
     if len(kinds) > 1:
