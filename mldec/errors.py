@@ -105,8 +105,8 @@ def naming_errors(
         raise error(message) from cause
     except Exception as cause:
         reason = brief(cause)
-        # Python's text, such as "'list' object has no attribute 'get'", does not explain the data of
-        # a user. In a checkpoint it names the part that another version has written.
+        # Python's text, such as "'list' object has no attribute", does not explain a data file.
+        # In a checkpoint it names the part that another version has written.
         is_python = isinstance(cause, AttributeError | IndexError | TypeError)
         is_python |= any(text in reason for text in _PYTHON)
         if is_python and issubclass(error, DataError):
