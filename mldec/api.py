@@ -18,6 +18,7 @@ from torch import Tensor, nn, stack
 from mldec import cli
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
+from mldec.data.photos import user_entries
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluate import evaluate
 from mldec.evaluate import parser as evaluate_parser
@@ -140,7 +141,7 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
         return []
     if (folder / "data.yaml").exists():
         return ["data=yolo"]
-    if not any(path.is_dir() for path in folder.iterdir()):
+    if not any(entry.is_dir() for entry in user_entries(folder)):
         raise DataError(f"data: {data} has no data.csv, data.yaml or class folders; add one")
     return ["data=folders"]
 

@@ -1,10 +1,9 @@
 """A photo library with the keywords of a photo manager."""
 
 import logging
-import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -15,9 +14,10 @@ from unicodedata import combining, normalize
 import numpy as np
 
 from mldec.data.cache import cached_per_file, stamp
-from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.images import READ
 from mldec.data.keywords import paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
+from mldec.data.photos import SkippedFiles, files_below
 from mldec.data.settings import Source
 from mldec.data.similar import check_installed, similar_groups
 from mldec.data.splits import HELD_OUT, HoldOut, log_split
@@ -136,10 +136,14 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
     Photos with damaged metadata are left out. They, sidecars without a photo and unsupported files
     are counted in warnings.
     """
+    skipped = SkippedFiles()
+    by_folder: defaultdict[Path, set[str]] = defaultdict(set)
+    for file in map(Path, files_below(folder, skipped)):
+        by_folder[file.parent].add(file.name)
+
     stamps = {}
-    unsupported = UnsupportedFiles()
     orphans = []
-    for parent, names in _walk(folder):
+    for parent, names in by_folder.items():
         photos = {name for name in names if Path(name).suffix.lower() in READ}
         for name in sorted(photos):
             path = parent / name
@@ -154,7 +158,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
             if Path(name).stem not in owners:
                 orphans.append(str(parent / name))
         for name in sorted(others):
-            unsupported.add(str(parent / name))
+            skipped.add(str(parent / name))
 
     def compute(file: str) -> dict[str, Any]:
         try:
@@ -168,22 +172,10 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
         log.warning(f"keywords: {len(errors):,} photos are left out; the first: {errors[0]}")
     if orphans:
         log.warning(f"keywords: {len(orphans):,} sidecars have no photo, such as {orphans[0]}")
-    if unsupported:
-        log.warning(f"keywords: {unsupported}")
+    skipped.log("keywords")
     if not values:
         raise DataError(f"data.root: {folder} has no photos; set it to the folder of the photos")
     return {file: values[file] for file in sorted(values) if "error" not in values[file]}
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Yield each folder and the names of its files, without hidden ones and links to folders."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        yield Path(parent), {name for name in files if name[0] != "."}
 
 
 def choose_keywords(

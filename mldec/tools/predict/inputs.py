@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from mldec.cli import require
-from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.images import READ
+from mldec.data.photos import SkippedFiles, is_junk
 from mldec.errors import ConfigError, DataError, brief, naming_errors
 from mldec.files.atomic import STANDARD_OUTPUT
 from mldec.runtime.distributed import rank_and_world_size
@@ -47,8 +48,8 @@ class Inputs:
         self._kind = Path(self._listing).suffix.lower()
         self._column = column
         self._root = root
-        # Unsupported image files in folders and tar files, known after a complete iteration.
-        self.unsupported = UnsupportedFiles()
+        # Skipped files in folders and tar files, known after a complete iteration.
+        self.skipped = SkippedFiles()
 
         if not paths and listing is None:
             raise ConfigError("no images are given: pass files, folders, tar files or --list FILE")
@@ -57,9 +58,9 @@ class Inputs:
         for path in paths:
             if not storage.exists(path):
                 raise DataError(f"{path}: the file or folder does not exist; check the path")
-            unsupported = UnsupportedFiles()
-            if storage.is_folder(path) and next(_in_folder(path, unsupported), None) is None:
-                raise DataError(f"{path}: no readable image; {unsupported or 'check it'}")
+            skipped = SkippedFiles()
+            if storage.is_folder(path) and next(_in_folder(path, skipped), None) is None:
+                raise DataError(f"{path}: no readable image; {skipped or 'check it'}")
         if listing not in (None, STANDARD_INPUT) and next(self._listed(1, None), None) is None:
             raise DataError(f"--list {listing}: the list is empty; check the file")
 
@@ -79,12 +80,12 @@ class Inputs:
         Other images are assigned by a hash of their path, relative to the argument of the command
         line. Rows of a list are assigned by their number.
         """
-        tars = (path for _, path in self._files(UnsupportedFiles()) if is_tar(path))
+        tars = (path for _, path in self._files(SkippedFiles()) if is_tar(path))
         are_whole = shards > 1 and len(list(islice(tars, shards))) == shards
 
-        unsupported = UnsupportedFiles()
+        skipped = SkippedFiles()
         tar_number = 0
-        for key, path in self._files(unsupported):
+        for key, path in self._files(skipped):
             if not is_tar(path):
                 yield _shard_of(key, shards), Item(path, path)
                 continue
@@ -93,16 +94,16 @@ class Inputs:
             tar_number += 1
             if are_whole and only not in (None, owner):
                 continue
-            for member in _in_tar(path, unsupported):
+            for member in _in_tar(path, skipped):
                 if not are_whole:
                     owner = _shard_of(key + member.name.removeprefix(path), shards)
                 yield owner, member
-        self.unsupported = unsupported
+        self.skipped = skipped
 
         if self._listing:
             yield from self._listed(shards, only)
 
-    def _files(self, unsupported: UnsupportedFiles) -> Iterator[tuple[str, str]]:
+    def _files(self, skipped: SkippedFiles) -> Iterator[tuple[str, str]]:
         # Yield the path of each file below its argument, and its whole path.
         for path in self._paths:
             if not storage.is_folder(path):
@@ -110,7 +111,7 @@ class Inputs:
                 continue
             # Remove ./ and double slashes.
             folder = path.rstrip("/") if storage.is_address(path) else str(Path(path))
-            for file in _in_folder(folder, unsupported):
+            for file in _in_folder(folder, skipped):
                 yield file.removeprefix(folder), file
 
     def _rooted(self, name: str) -> Item:
@@ -206,16 +207,16 @@ def is_tar(path: str) -> bool:
     return path.endswith((".tar", *COMPRESSED))
 
 
-def _in_folder(folder: str, unsupported: UnsupportedFiles) -> Iterator[str]:
-    """Yield the images and tar files below a folder; add other image files to `unsupported`."""
-    for path in storage.files_in(folder):
+def _in_folder(folder: str, skipped: SkippedFiles) -> Iterator[str]:
+    """Yield the user's images and tar files below a folder, and count the other files."""
+    for path in storage.files_in(folder, skipped):
         if is_tar(path) or Path(path).suffix.lower() in READ:
             yield path
         else:
-            unsupported.add(path)
+            skipped.add(path)
 
 
-def _in_tar(path: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
+def _in_tar(path: str, skipped: SkippedFiles) -> Iterator[Item]:
     """Yield the images in a tar file, and one fault for the rest of a damaged file."""
     # Workers read the members of an uncompressed local file. A stream is read here.
     is_stream = storage.is_address(path) or path.endswith(COMPRESSED)
@@ -228,11 +229,12 @@ def _in_tar(path: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
                 # Limit the memory, because tarfile keeps all members in a list.
                 tar.members.clear()  # type: ignore[attr-defined]
 
-                if not member.isreg() or member.issparse():
-                    continue
                 name = f"{path}/{member.name}"
+                if not member.isreg() or member.issparse() or is_junk(member.name):
+                    skipped.add_junk(name)
+                    continue
                 if Path(member.name).suffix.lower() not in READ:
-                    unsupported.add(name)
+                    skipped.add(name)
                     continue
                 if is_stream:
                     content = tar.extractfile(member)

@@ -36,7 +36,9 @@ def items(photos: Any) -> Iterator[Item]:
         photos = [photos]
     for number, photo in enumerate(photos):
         if isinstance(photo, str | os.PathLike) and _is_container(str(photo)):
-            yield from Inputs([str(photo)])
+            inputs = Inputs([str(photo)])
+            yield from inputs
+            inputs.skipped.log(str(photo))
         else:
             yield to_item(photo, f"image {number}")
 

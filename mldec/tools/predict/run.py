@@ -157,8 +157,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.checkpoint} has no thresholds: classes are ranked by score only; "
             f"pass --threshold, or calibrate it with mldec calibrate"
         )
-    if shard.number == 0 and inputs.unsupported:
-        print_error(str(inputs.unsupported))
+    if shard.number == 0 and inputs.skipped:
+        print_error(str(inputs.skipped))
     # torchrun would end the other processes after status 1.
     return 0 if args.shard == "auto" else status
 

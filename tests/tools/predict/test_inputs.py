@@ -61,7 +61,7 @@ def test_unsupported_files_are_counted(tmp_path):
     inputs = Inputs([str(tmp_path)])
     for _ in range(2):
         assert len(names(inputs)) == 2
-        assert inputs.unsupported.to_dict() == {
+        assert inputs.skipped.to_dict() == {
             ".jxl": {"files": 3, "example": str(tmp_path / "b.JXL")},
             ".nef": {"files": 1, "example": str(tmp_path / "in" / "d.nef")},
         }
