@@ -18,6 +18,7 @@ from mldec.data.mixing import Mixing
 from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, Source, assemble
+from mldec.data.table import Annotations
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
@@ -34,7 +35,7 @@ HOMES = {
 }
 # Arguments that `build` passes to the target. They are not allowed in a node.
 RUNTIME_ARGUMENTS = {
-    "data": (),
+    "data": ("annotations",),
     "backbone": (),
     "head": ("in_features", "num_classes"),
     "loss": ("label_counts", "train_images", "all_reduce"),
@@ -174,8 +175,8 @@ def recorded(config: Config, parts: Parts) -> Config:
     return dataclasses.replace(config, **nodes)
 
 
-def data(parts: Parts) -> DataModule:
-    """Build the data module from the data part."""
+def data(parts: Parts, annotations: Annotations | None = None) -> DataModule:
+    """Build the data module from the data part, or from the parsed table of `csv_table`."""
     part = parts["data"]
     if not _is_reader(part.target):
         module: DataModule = part.call()
@@ -188,7 +189,7 @@ def data(parts: Parts) -> DataModule:
     observed = part.shared(Observed)
     docs = docs_of(part.target)
     with documented(docs):
-        source = part.call()
+        source = part.call(**({} if annotations is None else {"annotations": annotations}))
     return assemble(source, view, files, sampling, observed, docs)
 
 

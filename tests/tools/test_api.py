@@ -147,11 +147,6 @@ def test_run_reads_its_folder(run):
     assert str(run.folder) in repr(run)
 
 
-def test_history_is_a_list_without_pandas(run, monkeypatch):
-    monkeypatch.setattr("mldec.api.find_spec", lambda name: None)
-    assert [row["step"] for row in run.history] == [2, 4, 6, 8]
-
-
 def test_evaluate_and_calibrate_return_the_json_of_the_commands(run, here):
     options = {"plugin": ["patches"]}
     content = run.evaluate(**options, threshold=0.4)

@@ -62,8 +62,8 @@ def to_item(photo: Any, name: str) -> Item:
 
 def _is_container(path: str) -> bool:
     """Return True for a folder or a tar file. Addresses of folders must end with a slash."""
-    if is_tar(path):
-        return True
+    if is_tar(path) or not path:
+        return bool(path)
     return path.endswith("/") if storage.is_address(path) else storage.is_folder(path)
 
 
