@@ -18,7 +18,7 @@ from mldec.config.compose import compose, override
 from mldec.config.schema import Config
 from mldec.data.columns import Rules
 from mldec.data.layouts import find_layouts
-from mldec.data.readers.csv_table import parse, to_csv
+from mldec.data.readers.csv_table import find_tables, parse, to_csv
 from mldec.data.table import Annotations
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluate import evaluate
@@ -144,8 +144,12 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
     if not reads_csv or not folder.is_dir() or (folder / "data.csv").exists():
         return []
     layouts = find_layouts(folder)
+    if find_tables(folder):
+        layouts.pop("class folders", None)
+        layouts = layouts and {**layouts, "tables": "data=csv"}
     if len(layouts) > 1:
-        raise DataError(f"data: {data} has {' and '.join(layouts)}; pass overrides=['data=NAME']")
+        found = ", ".join(f"{name} ({settings})" for name, settings in layouts.items())
+        raise DataError(f"data: {data} has {found}; pass one of them in overrides")
     return " ".join(layouts.values()).split()
 
 
@@ -193,6 +197,8 @@ def _columns(pairs: Iterable[Any]) -> dict[str, list[Any]]:
         if not is_pair or len(pair) != 2:
             raise DataError(f"data: row {number} is {abbreviate(pair)}; pass (path, labels)")
         path, labels = pair
+        if not isinstance(path, str | os.PathLike):
+            raise DataError(f"data: row {number} has the path {abbreviate(path)}; pass text")
         columns["path"].append(path)
         # A list of one name, because a separator in a name must not divide it.
         columns["labels"].append([labels] if isinstance(labels, str) else labels)

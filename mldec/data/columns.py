@@ -87,7 +87,7 @@ class Rules:
     minus_one: Literal["absent", "unknown"] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Column:
     """A column of N rows as its distinct cells, most of which occur in many rows."""
 
@@ -126,9 +126,7 @@ def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
     for name, frame in frames.items():
         only = set(frame.columns) ^ set(first.columns)
         if only or (others and len(set(frame.columns)) < len(frame.columns)):
-            fault = (
-                f"other columns than {next(iter(frames))} ({format_list(sorted(map(str, only)))})"
-            )
+            fault = f"other columns than the first table ({format_list(sorted(only))})"
             raise DataError(f"{name}: {fault}; use the same ones, or set data.file to one table")
     table = pandas.concat(frames.values(), ignore_index=True) if others else first
 
@@ -290,18 +288,15 @@ def _is_class(column: Column, classes: Collection[str] | None, *, all_marks: obj
     if simple in (*_NO_CLASSES, *_FLAGS) or _INDEX.fullmatch(column.name):
         return False
     filled = Counter[str]()
-    for word, number in zip(_words(column), _counts(column).tolist(), strict=True):
+    for word, number in zip(_words(column), np.bincount(column.codes).tolist(), strict=True):
         if word not in MISSING:
             filled[word] += number
     common = _PRESENT | _ABSENT | _MINUS
     num_common = sum(number for word, number in filled.items() if word in common)
     if num_common and not all_marks and 2 * num_common >= filled.total():
         return True
-    return bool(filled) and set(filled) <= common | _ALSO_PRESENT | _ALSO_ABSENT | _UNKNOWN
-
-
-def _counts(column: Column) -> np.ndarray:
-    return np.bincount(column.codes, minlength=len(column.cells))
+    marks = common | _ALSO_PRESENT | _ALSO_ABSENT
+    return not marks.isdisjoint(filled) and set(filled) <= marks | _UNKNOWN
 
 
 def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Labels:
@@ -333,10 +328,8 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
         log.info(f"csv: {sheet.source}: -1 is {minus_one} and an empty cell is {empty}")
 
     zero = -1 if has_minus and minus_one == "absent" and has_zeros else 0
-    values = dict.fromkeys(_PRESENT | _ALSO_PRESENT, 1) | dict.fromkeys(
-        _ABSENT | _ALSO_ABSENT, zero
-    )
-    values |= dict.fromkeys(_UNKNOWN, -1)
+    values = dict.fromkeys(_PRESENT | _ALSO_PRESENT, 1) | dict.fromkeys(_UNKNOWN, -1)
+    values |= dict.fromkeys(_ABSENT | _ALSO_ABSENT, zero)
     values |= dict.fromkeys(_MINUS, 0 if minus_one == "absent" else -1)
     values |= dict.fromkeys(MISSING, 0 if empty == "absent" else -1)
     matrix = np.empty((len(columns[0].codes), len(columns)), np.int8)
@@ -364,12 +357,13 @@ def named_labels(
         DataError: If a cell is not a list of names, or its separator is ambiguous.
     """
     assert roles.labels is not None
-    names = _cell_names(sheet, roles.labels, rules, classes, exclusive=exclusive)
+    given = frozenset(classes or ())
+    names = _cell_names(sheet, roles.labels, rules, given, exclusive=exclusive)
     entries = [dict.fromkeys(cell, 1) for cell in names]
     codes = roles.labels.codes
     if roles.negatives is not None:
         # Combine the distinct pairs of both cells.
-        negatives = _cell_names(sheet, roles.negatives, rules, classes, exclusive=exclusive)
+        negatives = _cell_names(sheet, roles.negatives, rules, given, exclusive=exclusive)
         pairs = codes.astype(np.int64) * len(negatives) + roles.negatives.codes
         pairs, first, codes = np.unique(pairs, return_index=True, return_inverse=True)
         positives = entries
@@ -399,22 +393,22 @@ def named_labels(
 
 
 def _cell_names(
-    sheet: Sheet,
-    column: Column,
-    rules: Rules,
-    classes: Collection[str] | None,
-    *,
-    exclusive: bool,
+    sheet: Sheet, column: Column, rules: Rules, given: frozenset[str], *, exclusive: bool
 ) -> list[list[str]]:
-    """Return the names in each distinct cell of a column."""
+    """Return the names in each distinct cell of a column. `given` are the names of the setting."""
     cells: list[Cell] = []
     for cell in column.cells:
-        is_name = cell in (classes or ()) or (exclusive and cell != "")
-        if isinstance(cell, str) and cell.casefold() in MISSING and not is_name:
+        if isinstance(cell, str) and cell.casefold() in MISSING and cell not in given:
+            # The only label of an image may be called none.
+            if exclusive and cell.casefold() == "none":
+                cells.append((cell,))
+                continue
+            if cell:
+                log.info(f"csv: {sheet.source}: images with {cell} in {column.name} have no label")
             cell = ()
         cells.append(_parse_list(cell) if isinstance(cell, str) else cell)
     texts = [cell for cell in cells if isinstance(cell, str)]
-    separator = rules.separator or (";" if exclusive else _find_separator(sheet, texts, classes))
+    separator = rules.separator or (";" if exclusive else _find_separator(sheet, texts, given))
     no_label = [rules.no_label] if isinstance(rules.no_label, str) else rules.no_label or ()
 
     names = []
@@ -443,9 +437,9 @@ def _parse_list(text: str) -> Cell:
     return Unreadable(abbreviate(text))
 
 
-def _find_separator(sheet: Sheet, texts: Sequence[str], classes: Collection[str] | None) -> str:
+def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -> str:
     """Return the separator of the names in cells. Raises DataError if it is ambiguous."""
-    results = {sign: _separates(texts, sign, classes) for sign in ";|\n\t, "}
+    results = {sign: _separates(texts, sign, given) for sign in ";|\n\t, "}
     # Names with spaces are common. In lists with another separator, a space is a part of names.
     if any(result is not False for sign, result in results.items() if sign != " "):
         del results[" "]
@@ -464,17 +458,16 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], classes: Collection[str]
     raise DataError(f"{sheet.source}: {fault}; add {several} for several, or data.separator=';'")
 
 
-def _separates(texts: Sequence[str], sign: str, classes: Collection[str] | None) -> bool | None:
+def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool | None:
     """Return whether a sign separates names, or None if it may also be a part of names."""
     if not any(sign in text for text in texts):
         return False
     cells = [[part.strip() for part in text.split(sign) if part.strip()] for text in texts]
     several = [parts for parts in cells if len(parts) > 1]
-    if not several or set(texts) <= set(classes or ()):
+    if not several or given.issuperset(texts):
         return False
     names = Counter(name for parts in cells for name in set(parts))
-    is_known = classes is not None and set(names) <= set(classes)
-    if sign not in ", " or is_known or all(name.isdecimal() for name in names):
+    if sign not in ", " or given.issuperset(names) or all(name.isdecimal() for name in names):
         return True
 
     # Names of lists occur in several cells. Words of a name, such as "hot dog" and "dog", may also.

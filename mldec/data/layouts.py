@@ -28,7 +28,7 @@ def find_layouts(folder: Path) -> dict[str, str]:
 
     # Class folders contain images, and folders of splits contain class folders.
     parts = [folder / name for name in ("train", "val") if (folder / name).is_dir()] or [folder]
-    if not layouts and all(any(_has_image(path) for path in part.iterdir()) for part in parts):
+    if not layouts and all(sum(map(_has_image, part.iterdir())) > 1 for part in parts):
         layouts["class folders"] = "data=folders"
     return layouts
 

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -92,12 +92,11 @@ def csv_table(
     folder = check_folder(root, "the table")
     where = folder / Path(file).expanduser()
     if annotations is None:
-        beside = where.name == DEFAULT_FILE and not where.is_file()
-        tables = _find_tables(folder, train, val) if beside else {"": where}
-        frames = {}
-        for split, path in tables.items():
-            frame = _read(path, rules, encoding)
-            frames[str(path)] = frame.assign(split=split) if len(tables) > 1 else frame
+        beside = file == DEFAULT_FILE and not where.is_file()
+        tables = _find_tables(folder, train) if beside else {"": where}
+        frames = {str(path): _read(path, rules, encoding) for path in tables.values()}
+        if len(tables) > 1:
+            frames = _with_splits(frames, tables, (train, val))
         annotations = parse(
             frames,
             rules,
@@ -172,33 +171,54 @@ def _find_name(wanted: str, present: Collection[str]) -> str:
     return same[0] if len(same) == 1 else wanted
 
 
-def _find_tables(folder: Path, train: str, val: str) -> dict[str, Path]:
-    """Return the tables of the used splits, or one table with the key ""."""
+def find_tables(folder: Path) -> dict[str, list[Path]]:
+    """Return the tables in a folder by split, such as train.csv or train/_classes.csv.
+
+    The key of other tables is "".
+    """
     found: dict[str, list[Path]] = {}
     for path in sorted(entry for entry in folder.iterdir() if entry.name[0] != "."):
-        paths = [path]
+        tables = [path]
         if path.is_dir():
-            paths = [path / name for name in _IN_FOLDERS if path.name.lower() in SPLITS]
+            tables = [path / name for name in _IN_FOLDERS if path.name.lower() in SPLITS]
         words = [word for word in re.split(r"[\W_]+", path.stem.lower()) if word in SPLITS]
-        for table in paths:
+        for table in tables:
             if table.suffix.lower() in SUFFIXES and table.is_file():
                 found.setdefault(words[0] if len(words) == 1 else "", []).append(table)
+    return found
 
-    used = [name for name in (_find_name(train, found), _find_name(val, found)) if name in found]
-    if not used or _find_name(train, found) not in used:
-        used = ["" for _ in found.get("", [])][:1]
-    if not used:
-        raise DataError(f"{folder}: there is no {DEFAULT_FILE}; {describe_layouts(folder)}")
-    for name in used:
-        if len(found[name]) > 1:
-            names = format_list([path.name for path in found[name]])
+
+def _find_tables(folder: Path, train: str) -> dict[str, Path]:
+    """Return the tables of the splits, or one table with the key ""."""
+    found = find_tables(folder)
+    if _find_name(train, found) in found:
+        found.pop("", None)
+    else:
+        found = {"": found.get("", [])}
+    for tables in found.values():
+        if not tables:
+            raise DataError(f"{folder}: there is no {DEFAULT_FILE}; {describe_layouts(folder)}")
+        if len(tables) > 1:
+            names = format_list([path.name for path in tables])
             raise DataError(f"{folder}: several tables, {names}; add data.file=NAME")
-    if len(used) == 1:
-        return {"": found[used[0]][0]}
-    others = [str(path) for name in found.keys() - set(used) for path in found[name]]
-    left_out = f"; not used: {format_list(others)}" if others else ""
-    log.info(f"csv: {folder} has the tables of {' and '.join(used)}{left_out}")
-    return {name: found[name][0] for name in used}
+    return {name: tables[0] for name, tables in found.items()}
+
+
+def _with_splits(
+    frames: Mapping[str, "DataFrame"], tables: Mapping[str, Path], used_splits: Sequence[str]
+) -> dict[str, "DataFrame"]:
+    """Return the tables with a column of their split, without tables that have no labels."""
+    most = max(len(frame.columns) for frame in frames.values())
+    names = [_find_name(name, tables) for name in used_splits]
+    used = {}
+    for split, path in tables.items():
+        frame = frames[str(path)]
+        if len(frame.columns) < most and split not in names:
+            log.info(f"csv: {path} is not used, because it has fewer columns")
+        else:
+            used[str(path)] = frame.assign(split=split)
+    log.info(f"csv: the splits are {' and '.join(used)}")
+    return used
 
 
 def parse(

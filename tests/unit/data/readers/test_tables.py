@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 
+from mldec.build import resolve
 from mldec.data.columns import Rules
 from mldec.data.readers import csv_table
 from mldec.data.readers.csv_table import parse, to_csv
@@ -120,6 +121,12 @@ def test_ambiguous_separator_is_a_setting(read, cells, setting):
     assert setting in str(error.value)
     classes, _ = together(read, table(cells), rules={"separator": ";"})
     assert not any(";" in name for name in classes)
+
+
+def test_single_label_may_be_none_but_not_missing(read):
+    assert "none" in read(table(["none", "rain", "rain"]), exclusive=True)[0]
+    with pytest.raises(DataError, match="0 labels"):
+        read(table(["nan", "rain", "rain"]), exclusive=True)
 
 
 def test_given_classes_and_single_labels_decide(read):
@@ -395,6 +402,21 @@ def test_table_without_validation_is_divided(read):
     text = "path,labels\n" + "".join(f"{n}.jpg,cat\n" for n in range(10))
     files = {"train.csv": text, "test.csv": "path\nx.jpg\n", "sample_submission.csv": text}
     assert len(read(files)[1]) == 9
+    files["test.csv"] = "path,labels\nx.jpg,dog\n"
+    with pytest.raises(DataError, match=r"data\.val=test"):
+        read(files)
+    # All tables have the same classes, whatever split is evaluated.
+    assert read(files, val="test")[0] == ("cat", "dog")
+
+
+def test_settings_of_older_checkpoints_are_accepted():
+    node = {"_target_": "mldec.data.readers.csv_table", "root": "x", "file": "data.csv"}
+    node |= {"images": "", "path_column": None, "labels_column": None, "encoding": "utf-8"}
+    node |= {"separator": ";", "classes": None, "exclusive": False, "val_fraction": 0.1}
+    part = resolve("data", node)
+    assert part.shared(Rules) == Rules(separator=";")
+    with pytest.raises(ConfigError, match="annotations"):
+        resolve("data", {**node, "annotations": None})
 
 
 @pytest.mark.parametrize(
@@ -402,8 +424,11 @@ def test_table_without_validation_is_divided(read):
     [
         ({"data.yaml": "names: [a]"}, "data=yolo"),
         ({"obj.names": "cat", "train.txt": ""}, "obj.names .add data=yolo"),
-        ({"train/cat/1.jpg": "", "val/cat/2.jpg": ""}, "data=folders"),
-        ({"cat/1.jpg": ""}, "data=folders"),
+        (
+            {f"{name}.jpg": "" for name in ("train/a/1", "train/b/1", "val/a/2", "val/b/2")},
+            "folders",
+        ),
+        ({"cat/1.jpg": "", "dog/2.jpg": ""}, "data=folders"),
         ({"train/_annotations.coco.json": "", "valid/1.jpg": ""}, "data=coco_json data.val=valid"),
         ({"annotations/instances_train.json": ""}, "data=coco_json"),
     ],
@@ -457,4 +482,3 @@ def test_codec_and_column_settings_are_checked(read):
         read("path,labels\na.jpg,x\n", encoding="latin-99")
     with pytest.raises(ValueError, match="labels_column is 'tagz'"):
         read("path,labels\na.jpg,x\n", rules={"labels_column": "tagz"})
-    assert issubclass(ConfigError, ValueError)
