@@ -42,8 +42,10 @@ PATHS = (
 PATHS += ("imgname", "fname", "photo", "photopath", "imageindex", "imageid", "imgid")
 # A name that ends with one of these, such as finding_labels, is also used if there is only one.
 LABELS = ("labels", "label", "tags", "tag", "classes", "class", "categories", "category")
+# Names of columns with the splits. Other columns are used if all cells are names of splits.
+_SPLIT_COLUMNS = ("split", "splits", "subset", "set", "partition", "fold", "kfold")
 # Columns that are never classes. `group` is reserved for groups of images, such as scenes.
-_NO_CLASSES = ("path", "labels", "negatives", "split", "group")
+_NO_CLASSES = ("path", "labels", "negatives", "group", *_SPLIT_COLUMNS)
 # Flags of rows, and the splits of rows where they are true and false.
 _FLAGS = dict.fromkeys(("isvalid", "isval", "isvalidation"), ("val", "train"))
 _FLAGS |= {"istest": ("test", "train"), "istrain": ("train", "val")}
@@ -71,6 +73,10 @@ class Rules:
 
     path_column: str | None = None  # None takes path or another common name
     labels_column: str | None = None  # None takes labels or another common name
+
+    # None takes split, or another column with the names of splits. With a column of numbers, such
+    # as fold, set `val` to one of them; the training split is `train`, or all other rows.
+    split_column: str | None = None
 
     # Separator between two labels of an image, unless they are a list. None detects it.
     separator: str | None = None
@@ -126,7 +132,7 @@ def sheet_of(frames: Mapping[str, "DataFrame"]) -> Sheet:
     for name, frame in frames.items():
         only = set(frame.columns) ^ set(first.columns)
         if only or (others and len(set(frame.columns)) < len(frame.columns)):
-            fault = f"other columns than the first table ({format_list(sorted(only))})"
+            fault = f"other columns than the first table ({format_list(sorted(map(str, only)))})"
             raise DataError(f"{name}: {fault}; use the same ones, or set data.file to one table")
     table = pandas.concat(frames.values(), ignore_index=True) if others else first
 
@@ -184,11 +190,17 @@ def recognize(sheet: Sheet, rules: Rules, classes: Collection[str] | None) -> Ro
         left = [column for column in left if column is not path]
     labels = take(LABELS, "labels_column")
     negatives = take(["negatives"])
-    split = take(["split"]) or _find_split(left)
+    split = take(["split"], "split_column") or _find_split(left)
     left = [column for column in left if column is not split]
+    others = [column.name for column in left if simple_name(column.name) in _SPLIT_COLUMNS]
+    if split is None and others:
+        raise DataError(
+            f"{sheet.source}: the column {others[0]} may be the split; rename it, or add "
+            f"data.split_column={others[0]} data.val=VALUE"
+        )
 
     named = [column for column in left if simple_name(column.name).endswith(LABELS)]
-    named = [column for column in named if not _is_class(column, classes)]
+    named = [column for column in named if not _is_class(column, classes, all_marks=True)]
     if labels is None and len(named) == 1:
         labels = named[0]
 
@@ -258,11 +270,8 @@ def _find_split(columns: Sequence[Column]) -> Column | None:
     found = []
     for column in columns:
         words = set(_words(column)) - MISSING
-        if simple_name(column.name) in _FLAGS:
-            is_split = words <= _PRESENT | _ABSENT
-        else:
-            is_split = words <= set(SPLITS) and not words.isdisjoint(("train", "training"))
-        if is_split:
+        is_flag = simple_name(column.name) in _FLAGS and words <= _PRESENT | _ABSENT
+        if is_flag or (words <= set(SPLITS) and not words.isdisjoint(("train", "training"))):
             found.append(column)
     return found[0] if len(found) == 1 else None
 
@@ -272,7 +281,8 @@ def split_names(column: Column) -> np.ndarray:
     words = _words(column)
     if simple_name(column.name) in _FLAGS:
         present, absent = _FLAGS[simple_name(column.name)]
-        words = [present if word in _PRESENT else absent for word in words]
+        meanings = dict.fromkeys(_PRESENT, present) | dict.fromkeys(_ABSENT, absent)
+        words = [meanings.get(word, word) for word in words]
     return np.array(words, str)[column.codes]
 
 
@@ -312,20 +322,26 @@ def class_labels(sheet: Sheet, columns: Sequence[Column], rules: Rules) -> Label
     minus_one = rules.minus_one or ("unknown" if has_zeros else "absent")
     has_absent = has_zeros or (has_minus and minus_one == "absent")
     only_marks = used <= MISSING | _MARKS
+    has_empty = not used.isdisjoint(MISSING)
+    # Beside 0 and 1, an empty cell of a column with only x may be absent or unknown.
+    mixes = any(
+        set(column) <= MISSING | _MARKS and not _MARKS.isdisjoint(column) for column in words
+    )
     empty = rules.empty or ("absent" if only_marks and not has_absent else "unknown")
 
     settings = []
     if has_minus and has_zeros and rules.minus_one is None:
         settings.append("data.minus_one=unknown (or absent, if 0 is unknown)")
-    if not used.isdisjoint(MISSING) and not (has_absent or only_marks or rules.empty):
+    if has_empty and not rules.empty and not only_marks and (mixes or not has_absent):
         settings.append("data.empty=absent (or unknown)")
     if settings:
         raise DataError(
             f"{sheet.source}: the cells of {format_list([column.name for column in columns])} have "
             f"several meanings; add {' '.join(settings)}"
         )
-    if has_minus or only_marks:
-        log.info(f"csv: {sheet.source}: -1 is {minus_one} and an empty cell is {empty}")
+    for found, cell, meaning in ((has_minus, "-1", minus_one), (has_empty, "an empty cell", empty)):
+        if found:
+            log.info(f"csv: {sheet.source}: {cell} in a class column is {meaning}")
 
     zero = -1 if has_minus and minus_one == "absent" and has_zeros else 0
     values = dict.fromkeys(_PRESENT | _ALSO_PRESENT, 1) | dict.fromkeys(_UNKNOWN, -1)
@@ -453,9 +469,9 @@ def _find_separator(sheet: Sheet, texts: Sequence[str], given: frozenset[str]) -
 
     sign = (found + unclear)[-1]
     example = next(text for text in texts if sign in text)
-    several = " or ".join(f"data.separator={sign!r}" for sign in found + unclear)
+    settings = [f"data.separator={sign!r}" for sign in dict.fromkeys(found + unclear + [";"])]
     fault = f"the labels {abbreviate(example)} are one name or several"
-    raise DataError(f"{sheet.source}: {fault}; add {several} for several, or data.separator=';'")
+    raise DataError(f"{sheet.source}: {fault}; add {' or '.join(settings)}")
 
 
 def _separates(texts: Sequence[str], sign: str, given: frozenset[str]) -> bool | None:

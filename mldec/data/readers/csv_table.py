@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mldec")
 
 DEFAULT_FILE = "data.csv"
-# Tables in the folders of splits, as exported by Roboflow and read by datasets of Hugging Face.
-_IN_FOLDERS = ("_classes.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 # Paths that `path_inside` does not change.
 _PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
 _RULES = Rules()
@@ -126,7 +124,9 @@ def csv_table(
             check_val(val_split, counts, where)
         split = val_split if part == val and not holds_out else _find_name(part, counts)
         chosen = table
-        if not holds_out or train_split in counts:
+        if rules.split_column and split == train_split and split not in counts:
+            chosen = table.select(splits != val_split)
+        elif not holds_out or train_split in counts:
             chosen = table.select(splits == (train_split if holds_out else split))
         if holds_out:
             num_images = len(chosen)
@@ -180,7 +180,7 @@ def find_tables(folder: Path) -> dict[str, list[Path]]:
     for path in sorted(entry for entry in folder.iterdir() if entry.name[0] != "."):
         tables = [path]
         if path.is_dir():
-            tables = [path / name for name in _IN_FOLDERS if path.name.lower() in SPLITS]
+            tables = sorted(path.iterdir()) if path.name.lower() in SPLITS else []
         words = [word for word in re.split(r"[\W_]+", path.stem.lower()) if word in SPLITS]
         for table in tables:
             if table.suffix.lower() in SUFFIXES and table.is_file():
@@ -283,7 +283,9 @@ def _image_paths(
     if "" in cells:
         row = int((codes == cells.index("")).argmax())
         value = column.cells[cells.index("")]
-        raise DataError(f"{sheet.where(row)}: {value!r} is not the path of an image; correct it")
+        raise DataError(
+            f"{sheet.where(row)}: {str(value)!r} is not the path of an image; correct it"
+        )
     if beside_tables:
         bases = [os.path.relpath(Path(name).parent, folder) for name, _ in sheet.parts]
         base_of_row = np.repeat(bases, [len(numbers) for _, numbers in sheet.parts])

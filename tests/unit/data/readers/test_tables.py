@@ -202,6 +202,16 @@ def test_split_column_has_several_names_and_words(read, header, words):
     assert read(text)[0] == ("cat",)
 
 
+def test_numbers_of_splits_are_a_setting(read):
+    text = "path,dog,cat,fold\na.jpg,1,0,0\nb.jpg,0,1,1\nc.jpg,1,1,2\n"
+    with pytest.raises(DataError, match=r"data\.split_column=fold data\.val="):
+        read(text)
+    classes, train, val = read(text, rules={"split_column": "fold"}, val="1")
+    assert classes == ("dog", "cat")
+    assert (sorted(train), sorted(val)) == (["a.jpg", "c.jpg"], ["b.jpg"])
+    assert list(read(text, rules={"split_column": "fold"}, train="0", val="1")[1]) == ["a.jpg"]
+
+
 def test_one_split_is_divided_and_test_needs_a_setting(read):
     text = "path,labels,split\n" + "".join(f"{n}.jpg,cat,train\n" for n in range(10))
     _, train, val = read(text)
@@ -239,6 +249,9 @@ def test_words_of_class_columns(read, words, expected):
 def test_column_that_looks_like_a_class_is_never_dropped(read, caplog):
     text = "path,dog,cat,sea\na.jpg,1,True,x\nb.jpg,0,False,x\n"
     assert read(text)[0] == ("dog", "cat", "sea")
+    with pytest.raises(DataError, match=r"data\.empty"):
+        read(text.replace("False,x", "False,"))
+    assert read("path,cell_class\na.jpg,1\nb.jpg,2\n")[0] == ("1", "2")
     text = "path,label,dog,cat\na.jpg,x,1,0\nb.jpg,y,0,1\n"
     with pytest.raises(DataError, match=r"dog, cat .*data\.labels_column=label"):
         read(text)
@@ -377,10 +390,10 @@ def test_tables_of_splits(read):
     )
 
 
-@pytest.mark.parametrize("name", ["_classes.csv", "metadata.jsonl", "metadata.csv"])
+@pytest.mark.parametrize("name", ["_classes.csv", "metadata.jsonl", "metadata.csv", "x.tsv"])
 def test_tables_in_folders_of_splits(read, tmp_path, name):
     text = METADATA if name.endswith("jsonl") else CLASSES
-    if name == "metadata.csv":
+    if name in ("metadata.csv", "x.tsv"):
         text = "file_name,labels\n1.jpg,dog;cat\n"
     files = {f"{split}/{name}": text for split in ("train", "valid", "test")}
     write(tmp_path, {"train/1.jpg": "", "valid/1.jpg": ""})
