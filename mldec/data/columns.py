@@ -28,18 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mldec")
 
 # Simple names of the columns of each role, see `simple_name`. The first one in the table is used.
-PATHS = (
-    "path",
-    "filepath",
-    "imagepath",
-    "filename",
-    "imagename",
-    "file",
-    "image",
-    "img",
-    "imgpath",
-)
-PATHS += ("imgname", "fname", "photo", "photopath", "imageindex", "imageid", "imgid")
+_PATHS = "path filepath imagepath filename imagename file image img imgpath imgname fname photo"
+PATHS = (*_PATHS.split(), "photopath", "imageindex", "imageid", "imgid")
 # A name that ends with one of these, such as finding_labels, is also used if there is only one.
 LABELS = ("labels", "label", "tags", "tag", "classes", "class", "categories", "category")
 # Names of columns with the splits. Other columns are used if all cells are names of splits.

@@ -1,11 +1,14 @@
 """Find data in folders: the forms of data sets, and image files by a part of their path."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from mldec.data.images import NOT_READ, READ
 from mldec.errors import DataError
+
+log = logging.getLogger("mldec")
 
 # Files of other forms, and the settings that read them.
 _FILES = {
@@ -74,4 +77,6 @@ def find_files(folder: Path, paths: Sequence[str]) -> list[str]:
             fault = f"{path} is {fitting[0]} or {fitting[1]}"
             raise DataError(f"{folder}: {fault}; set data.images, or write the whole paths")
         found.append(fitting[0] if len(fitting) == 1 else path)
+    count = sum(file != path for file, path in zip(found, paths, strict=True))
+    log.info(f"{folder}: {count:,} of {len(paths):,} images were found by their names")
     return found

@@ -327,8 +327,8 @@ def _merged(
     """
     # Lists of several names that differ between rows are contradictory.
     by_label = by_label and labels.counts_per_image().max(initial=0) <= 1
-    for row in np.flatnonzero(first[images] != np.arange(len(images))):
-        other = first[images[row]]
+    for row in np.flatnonzero(first[images] != np.arange(len(images))).tolist():
+        other = int(first[images[row]])
         is_same = by_label or labels.row(row).equal(labels.row(other))
         if not is_same or splits[row] != splits[other]:
             fault = f"the image is listed twice, first in {sheet.where(other)}, with other labels"
