@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from mldec.build import Parts
+    from mldec.data.table import Annotations
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
 
@@ -51,8 +52,8 @@ def announce(name: str) -> None:
     log.info(f"{name}: starting, mldec {mldec.__version__}")
 
 
-def run(config: Config, directory: Path) -> None:
-    """Validate the config, lock the folder of the run, and train."""
+def run(config: Config, directory: Path, annotations: "Annotations | None" = None) -> None:
+    """Validate the config, lock the folder of the run, and train, also on a table in memory."""
     started = time.monotonic()
     import torch
 
@@ -86,7 +87,7 @@ def run(config: Config, directory: Path) -> None:
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         config = config.for_world_size(distributed.world_size())
         distributed.on_main(lock.take)
-        _train(config, parts, directory, device, stop, started)
+        _train(config, parts, directory, device, stop, started, annotations)
 
 
 def _train(
@@ -96,6 +97,7 @@ def _train(
     device: "torch.device",
     stop: "StopRequest",
     started: float,
+    annotations: "Annotations | None",
 ) -> None:
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
@@ -115,7 +117,7 @@ def _train(
     commit = f"(mldec {mldec.__version__}, commit {git_commit() or 'none'})"
     try:
         log.info(printable(f"{command_line()} {commit}"))
-        trainer, path = prepare_trainer(config, parts, directory, device, stop)
+        trainer, path = prepare_trainer(config, parts, directory, device, stop, annotations)
     finally:
         log.removeHandler(early)
     # Continue the log of a checkpoint in this folder. Otherwise start an empty log.

@@ -24,7 +24,7 @@ HOMES = {
 }
 # Arguments that `build` passes to the target. They are not allowed in a node.
 RUNTIME_ARGUMENTS = {
-    "data": (),
+    "data": ("annotations",),
     "backbone": (),
     "head": ("in_features", "num_classes"),
     "loss": ("label_counts", "train_images", "all_reduce"),

@@ -32,6 +32,16 @@ class Table:
         return Table(self.files[images], self.labels.select(images), self.classes)
 
 
+@dataclass(frozen=True)
+class Annotations:
+    """The images of all splits in a parsed table."""
+
+    table: Table
+    splits: np.ndarray  # name of the split of each image in lower case, or ""
+    folder: Path  # folder of the images
+    by_column: bool  # whether the table has a column per class
+
+
 @dataclass(eq=False)
 class TableBuilder:
     """Build a table image by image, and validate paths and classes."""

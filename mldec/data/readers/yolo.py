@@ -1,6 +1,7 @@
 """YOLO datasets, as exported by Roboflow and CVAT. The labels are the classes of the boxes.
 
-Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/datasets/detect.
+Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/datasets/detect. The
+form of darknet (obj.names, train.txt and valid.txt) is read as well.
 """
 
 import logging
@@ -13,8 +14,8 @@ from typing import Any
 from mldec.data.images import READ
 from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
 from mldec.data.settings import Source
-from mldec.data.splits import check_val, log_split
-from mldec.data.table import TableBuilder, path_inside
+from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
+from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
@@ -24,6 +25,8 @@ from mldec.names import abbreviate, check_names
 log = logging.getLogger("mldec")
 
 NULL = ("", "null", "~")  # YAML without a value, read as text
+DARKNET = "obj.names"  # class names in the form of darknet, one per line
+SPLITS = ("train", "val", "valid", "test")
 
 
 def yolo(
@@ -32,6 +35,7 @@ def yolo(
     file: str = "data.yaml",
     train: str = "train",
     val: str = "val",
+    division: HoldOut = HELD_OUT,
     threshold: float = 0.5,
     skip_empty: bool = True,
 ) -> Source:
@@ -43,24 +47,52 @@ def yolo(
             optional `path` is the parent of these folders.
         train: Key of the training split.
         val: Key of the validation split, such as "test".
+        division: Held-out images if the dataset has a single split.
     """
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "the YAML file")
     source = folder / path_inside(file, "data.file")
+    if not source.is_file() and (folder / DARKNET).is_file():
+        source = folder / DARKNET
 
     def load(split: str, _: str | None) -> StoredImages:
-        with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
-            content = expect(read_yaml(source, as_text=True), dict, "it")
-            content = {key: value for key, value in content.items() if value not in NULL}
-        if split == val:
-            check_val(val, [key for key, value in content.items() if value], source)
-        return _load_split(folder, source, content, split)
+        content = _read(source)
+        present = [key for key in SPLITS if content.get(key)]
+        # A single split is divided, except to evaluate all of it.
+        if len(present) == 1 and val not in present:
+            table, image_folder = _load_split(folder, source, content, present[0])
+            table = division.select(table, val=split == val)
+            log.info(f"yolo: {source} has only {present[0]}: {len(table):,} images for {split}")
+        else:
+            if split == val:
+                check_val(val, [key for key, value in content.items() if value], source)
+            table, image_folder = _load_split(folder, source, content, split)
+        log_split("yolo", split, table)
+        return in_folder(table, image_folder)
 
     return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
 
 
-def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
-    """Return the images of a split. No cache: edited labels do not change the folder time."""
+def _read(source: Path) -> dict[str, Any]:
+    """Return the content of data.yaml, or the same content from the files of darknet."""
+    if source.name != DARKNET:
+        with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
+            content = expect(read_yaml(source, as_text=True), dict, "it")
+            return {key: value for key, value in content.items() if value not in NULL}
+    content: dict[str, Any] = {"names": read_lines(source)}
+    for name in SPLITS:
+        if (source.parent / f"{name}.txt").is_file():
+            content["val" if name == "valid" else name] = f"{name}.txt"
+    return content
+
+
+def _load_split(
+    folder: Path, source: Path, content: Mapping[str, Any], split: str
+) -> tuple[Table, Path]:
+    """Return the images of a split and their folder.
+
+    There is no cache, because edited labels do not change the time of the folder.
+    """
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
     skipped = SkippedFiles()
@@ -97,11 +129,10 @@ def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: s
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
     table = builder.build(source)
-    log_split("yolo", split, table)
     skipped.log(f"yolo {split}")
     if absent:
         log.info(f"yolo {split}: {len(absent):,} images have no label file")
-    return in_folder(table, image_folder)
+    return table, image_folder
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
@@ -149,7 +180,10 @@ def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
     finder = PhotoFinder(path.parent)
     for number, line in enumerate(read_lines(path), 1):
         name = line.replace("\\", "/")
-        image = path.parent / (finder.find(name, f"{path}, line {number}") or name)
+        where = f"{path}, line {number}"
+        # Exports of CVAT name a folder "data" that the archive does not have.
+        found = finder.find(name, where) or finder.find(name.removeprefix("data/"), where)
+        image = path.parent / (found or name)
         images.append(Path(os.path.normpath(image)))
     return images
 

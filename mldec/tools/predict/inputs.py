@@ -1,7 +1,5 @@
 """The input images of `mldec predict`: files, folders, tar files and lists."""
 
-import csv
-import io
 import os
 import sys
 import tarfile
@@ -13,17 +11,21 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from mldec.cli import require
+from mldec.data.columns import PATHS
 from mldec.data.images import READ
 from mldec.data.photos import SkippedFiles, is_junk
 from mldec.errors import ConfigError, DataError, brief, naming_errors
 from mldec.files.atomic import STANDARD_OUTPUT
+from mldec.files.tables import SUFFIXES, TYPED, decoded, read_table, simple_name, text_chunks
+from mldec.files.text import CSV_ROWS
 from mldec.runtime.distributed import rank_and_world_size
 from mldec.tools.predict import storage
 from mldec.tools.predict.decode import Item
 
 STANDARD_INPUT = STANDARD_OUTPUT  # both are "-"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
-COLUMNS = ("image", "path", "url", "bytes")  # default columns of a table, the first match is used
+# Simple names of the default columns of a table. The first match is used.
+COLUMNS = ("image", "path", "url", "bytes", *PATHS)
 NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables of --shard auto/N
 ROWS = 256  # rows per chunk of a Parquet list, which may contain whole images
 
@@ -31,8 +33,8 @@ ROWS = 256  # rows per chunk of a Parquet list, which may contain whole images
 class Inputs:
     """The images of a command line, in order: files, folders and tar files, and those of a list.
 
-    Folders are sorted by path. A list is a text, CSV or Parquet file with one image per row, or "-"
-    for standard input; `column` is None for the first of `COLUMNS`.
+    Folders are sorted by path. A list is a text file or a table with one image per row, or "-" for
+    standard input; `column` is None for the first of `COLUMNS`.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Inputs:
         self._paths = list(paths)
         self._listing = listing or ""
         self._kind = Path(self._listing).suffix.lower()
-        self._column = column
+        self._known = [simple_name(column)] if column else COLUMNS
         self._root = root
         # Skipped files in folders and tar files, known after a complete iteration.
         self.skipped = SkippedFiles()
@@ -120,9 +122,10 @@ class Inputs:
         return Item(name, f"{self._root.rstrip('/')}/{name}")
 
     def _column_of(self, names: Sequence[str]) -> str:
-        for name in [self._column] if self._column else COLUMNS:
-            if name in names:
-                return name
+        for wanted in self._known:
+            for name in names:
+                if simple_name(name) == wanted:
+                    return name
         raise DataError(
             f"--list {self._listing}: the column of the images is missing; "
             f"pass --column with a name of {', '.join(names)[:200]}"
@@ -141,16 +144,31 @@ class Inputs:
                 return
 
             # Bytes that are not UTF-8 are decoded as in file names.
-            text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-            if self._kind == ".csv":
-                reader = csv.DictReader(text, restval="", strict=True)
-                column = self._column_of(reader.fieldnames or [])
-                paths = (fields[column] for fields in reader)
+            if self._kind in SUFFIXES:
+                paths = self._from_table(file)
             else:
-                lines = (line.rstrip("\r\n") for line in text)
+                text = decoded(file, errors="surrogateescape")
+                lines = (line.rstrip("\r\n").removeprefix("\ufeff") for line in text)
                 paths = (line for line in lines if line)
             for row, path in enumerate(paths):
                 yield row % shards, self._rooted(path)
+
+    def _from_table(self, file: IO[bytes]) -> Iterator[str]:
+        """Yield the paths in a table; delimited text is read in chunks."""
+        if self._kind in TYPED:
+            chunks = iter([read_table(Path(self._listing), self._known).astype(str)])
+        else:
+            chunks = text_chunks(
+                f"--list {self._listing}",
+                file,
+                self._known,
+                errors="surrogateescape",
+                rows=CSV_ROWS,
+            )
+        for chunk in chunks:
+            column = list(chunk.columns).index(self._column_of(chunk.columns))
+            is_filled = (chunk != "").to_numpy().any(axis=1)
+            yield from chunk.iloc[:, column][is_filled]
 
     def _from_parquet(
         self, file: IO[bytes], shards: int, only: int | None

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,13 @@ def to_item(photo: Any, name: str) -> Item:
 
 def _is_container(path: str) -> bool:
     """Return True for a folder or a tar file. Addresses of folders must end with a slash."""
-    if is_tar(path):
-        return True
-    return path.endswith("/") if storage.is_address(path) else storage.is_folder(path)
+    if is_tar(path) or not path:
+        return bool(path)
+    if storage.is_address(path):
+        return path.endswith("/")
+    with suppress(OSError):  # such as a name that is too long
+        return storage.is_folder(path)
+    return False
 
 
 def _to_image(photo: Any, name: str) -> Image.Image:
