@@ -5,7 +5,7 @@ people tags (`MPReg`), IPTC IIM 4.2, and the namespaces that exiftool and Exiv2 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,13 +25,15 @@ from mldec.files.xmp import Keyword, without_own
 _RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
 _SUBJECT = "{http://purl.org/dc/elements/1.1/}subject"
 
-# Lists of paths, and their separators. Lightroom's list is first, because its names may contain a
-# slash. Exiv2 and exiftool write different namespaces for Microsoft's list.
-_PATHS = {
+# Lists of keywords, and the separators of their levels. Lightroom's list is first, because its
+# names may contain a slash. Exiv2 and exiftool write different namespaces for Microsoft's list.
+# dc:subject and the lists of IPTC and EXIF are flat, but some programs write paths to them, too.
+_LISTS = {
     "{http://ns.adobe.com/lightroom/1.0/}hierarchicalSubject": "|",
     "{http://www.digikam.org/ns/1.0/}TagsList": "/",
     "{http://ns.microsoft.com/photo/1.0/}LastKeywordXMP": "/",
     "{http://ns.microsoft.com/photo/1.0}LastKeywordXMP": "/",
+    _SUBJECT: "|",
 }
 
 # Names of people. The first is a list, the others are fields of a region in the photo.
@@ -165,7 +167,7 @@ class _Lists:
 
     def __init__(self) -> None:
         # The keys have the separator "/". A dictionary keeps the order, and has no duplicates.
-        self.paths: dict[str, dict[str, Keyword]] = {name: {} for name in (*_PATHS, _SUBJECT)}
+        self.paths: dict[str, dict[str, Keyword]] = {name: {} for name in _LISTS}
         self.flat: dict[str, None] = {}
         self.own: dict[str, None] = {}
         self.repaired: dict[str, None] = {}
@@ -193,30 +195,22 @@ class _Lists:
         if not len(element):
             texts = [element.text or ""]
 
-        if element.tag in _PATHS:
-            for text in texts:
-                keyword = _levels(self._cleaned(text), _PATHS[element.tag])
-                if keyword:
-                    self.paths[element.tag]["/".join(keyword)] = keyword
-        elif element.tag == _SUBJECT:
-            self._add_flat(texts)
-        elif element.tag == _PERSONS:
+        if element.tag == _PERSONS:
             self.persons |= dict.fromkeys(filter(None, map(_clean, texts)))
+        elif element.tag in _LISTS:
+            for text in texts:
+                self._add(element.tag, text)
 
-    def _add_flat(self, texts: Sequence[str]) -> None:
-        """Add the keywords of a flat list. Some programs write paths to it."""
-        for text in texts:
-            keyword = _levels(self._cleaned(text), "|")
-            if len(keyword) > 1:
-                self.paths[_SUBJECT]["/".join(keyword)] = keyword
-            elif keyword:
-                self.flat[keyword[0]] = None
-
-    def _cleaned(self, text: str) -> str:
-        cleaned = _clean(text)
+    def _add(self, tag: str, text: str) -> None:
+        """Add a keyword of a list in `_LISTS`."""
+        name = _clean(text)
         if _repair(text) != text:
-            self.repaired[cleaned] = None
-        return cleaned
+            self.repaired[name] = None
+        keyword = _levels(name, _LISTS[tag])
+        if tag == _SUBJECT and len(keyword) == 1:
+            self.flat[keyword[0]] = None
+        elif keyword:
+            self.paths[tag]["/".join(keyword)] = keyword
 
     def add_embedded(self, photo: Path) -> None:
         """Add the XMP packet, the IPTC and EXIF keywords and the capture time in an image file."""
@@ -242,7 +236,8 @@ class _Lists:
             xmp = xmp.encode()
         if xmp:
             self.add_xmp(photo, xmp.rstrip(b"\0 \r\n"))
-        self._add_flat(flat)
+        for text in flat:
+            self._add(_SUBJECT, text)
 
     def merge(self) -> PhotoKeywords:
         """Return the keywords without duplicates, divided into the lists of `PhotoKeywords`."""
