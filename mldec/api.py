@@ -231,6 +231,16 @@ class Run:
         return read_progress(self.folder / LOG_FILE).best
 
     @property
+    def metric(self) -> str | None:
+        """Name of the main metric, which selects the best checkpoint; None without evaluation."""
+        return None if self.best is None else self.best.metric
+
+    @property
+    def value(self) -> float | None:
+        """Best value of the main metric in percent; None before the first evaluation."""
+        return None if self.best is None else self.best.value
+
+    @property
     def metrics(self) -> dict[str, float | None]:
         """Metrics of `best` in percent, and its mean loss as "loss"."""
         return {} if self.best is None else self.best.metrics
@@ -357,8 +367,8 @@ class Model:
         Args:
             photos: A photo, a folder, a tar file, a batch of arrays or any iterable of photos.
             threshold: Minimum score in [0, 1]. None for that of `load`, or else the calibrated
-                thresholds of the checkpoint, or else 0.
-            top: Maximum number of classes. None for that of `load`, or else 10.
+                thresholds of the checkpoint.
+            top: Maximum number of classes. None for that of `load`, or else 10 without thresholds.
 
         Returns:
             A `Row` for one photo. Iterate over it for pairs of a class name and a score. Otherwise

@@ -57,6 +57,18 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def read_if_exists(path: Path) -> bytes | None:
+    """Return the content of a file, or None without a file. A name that is too long has none."""
+    with reading(path):
+        try:
+            with open_binary(path) as file:
+                return file.read()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+                raise
+            return None
+
+
 def read_text(path: Path, *, newline: str | None = None, encoding: str = "utf-8-sig") -> str:
     """Return the text of a file. For the arguments see `open_text`."""
     with reading(path), open_text(path, newline=newline, encoding=encoding) as file:
