@@ -15,6 +15,7 @@ from xml.etree.ElementTree import Element, TreeBuilder, XMLParser
 
 from PIL import Image
 from PIL.ExifTags import IFD, Base
+from PIL.ImageFile import ImageFile
 from PIL.IptcImagePlugin import getiptcinfo
 
 from mldec.data.images import FORMATS
@@ -292,7 +293,7 @@ def _levels(text: str, separator: str) -> Keyword:
     return tuple(part for part in parts if part)
 
 
-def _embedded_keywords(image: Image.Image) -> list[str]:
+def _embedded_keywords(image: ImageFile) -> list[str]:
     """Return the keywords in IPTC 2:25 and EXIF XPKeywords. Damaged IPTC or EXIF data has none."""
     texts = []
     with suppress(Exception):
@@ -354,6 +355,8 @@ def _repair(text: str) -> str:
     Windows-1252 leaves some bytes undefined, which programs read as in Latin-1. Other texts are not
     valid UTF-8 in these encodings, and are not changed.
     """
+    if text.isascii():
+        return text
     content = b""
     try:
         for letter in text:
