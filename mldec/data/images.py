@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, TiffImagePlugin
 from torch import Tensor
 
 from mldec.errors import ConfigError, DataError, brief, visible
@@ -19,7 +19,7 @@ from mldec.files.text import read_bytes
 FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 
 # Lowercase suffixes of supported image files, and of unsupported ones: newer formats, camera raw
-# files and formats of graphics programs.
+# files, formats of graphics programs, and of medical and scientific images.
 _READ = (
     ".jpg .jpeg .jpe .jfif .png .apng .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm .avif .avifs"
 )
@@ -28,6 +28,7 @@ _NOT_READ = """
     .dng .cr2 .cr3 .crw .nef .nrw .arw .srf .sr2 .raf .orf .ori .rw2 .pef .srw .x3f .raw
     .3fr .fff .iiq .rwl .mrw .dcr .kdc .erf .mef .mos .gpr
     .psd .tga .exr .hdr .pfm .ico .eps .svg
+    .dcm .dicom .nii .npy
 """
 READ = frozenset(_READ.split())
 NOT_READ = frozenset(_NOT_READ.split())
@@ -46,6 +47,11 @@ else:
 
 DECODERS = ("pillow", "simplejpeg")
 
+# Bit depths of gray values in files of 16 and 32 bits. Cameras and scanners store 10 and 12 bits in
+# such files, and other programs 8 bits. The smallest depth that holds the largest value is used: an
+# image of 16 bits whose values are all below 4,096 would be nearly black.
+BIT_DEPTHS = (8, 10, 12, 16)
+
 FIX = "restore the file or leave it out"
 INSTALL_HEIF = "pip install -e '.[heic]'"
 
@@ -53,6 +59,10 @@ INSTALL_HEIF = "pip install -e '.[heic]'"
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3", b"mif1": "HEIF", b"msf1": "HEIF"}
 _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
 
+
+# Pillow refuses PNG files with more than 1 MB of text or color profile in one chunk. Programs store
+# edit histories and prompts there, and the pixels of such a file are valid.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 # Pillow warns about images above its pixel limit. Only images above twice the limit are errors.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -67,8 +77,8 @@ def read_image(
 ) -> Image.Image:
     """Read an image file as upright RGB with 8 bits per channel.
 
-    Alpha is dropped, as in torchvision's loader. 16-bit values are scaled, not clipped. The EXIF
-    orientation is applied, which torchvision's loader ignores.
+    Alpha is dropped, as in torchvision's loader. Gray values of 16 and 32 bits are scaled, not
+    clipped, see `BIT_DEPTHS`. The EXIF orientation is applied, which torchvision's loader ignores.
 
     Args:
         path: Path of the file. With `content` it is only used in messages.
@@ -120,7 +130,21 @@ def _fault(path: str | Path, content: bytes, error: Exception) -> str:
         return f"the format {kind} needs pillow-heif; run {INSTALL_HEIF}, or convert it to JPEG"
     if kind and kind not in (*FORMATS, "HEIC"):
         return f"the format {kind} is not supported; convert it to JPEG or leave it out"
+    bands = _tiff_bands(content)
+    if bands not in (None, 1, 3, 4):
+        return f"{bands} bands per pixel, not 1, 3 or 4; select the bands of an RGB image"
     return f"not an image, or none of {', '.join(FORMATS)}; convert it to JPEG or leave it out"
+
+
+def _tiff_bands(content: bytes) -> int | None:
+    """Return the number of values per pixel of a TIFF file, or None if it cannot be read."""
+    file = io.BytesIO(content)
+    with suppress(Exception):
+        directory = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
+        file.seek(directory.next)
+        directory.load(file)
+        return directory.get(TiffImagePlugin.SAMPLESPERPIXEL)
+    return None
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -202,9 +226,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(f"pixel values {values.min()} to {values.max()} do not fit 16 bits")
 
-        # Keep the high byte, as Pillow does for 16-bit color files. For gray files it would clip
-        # the values at 255.
-        image = Image.fromarray((values >> 8).astype(np.uint8))
+        # Keep the eight highest bits, as Pillow does for 16-bit color files. For gray files it
+        # would clip the values at 255.
+        bits = next(bits for bits in BIT_DEPTHS if values.max() < 2**bits)
+        image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no known range")
     elif image.mode == "P":

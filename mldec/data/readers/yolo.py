@@ -77,8 +77,8 @@ def _read(source: Path) -> dict[str, Any]:
     """Return the content of data.yaml, or the same content from the files of darknet."""
     if source.name != DARKNET:
         with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
-            content = expect(read_yaml(source, as_text=True), dict, "it")
-            return {key: value for key, value in content.items() if value not in NULL}
+            entries = expect(read_yaml(source, as_text=True), dict, "it")
+            return {key: value for key, value in entries.items() if value not in NULL}
     content: dict[str, Any] = {"names": read_lines(source)}
     for name in SPLITS:
         if (source.parent / f"{name}.txt").is_file():

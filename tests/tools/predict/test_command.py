@@ -360,6 +360,16 @@ def test_pictures_show_the_predicted_classes(photos, predict):
             assert sheet.width > 3 * 150, "the image and two classes"
 
 
+def test_pictures_without_glyphs_name_the_option(cli, best, photos):
+    Path("names.txt").write_text("\n".join(["\u732b", *"abcdefghi"]), encoding="utf-8")
+    words = ("predict", best, photos / "0.png", *SHARED, "--pictures", "drawn")
+    assert "--font" not in cli(*words).err
+    err = cli(*words, "--class-names", "names.txt").err
+    assert "--pictures" in err
+    assert "\u732b" in err
+    assert "--font" in err
+
+
 def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):
     state = read_torch(best)
     for weights in ("model", "ema"):

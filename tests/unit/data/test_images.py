@@ -1,12 +1,13 @@
 """Image files of all modes, damaged files, and the fast decoder."""
 
+import struct
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from pictures import picture, pixels, saved
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from mldec.data.images import (
     FORMATS,
@@ -120,12 +121,47 @@ def test_avif_orientation_is_applied(tmp_path, orientation):
     assert np.abs(read[16::32, 16::32, 0].astype(int) - UPRIGHT).max() <= 2
 
 
+@pytest.mark.parametrize(("mode", "dtype"), [("I;16", np.uint16), ("I", np.int32)])
+@pytest.mark.parametrize(("bits", "highest"), [(8, 255), (10, 1023), (12, 4000), (16, 60000)])
+def test_small_range_in_a_large_type_is_scaled(tmp_path, mode, dtype, bits, highest):
+    values = np.linspace(0, highest, 60).astype(dtype).reshape(6, 10)
+    path = tmp_path / "a.tif"
+    Image.fromarray(values).save(path)
+    with Image.open(path) as image:
+        assert image.mode == mode
+    expected = np.floor(values / 2 ** (bits - 8))
+    assert np.array_equal(as_array(read_image(path)), as_gray(expected))
+
+
+@pytest.mark.parametrize("chunk", ["text", "profile"])
+def test_png_with_a_large_chunk_is_read(tmp_path, chunk):
+    text = PngImagePlugin.PngInfo()
+    options = {}
+    if chunk == "text":
+        text.add_text("prompt", "a" * 3_000_000, zip=True)
+    else:
+        options["icc_profile"] = bytes(3_000_000)
+    path = saved(picture(), tmp_path / "a.png", pnginfo=text, **options)
+    assert np.array_equal(as_array(read_image(path)), np.asarray(picture()))
+
+
 def test_damaged_exif_is_ignored(tmp_path):
     path = saved(picture(), tmp_path / "a.jpg", exif=b"Exif\0\0" + b"nonsense" * 4)
     assert read_image(path).size == (40, 30)
 
 
 # Faults
+
+
+def tiff_of_five_bands():
+    """Return a TIFF file of 1 x 1 pixel: its directory, the bits of each band, the pixel."""
+    short, long = 3, 4
+    bits_at = 8 + 2 + 6 * 12 + 4
+    entries = [(256, short, 1, 1), (257, short, 1, 1), (258, short, 5, bits_at)]
+    entries += [(262, short, 1, 1), (273, long, 1, bits_at + 10), (277, short, 1, 5)]
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    start = struct.pack("<2sHIH", b"II", 42, 8, len(entries))
+    return start + directory + bytes(4) + struct.pack("<5H", *[8] * 5) + bytes(5)
 
 
 FAULTS = [
@@ -138,6 +174,7 @@ FAULTS = [
     ("a.jpg", None, ""),
     ("a.tif", Image.fromarray(np.array([[0, 70000]], np.int32)), ""),
     ("a.tif", Image.fromarray(np.float32([[0.5, 0.7]])), ""),
+    ("a.tif", tiff_of_five_bands(), "5 bands"),
 ]
 # Truncated files.
 for suffix in ("jpg", "png", "tif", "webp", "avif"):
