@@ -2,27 +2,31 @@
 
 import argparse
 import hashlib
-import json
 import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from importlib.util import find_spec
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn, stack
 
-from mldec import cli
+from mldec import build, cli
 from mldec.config.compose import compose, override
 from mldec.config.schema import Config
+from mldec.data.columns import Rules
+from mldec.data.layouts import find_layouts
+from mldec.data.readers.csv_table import find_tables, parse, to_csv
+from mldec.data.table import Annotations
 from mldec.errors import ConfigError, DataError, Stopped
 from mldec.evaluate import evaluate
 from mldec.evaluate import parser as evaluate_parser
-from mldec.files.atomic import csv_lines, replacing
+from mldec.files.atomic import replacing
 from mldec.files.run_folder import LOG_FILE, find_checkpoint, read_facts, read_log
+from mldec.files.tables import SUFFIXES, with_index
+from mldec.names import abbreviate, given_names
 from mldec.runtime.console import to_console
 from mldec.runtime.signals import StopRequest
 from mldec.tools import calibrate, export, predict, report
@@ -60,11 +64,12 @@ def fit(
 
             - a folder: the data root of the experiment. Experiments for own photos also accept one
               folder per class and YOLO folders.
-            - a CSV file with the columns path, labels and, optionally, split.
-            - a pandas DataFrame with the columns of the CSV file. Labels are text or lists.
-            - a list of pairs (path, labels), where labels is a class name or a list of them.
+            - a table: CSV, JSON lines, Excel or Parquet, in a form of docs/data.md.
+            - a pandas DataFrame in such a form. Labels are text or lists.
+            - pairs (path, labels), where labels is a class name or any iterable of them.
 
-            Paths in memory are absolute or relative to the working folder.
+            Paths in memory are absolute or relative to the working folder. The run stores a table
+            in memory as a CSV file.
         epochs: Exact number of epochs (train.epochs=N train.min_steps=null). None for that of the
             experiment; the recipes for own photos raise it if there are few photos.
         seed: Seed of the run; None for that of the experiment.
@@ -76,15 +81,16 @@ def fit(
         UserError: If a setting, a file or the data cannot be used.
         Stopped: If a signal stopped the training, except by Ctrl-C in a notebook.
     """
-    if isinstance(overrides, str | Mapping):
+    if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable):
         raise ConfigError(f"overrides: {overrides!r} is no list; pass one, such as ['head=gap']")
-    if not (resume is None or isinstance(resume, str)):
-        raise ConfigError(f"resume: {resume!r} is no text; pass 'auto' or the path of a checkpoint")
+    for name_of_text, value in (("resume", resume), ("name", name)):
+        if not (value is None or isinstance(value, str)):
+            raise ConfigError(f"{name_of_text}: {value!r} is no text; pass text or None")
     words: list[str] = []
     # The composition compares other settings with the number of epochs.
     if epochs is not None:
         words += [f"train.epochs={epochs}", "train.min_steps=null"]
-    words += overrides
+    words += map(str, overrides)
     if data is not None and not any(word.startswith("data=") for word in words):
         words += _data_option(experiment, data, words)
     config = _compose(experiment, words)
@@ -97,18 +103,19 @@ def fit(
         resume=config.resume if resume is None else resume,
     )
     folder = Path("outputs", config.name).absolute()
-    if data is not None:
-        if not isinstance(data, str | os.PathLike):
-            settings = _write_table(data, folder)
-        elif _is_table(data):
-            settings = {"root": str(_absolute(data).parent), "file": _absolute(data).name}
-        else:
-            settings = {"root": str(_absolute(data))}
+    annotations = None
+    if isinstance(data, str | os.PathLike):
+        path = Path(data).expanduser().absolute()
+        settings = {"root": str(path)}
+        if _is_table(data):
+            settings = {"root": str(path.parent), "file": path.name}
         config = replace(config, data=config.data | settings)
+    elif data is not None:
+        config, annotations = _parse_table(config, data, folder)
 
     try:
         announce(config.name)
-        train(config, folder, words)
+        train(config, folder, annotations=annotations, typed=words)
     except Stopped as stop:
         is_interactive = hasattr(sys, "ps1")  # also in a notebook
         has_checkpoint = (folder / "checkpoints" / "last.pt").exists()
@@ -134,84 +141,70 @@ def _data_option(experiment: str | Config, data: Any, words: Sequence[str]) -> l
     if _is_table(data):
         return [] if reads_csv else ["data=csv"]
 
-    # The CSV reader is the default for own photos, so look for the other layouts.
+    # Tables are the default for own photos, so look for the other forms.
     folder = Path(data).expanduser()
     if not reads_csv or not folder.is_dir() or (folder / "data.csv").exists():
         return []
-    if (folder / "data.yaml").exists():
-        return ["data=yolo"]
-    if not any(path.is_dir() for path in folder.iterdir()):
-        raise DataError(f"data: {data} has no data.csv, data.yaml or class folders; add one")
-    return ["data=folders"]
+    layouts = find_layouts(folder)
+    if find_tables(folder):
+        layouts.pop("class folders", None)
+        layouts = layouts and {**layouts, "tables": "data=csv"}
+    if len(layouts) > 1:
+        found = ", ".join(f"{name} ({settings})" for name, settings in layouts.items())
+        raise DataError(f"data: {data} has {found}; pass one of them in overrides")
+    return " ".join(layouts.values()).split()
 
 
 def _is_table(data: Any) -> bool:
     if not isinstance(data, str | os.PathLike):
         return True
-    return Path(data).suffix.lower() in (".csv", ".tsv", ".txt")
+    return Path(data).suffix.lower() in (*SUFFIXES, ".txt")
 
 
-def _write_table(data: Any, folder: Path) -> dict[str, Any]:
-    """Write a DataFrame or pairs of path and labels to a CSV file in the folder of a run."""
-    if hasattr(data, "to_csv"):
-        paths, text = _frame_to_csv(data)
-    elif isinstance(data, Iterable):
-        paths, text = _pairs_to_csv(data)
+def _parse_table(config: Config, data: Any, folder: Path) -> tuple[Config, Annotations]:
+    """Parse a DataFrame or pairs of a path and labels, and write the record of the run's data."""
+    import pandas
+
+    part = build.resolve("data", config.data, config.plugins)
+    if part.name != CSV_READER:
+        raise ConfigError(f"data: {part.name} reads no table in memory; pass a folder or data=csv")
+    if isinstance(data, pandas.DataFrame):
+        frame = with_index(data)
+    elif isinstance(data, Iterable) and not isinstance(data, bytes | Mapping):
+        frame = pandas.DataFrame(_columns(data), dtype=object)
     else:
-        raise DataError(f"data: {data!r} is no folder, CSV file, DataFrame or list of pairs")
-    if not paths:
-        raise DataError("data: there are no rows; pass pairs of a path and labels")
+        raise DataError(f"data: {abbreviate(data)} is no folder, table, DataFrame or list of pairs")
+    names = given_names(part.arguments["classes"], Path.cwd())
+    exclusive = part.arguments["exclusive"]
+    annotations = parse({"data": frame}, part.shared(Rules), names, exclusive=exclusive)
 
-    root = os.path.commonpath([path.parent for path in paths])
-    if not Path(root).is_dir():
-        raise DataError(f"data: {paths[0]} does not exist; paths start at the working folder")
-
-    # The hash in the name of the file keeps the table of an earlier run in the folder.
+    # The record has lists of names, so that no rule is necessary to read it. The hash in its name
+    # keeps the table of an earlier run in the folder.
+    text = to_csv(annotations)
     digest = hashlib.sha256(text.encode()).hexdigest()
     path = folder / f"data-{digest[:12]}.csv"
     with replacing(path) as file:
         file.write(text.encode())
-    return {"root": root, "file": str(path)}
+    settings = {"root": str(annotations.folder), "file": str(path), "images": "", **asdict(Rules())}
+    if annotations.by_column:
+        settings["classes"] = list(annotations.table.classes)
+    return replace(config, data=config.data | settings), annotations
 
 
-def _frame_to_csv(frame: Any) -> tuple[list[Path], str]:
-    """Return the image paths of a DataFrame, and its CSV text."""
-    if "path" not in frame:
-        raise DataError(f"data: no column path in {', '.join(map(str, frame))}; rename one")
-
-    paths = [_absolute(path) for path in frame["path"]]
-    frame = frame.assign(path=paths)
-    for name in frame:
-        if frame[name].dtype == bool:
-            frame[name] = frame[name].astype(int)
-        elif frame[name].dtype == object:
-            frame[name] = frame[name].map(_cell)
-    return paths, frame.to_csv(index=False)
-
-
-def _pairs_to_csv(pairs: Iterable[Any]) -> tuple[list[Path], str]:
-    """Return the image paths of pairs of path and labels, and their CSV text."""
-    paths = []
-    rows: list[list[Any]] = [["path", "labels"]]
+def _columns(pairs: Iterable[Any]) -> dict[str, list[Any]]:
+    """Return the paths and labels of pairs as columns."""
+    columns: dict[str, list[Any]] = {"path": [], "labels": []}
     for number, pair in enumerate(pairs):
-        if len(pair) != 2:
-            raise DataError(f"data: row {number} has {len(pair)} values; pass (path, labels)")
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str | bytes)
+        if not is_pair or len(pair) != 2:
+            raise DataError(f"data: row {number} is {abbreviate(pair)}; pass (path, labels)")
         path, labels = pair
-        paths.append(_absolute(path))
+        if not isinstance(path, str | os.PathLike):
+            raise DataError(f"data: row {number} has the path {abbreviate(path)}; pass text")
+        columns["path"].append(path)
         # A list of one name, because a separator in a name must not divide it.
-        rows.append([paths[-1], _cell([labels] if isinstance(labels, str) else labels)])
-    return paths, "".join(csv_lines(rows))
-
-
-def _absolute(path: str | os.PathLike[str]) -> Path:
-    return Path(path).expanduser().absolute()
-
-
-def _cell(value: Any) -> Any:
-    """Return a list of labels as JSON, and any other value unchanged."""
-    if isinstance(value, list | tuple | set):
-        return json.dumps(sorted(map(str, value)), ensure_ascii=False)
-    return value
+        columns["labels"].append([labels] if isinstance(labels, str) else labels)
+    return columns
 
 
 class Run:
@@ -222,6 +215,8 @@ class Run:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise ConfigError(f"Run: {folder!r} is no path; pass the folder of a run")
         self.folder = Path(folder)
         find_checkpoint(self.folder)
 
@@ -253,15 +248,12 @@ class Run:
 
     @property
     def history(self) -> Any:
-        """Numbers of metrics.jsonl, one row per step: a DataFrame, or a list without pandas."""
+        """Numbers of metrics.jsonl, one row per step, as a DataFrame."""
+        from pandas import DataFrame
+
         rows: dict[int, dict[str, Any]] = {}
         for line in read_log(self.folder / LOG_FILE):
             rows.setdefault(line["step"], {}).update(line)
-        if find_spec("pandas") is None:
-            return list(rows.values())
-
-        from pandas import DataFrame
-
         return DataFrame(list(rows.values()))
 
     def evaluate(

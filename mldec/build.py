@@ -18,6 +18,7 @@ from mldec.data.readers import docs_of
 from mldec.data.sampling import Sampling
 from mldec.data.settings import FileSettings, Observed, assemble
 from mldec.data.splits import HELD_OUT_FRACTION
+from mldec.data.table import Annotations
 from mldec.data.transforms import View
 from mldec.data.types import Classes, DataModule, Split, StoredImages
 from mldec.errors import ConfigError, UserError, documented, suggest
@@ -166,8 +167,8 @@ def recorded(config: Config, parts: Parts) -> Config:
     return dataclasses.replace(config, **nodes)
 
 
-def data(parts: Parts) -> DataModule:
-    """Build the data module from the data part."""
+def data(parts: Parts, annotations: Annotations | None = None) -> DataModule:
+    """Build the data module from the data part, or from the parsed table of `csv_table`."""
     part = parts["data"]
     if not is_reader(part.target):
         module: DataModule = part.call()
@@ -180,7 +181,7 @@ def data(parts: Parts) -> DataModule:
     observed = part.shared(Observed)
     docs = docs_of(part.target)
     with documented(docs):
-        source = part.call()
+        source = part.call(**({} if annotations is None else {"annotations": annotations}))
     return assemble(source, view, files, sampling, observed, docs)
 
 

@@ -182,7 +182,8 @@ def run_command(
     with one_line():
         args = parse()
         checkpoint = getattr(args, "checkpoint", None)
-        if checkpoint is not None:
+        # Only --xmp-undo needs no checkpoint.
+        if checkpoint is not None and not getattr(args, "xmp_undo", False):
             check_source(checkpoint)  # before the slow imports of a command
         to_console()
         result = work(args)

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 # Errors of a full disk, an exceeded quota and the file size limit of the process.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PYTHON = ("values to unpack", "dictionary update sequence", "invalid literal for")
 MAIN_PRINTS_FIRST = 10.0  # seconds that other ranks wait before they print an error
 
 
@@ -72,15 +73,16 @@ def printable(text: str) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """Return the type and the first line of an error, at most 160 characters."""
+    """Return the reason of an error, at most 160 characters: its first line, if it has one."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"not {error.encoding} text (byte {error.start})"
 
-    text = type(error).__name__
-    lines = str(error).strip().splitlines()
-    if lines:
-        text += f": {lines[0]}"
-    return " ".join(text.split())[:160]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, KeyError):
+        lines[0] += " is missing"
+    return " ".join(lines[0].split())[:160]
 
 
 @contextmanager
@@ -102,7 +104,14 @@ def naming_errors(
             message = f"{path} cannot be used: {cause}"
         raise error(message) from cause
     except Exception as cause:
-        raise error(f"{path} cannot be used ({brief(cause)}); {remedy}") from cause
+        reason = brief(cause)
+        # Python's text, such as "'list' object has no attribute", does not explain a data file.
+        # In a checkpoint it names the part that another version has written.
+        is_python = isinstance(cause, AttributeError | IndexError | TypeError)
+        is_python |= any(text in reason for text in _PYTHON)
+        if is_python and issubclass(error, DataError):
+            reason = "it has another structure than expected"
+        raise error(f"{path} cannot be used ({reason}); {remedy}") from cause
 
 
 @contextmanager

@@ -5,9 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeVar
 
 from mldec.errors import DataError
 from mldec.files.text import read_lines
+
+_Name = TypeVar("_Name")
 
 # Control characters (C0, DEL, C1), line and paragraph separators, and surrogates. They could
 # control a terminal, break a line or be invalid in UTF-8.
@@ -17,7 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 def name_fault(name: object) -> str | None:
     """Return the fault of a class name, such as "is empty", or None."""
     if not isinstance(name, str):
-        return f"is of type {type(name).__name__}, not text"
+        return "is not text"
     if not name.strip():
         return "is empty"
 
@@ -92,8 +95,8 @@ def given_names(classes: str | list[str] | None, root: Path) -> tuple[str, ...] 
     return check_names(map(str.strip, classes), "data.classes")
 
 
-def indices_of(names: Iterable[str]) -> dict[str, int]:
-    """Map names to their indices."""
+def indices_of(names: Iterable[_Name]) -> dict[_Name, int]:
+    """Map names or other keys to their indices."""
     return {name: index for index, name in enumerate(names)}
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from mldec.build import Parts
+    from mldec.data.table import Annotations
     from mldec.runtime.signals import StopRequest
     from mldec.training.trainer import Trainer
 
@@ -51,10 +52,20 @@ def announce(name: str) -> None:
     log.info(f"{name}: starting, mldec {mldec.__version__}")
 
 
-def run(config: Config, directory: Path, typed: Sequence[str] = ()) -> None:
+def run(
+    config: Config,
+    directory: Path,
+    *,
+    annotations: "Annotations | None" = None,
+    typed: Sequence[str] = (),
+) -> None:
     """Validate the config, lock the folder of the run, and train.
 
-    `typed` are the settings that the user typed, as key=value.
+    Args:
+        config: Config of the run.
+        directory: Folder of the run.
+        annotations: Parsed table of `csv_table`, if it is in memory.
+        typed: Settings that the user typed, as key=value.
     """
     started = time.monotonic()
     import torch
@@ -91,7 +102,7 @@ def run(config: Config, directory: Path, typed: Sequence[str] = ()) -> None:
     with distributed.processes(device), listening() as stop, RunLock(directory) as lock:
         config = config.for_world_size(distributed.world_size())
         distributed.on_main(lock.take)
-        _train(config, parts, directory, device, stop, started)
+        _train(config, parts, directory, device, stop, started, annotations)
 
 
 def _train(
@@ -101,6 +112,7 @@ def _train(
     device: "torch.device",
     stop: "StopRequest",
     started: float,
+    annotations: "Annotations | None",
 ) -> None:
     from mldec.files.torch_files import write_text
     from mldec.runtime import distributed
@@ -120,7 +132,7 @@ def _train(
     commit = f"(mldec {mldec.__version__}, commit {git_commit() or 'none'})"
     try:
         log.info(printable(f"{command_line()} {commit}"))
-        trainer, path = prepare_trainer(config, parts, directory, device, stop)
+        trainer, path = prepare_trainer(config, parts, directory, device, stop, annotations)
     finally:
         log.removeHandler(early)
     # Continue the log of a checkpoint in this folder. Otherwise start an empty log.
@@ -186,7 +198,7 @@ def app(node: DictConfig) -> None:
         try:
             announce(node.name)
             typed = list(hydra_config.overrides.task)
-            run(parse(node, typed), directory, typed)
+            run(parse(node, typed), directory, typed=typed)
         finally:
             # Remove the folder that Hydra created if the run failed before it wrote a file.
             with suppress(OSError):

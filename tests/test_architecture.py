@@ -103,6 +103,12 @@ def test_libraries_are_used_in_one_place() -> None:
     assert importers("torch.distributed") == {"mldec.runtime.distributed"}
 
 
+def test_pandas_is_imported_when_a_table_is_read() -> None:
+    # It takes half a second. The imports for type checks are not at the top level.
+    assert importers("pandas")
+    assert not [module for module in MODULES if "pandas" in imports(module, at_once=True)]
+
+
 def test_package_needs_no_unix() -> None:
     assert not importers("fcntl", "resource", "pwd", "grp")
     unix = {"SIGUSR1", "SIGALRM", "SIGCHLD", "SIGKILL", "fork", "sched_getaffinity", "getuid"}

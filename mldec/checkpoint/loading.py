@@ -424,7 +424,11 @@ def load_strict(
         allocate(model, tensors)
         match = _match_tensors(model, tensors)
         missing = [name for name in match.missing if not name.endswith(optional)]
-        invalid = [name for name, tensor in tensors.items() if tensor.isnan().any()]
+        invalid = []
+        for name, tensor in tensors.items():
+            # Tensors of the device "meta" have a shape only.
+            if not tensor.is_meta and tensor.isnan().any():
+                invalid.append(name)
         for fault, names in (
             ("missing", missing),
             ("unexpected", match.unexpected),

@@ -1,7 +1,5 @@
 """Read thresholds from a file that replaces the calibrated thresholds."""
 
-import csv
-import io
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,11 +10,12 @@ import numpy as np
 from mldec.checkpoint.state import Calibration
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
-from mldec.files.text import read_lines, read_text
+from mldec.files.tables import SUFFIXES, read_table, simple_name
+from mldec.files.text import read_lines
 from mldec.names import format_list, unknown_class
 
 _SEE = "see docs/evaluating.md, section Thresholds from a file"
-COLUMNS = ("class", "threshold")  # columns of a CSV file, as in mldec calibrate --csv
+COLUMNS = ("class", "threshold")  # columns of a table, as in mldec calibrate --csv
 
 
 def with_thresholds(
@@ -25,7 +24,7 @@ def with_thresholds(
     """Replace the thresholds of a calibration, or of a new one, with the thresholds of a file.
 
     A class is present if its score is above its threshold, as in the code of RAM. The file has one
-    threshold in [0, 1] per line, in the order of the classes. A .csv file has the columns class and
+    threshold in [0, 1] per line, in the order of the classes. A table has the columns class and
     threshold; other classes keep their thresholds. `weights` is "ema" or "raw".
     """
     if classes.exclusive or classes.word_vectors is not None:
@@ -38,7 +37,7 @@ def with_thresholds(
         known = calibration.thresholds_of(classes.names, classes.names)
     if len(known) == 1:
         known = known * len(classes)
-    if path.suffix == ".csv":
+    if path.suffix.lower() in SUFFIXES:
         given = _by_name(path, classes)
     else:
         lines = read_lines(path)
@@ -74,26 +73,26 @@ def with_thresholds(
 
 
 def _by_name(path: Path, classes: Classes) -> dict[str, float]:
-    rows = csv.DictReader(io.StringIO(read_text(path, newline=""), newline=""), restval="")
-    header = rows.fieldnames or []
-    if not set(COLUMNS) <= set(header):
+    table = read_table(path, COLUMNS)
+    names = [simple_name(str(name)) for name in table.columns]
+    if not set(COLUMNS) <= set(names):
         raise DataError(
             f"--thresholds {path}: the columns class and threshold are missing in the header "
-            f"{','.join(header)[:80]!r}; {_SEE}"
+            f"{','.join(names)[:80]!r}; {_SEE}"
         )
 
     given: dict[str, float] = {}
-    for cells in rows:
-        name = cells["class"]
+    cells = [table.iloc[:, names.index(column)] for column in COLUMNS]
+    for name, threshold in zip(*cells, strict=True):
         if name not in classes.names:
-            raise unknown_class(name, classes.names, f"--thresholds {path}")
-        given[name] = _number(cells["threshold"], path)
+            raise unknown_class(str(name), classes.names, f"--thresholds {path}")
+        given[name] = _number(str(threshold), path)
     return given
 
 
 def _number(text: str, path: Path) -> float:
     try:
-        value = float(text)
+        value = float(text.replace(",", "."))  # spreadsheets may write a decimal comma
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:

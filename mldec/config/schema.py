@@ -467,7 +467,7 @@ class Config:
         return self.init if isinstance(self.init, Init) else Init(path=self.init)
 
     def __post_init__(self) -> None:
-        if "/" in self.name or self.name in ("", ".", ".."):
+        if not {"/", "\0"}.isdisjoint(self.name) or self.name in ("", ".", ".."):
             raise ConfigError(f"name: '{self.name}' is no folder name; choose one without '/'")
         check_device(self.device)
         if not matches(self.init, Init | str | None):
@@ -475,4 +475,4 @@ class Config:
         if self.train.cache_features and self.mix.soft:
             raise ConfigError("train.cache_features: mixed images cannot be cached; leave mix out")
         rule = f"from 0 to {MAX_SEED}"
-        _require(self, "", "seed", rule, lambda seed: 0 <= seed <= MAX_SEED)
+        _require(self, "", "seed", rule, lambda s: matches(s, int) and 0 <= s <= MAX_SEED)

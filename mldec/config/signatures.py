@@ -24,7 +24,7 @@ HOMES = {
 }
 # Arguments that `build` passes to the target. They are not allowed in a node.
 RUNTIME_ARGUMENTS = {
-    "data": (),
+    "data": ("annotations",),
     "backbone": ("blocks",),
     "head": ("in_features", "num_classes", "blocks"),
     "loss": ("label_counts", "train_images", "all_reduce"),

@@ -3,11 +3,9 @@
 import importlib.util
 import io
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,42 +60,9 @@ _BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"crx ": "CR3", b"mif1": "HEIF", b"
 _BRANDS |= dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIC")
 
 
-class UnsupportedFiles:
-    """Counter of image files of unsupported formats by suffix, with an example for each."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
-
-    def add(self, path: str) -> None:
-        """Count a file if its suffix is in `NOT_READ`."""
-        suffix = PurePath(path).suffix.lower()
-        if suffix in NOT_READ:
-            self.counts[suffix] += 1
-            self.examples.setdefault(suffix, path)
-
-    def __bool__(self) -> bool:
-        return bool(self.counts)
-
-    def __str__(self) -> str:
-        kinds = []
-        for suffix, count in self.counts.most_common():
-            kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
-        fix = "convert them to JPEG"
-        if not HEIF.isdisjoint(self.counts):
-            fix = f"run {INSTALL_HEIF} for HEIC files, and convert others to JPEG"
-        return (
-            f"{self.counts.total():,} image files of unsupported formats are left out: "
-            f"{', '.join(kinds)}; {fix}"
-        )
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return number and example by suffix, as JSON types."""
-        summary: dict[str, dict[str, Any]] = {}
-        for suffix, count in self.counts.most_common():
-            summary[suffix] = {"files": count, "example": self.examples[suffix]}
-        return summary
-
+# Pillow refuses PNG files with more than 1 MB of text or color profile in one chunk. Programs store
+# edit histories and prompts there, and the pixels of such a file are valid.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
 
 # Pillow refuses PNG files with more than 1 MB of text or color profile in one chunk. Programs store
 # edit histories and prompts there, and the pixels of such a file are valid.

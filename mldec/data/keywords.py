@@ -4,7 +4,9 @@ Sources: XMP specification parts 1 to 3 (ISO 16684-1), MWG guidelines 2.0 (`mwg-
 people tags (`MPReg`), IPTC IIM 4.2, and the namespaces that exiftool and Exiv2 document.
 """
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +15,7 @@ from xml.etree.ElementTree import Element, TreeBuilder, XMLParser
 
 from PIL import Image
 from PIL.ExifTags import IFD, Base
+from PIL.ImageFile import ImageFile
 from PIL.IptcImagePlugin import getiptcinfo
 
 from mldec.data.images import FORMATS
@@ -23,13 +26,15 @@ from mldec.files.xmp import Keyword, without_own
 _RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
 _SUBJECT = "{http://purl.org/dc/elements/1.1/}subject"
 
-# Lists of paths, and their separators. Lightroom's list is first, because its names may contain a
-# slash. Exiv2 and exiftool write different namespaces for Microsoft's list.
-_PATHS = {
+# Lists of keywords, and the separators of their levels. Lightroom's list is first, because its
+# names may contain a slash. Exiv2 and exiftool write different namespaces for Microsoft's list.
+# dc:subject and the lists of IPTC and EXIF are flat, but some programs write paths to them, too.
+_LISTS = {
     "{http://ns.adobe.com/lightroom/1.0/}hierarchicalSubject": "|",
     "{http://www.digikam.org/ns/1.0/}TagsList": "/",
     "{http://ns.microsoft.com/photo/1.0/}LastKeywordXMP": "/",
     "{http://ns.microsoft.com/photo/1.0}LastKeywordXMP": "/",
+    _SUBJECT: "|",
 }
 
 # Names of people. The first is a list, the others are fields of a region in the photo.
@@ -37,9 +42,30 @@ _PERSONS = "{http://iptc.org/std/Iptc4xmpExt/2008-02-29/}PersonInImage"
 _DISPLAY_NAME = "{http://ns.microsoft.com/photo/1.2/t/Region#}PersonDisplayName"
 _REGION = "{http://www.metadataworkinggroup.com/schemas/regions/}"
 
-# Top-level keywords of people and albums. digiKam puts the names of faces under "People", and its
-# internal tags under the others.
-_NOT_CONTENT = ("People", "Albums", "_Digikam_root_tag_", "_Digikam_Internal_Tags_")
+# Top-level keywords of people and albums, compared ignoring case. digiKam puts the names of faces
+# under the translation of "People"; the others are conventions of users.
+_PEOPLE = """
+    people person persons faces personen leute menschen gesichter personnes gens visages
+    personas gente rostros
+"""
+ALBUMS = frozenset(("albums", "alben", "álbumes"))
+_NOT_CONTENT = ALBUMS | set(_PEOPLE.split())
+
+# Tags that programs write for themselves: top-level keywords of darktable (5.0 and later) and
+# digiKam, and single keywords. The latter are the internal tags of digiKam, a keyword of iPhoto,
+# and machine tags such as geo:lat=48.1, which geotagging programs write together with "geotagged".
+_PROGRAMS = frozenset(("darktable", "_digikam_root_tag_", "_digikam_internal_tags_"))
+_PROGRAM_TAG = re.compile(
+    r"""
+    _digikam_\w+ | (color|pick)[ ]label[ ]\w+ | scanned[ ]for[ ]faces | need[ ]to[ ]train[ ]faces
+    | need[ ]resolving[ ]history | need[ ]tagging[ ]history[ ]graph | version[ ]always[ ]visible
+    | (original|intermediate|current)[ ]version | iphoto[ ]original | geotagged | \w+:\w+=.*
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+# Separators of the levels of a keyword in any list.
+_SEPARATORS = re.compile(r"[|/\\>:]")
 
 _UTF8 = b"\x1b%G"  # IPTC 1:90, the coded character set
 
@@ -51,16 +77,20 @@ class PhotoKeywords:
     Attributes:
         content: Keywords of the user, without people and albums.
         people: Keywords of the user that are people or albums, and names of marked people.
+        internal: Tags that programs write for themselves. They are in no other list.
         own: Keywords that mldec has added (`mldec:keywords`), as written. They are in no other
             list, unless the user has the same name under another parent.
         listed: All keywords of the user that are in a list, unlike the names of faces.
+        repaired: Keywords whose UTF-8 encoding was encoded again, after the repair.
         taken: Camera model and capture time in seconds, from the EXIF data of the file.
     """
 
     content: tuple[Keyword, ...]
     people: tuple[Keyword, ...]
+    internal: tuple[Keyword, ...]
     own: tuple[str, ...]
     listed: tuple[Keyword, ...]
+    repaired: tuple[str, ...]
     taken: tuple[str, float] | None
 
     def names(self) -> set[str]:
@@ -84,13 +114,14 @@ def read_keywords(photo: Path) -> PhotoKeywords:
     """Return the keywords of a photo: from its sidecars, and those embedded in the file.
 
     Sidecars are photo.xmp and photo.jpg.xmp. The lists dc:subject, lr:hierarchicalSubject,
-    digiKam:TagsList, MicrosoftPhoto:LastKeywordXMP and IPTC 2:25 are merged. A flat keyword that is
-    a name or a parent in a list of paths is not listed again.
+    digiKam:TagsList, MicrosoftPhoto:LastKeywordXMP, IPTC 2:25 and XPKeywords (EXIF, written by
+    Windows) are merged. A flat keyword that is a name or a parent in a list of paths is not listed
+    again. Lightroom does not permit "|" in names, so it separates levels in all lists.
 
     A keyword is a person or an album if its top-level parent is "People" (digiKam's faces, and a
-    convention of Lightroom's users) or "Albums", or if its name is the name of a face or pet region
-    (MWG regions of digiKam, Lightroom and Picasa), of a Microsoft people tag, or in
-    Iptc4xmpExt:PersonInImage. Other applications do not mark albums.
+    convention of Lightroom's users), "Albums" or a translation, or if its name is the name of a
+    face or pet region (MWG regions of digiKam, Lightroom and Picasa), of a Microsoft people tag, or
+    in Iptc4xmpExt:PersonInImage. Names are compared ignoring case.
 
     Embedded metadata is read from the formats of `read_image`. Files of other formats have only
     sidecars. Parts beyond the first 64 KiB of an embedded packet (extended XMP) are not read.
@@ -133,9 +164,10 @@ class _Lists:
 
     def __init__(self) -> None:
         # The keys have the separator "/". A dictionary keeps the order, and has no duplicates.
-        self.paths: dict[str, dict[str, Keyword]] = {name: {} for name in _PATHS}
+        self.paths: dict[str, dict[str, Keyword]] = {name: {} for name in _LISTS}
         self.flat: dict[str, None] = {}
         self.own: dict[str, None] = {}
+        self.repaired: dict[str, None] = {}
         self.persons: dict[str, None] = {}
         self.taken: tuple[str, float] | None = None
 
@@ -156,30 +188,40 @@ class _Lists:
         self.persons |= dict.fromkeys(_names_of_regions(root))
 
     def _add_property(self, element: Element) -> None:
-        texts = [_clean(item.text or "") for item in element.iter(f"{_RDF}li")]
+        texts = [item.text or "" for item in element.iter(f"{_RDF}li")]
         if not len(element):
-            texts = [_clean(element.text or "")]
-        texts = [text for text in texts if text]
+            texts = [element.text or ""]
 
-        if element.tag in _PATHS:
+        if element.tag == _PERSONS:
+            self.persons |= dict.fromkeys(filter(None, map(_clean, texts)))
+        elif element.tag in _LISTS:
             for text in texts:
-                levels = [level.strip() for level in text.split(_PATHS[element.tag])]
-                keyword = tuple(level for level in levels if level)
-                if keyword:
-                    self.paths[element.tag]["/".join(keyword)] = keyword
-        for tag, names in ((_SUBJECT, self.flat), (_PERSONS, self.persons)):
-            if element.tag == tag:
-                names |= dict.fromkeys(texts)
+                self._add(element.tag, text)
+
+    def _add(self, tag: str, text: str) -> None:
+        """Add a keyword of a list in `_LISTS`."""
+        name = _clean(text)
+        if _repair(text) != text:
+            self.repaired[name] = None
+        keyword = _levels(name, _LISTS[tag])
+        if tag == _SUBJECT and len(keyword) == 1:
+            self.flat[keyword[0]] = None
+        elif keyword:
+            self.paths[tag]["/".join(keyword)] = keyword
 
     def add_embedded(self, photo: Path) -> None:
-        """Add the XMP packet, the IPTC keywords and the capture time in an image file."""
+        """Add the XMP packet, the IPTC and EXIF keywords and the capture time in an image file."""
         try:
             with Image.open(photo, formats=FORMATS) as image:
                 # PNG files may have metadata after the pixels.
                 if image.format == "PNG" and "xmp" not in image.info:
                     image.load()
                 xmp = image.info.get("xmp")
-                iptc = getiptcinfo(image) or {}
+                if image.format == "GIF":
+                    # Pillow does not read the packet, which ends before its "magic trailer".
+                    _, _, rest = photo.read_bytes().partition(b"\xff\x0bXMP DataXMP")
+                    xmp = rest.partition(b"\x01\xff\xfe")[0]
+                flat = _embedded_keywords(image)
                 self.taken = _capture(image)
         except MemoryError:
             raise
@@ -191,16 +233,11 @@ class _Lists:
             xmp = xmp.encode()
         if xmp:
             self.add_xmp(photo, xmp.rstrip(b"\0 \r\n"))
-        values = iptc.get((2, 25), [])
-        if isinstance(values, bytes):
-            values = [values]
-        for value in values:
-            name = _clean(_decode(value, iptc.get((1, 90)) == _UTF8))
-            if name:
-                self.flat[name] = None
+        for text in flat:
+            self._add(_SUBJECT, text)
 
     def merge(self) -> PhotoKeywords:
-        """Return the keywords without duplicates, divided into content, people and own."""
+        """Return the keywords without duplicates, divided into the lists of `PhotoKeywords`."""
         paths: dict[str, Keyword] = {}
         for listed in self.paths.values():
             for name, keyword in listed.items():
@@ -218,20 +255,57 @@ class _Lists:
             levels.update(keyword)
         keywords = [keyword for name, keyword in paths.items() if name not in parents]
         for name in self.flat:
-            is_copy = name in levels or name.replace("|", "/") in paths
-            if not is_copy and name not in own_names:
+            if name not in levels and name not in own_names:
                 keywords.append((name,))
 
         people: list[Keyword] = [(name,) for name in self.persons]
+        persons = {name.casefold() for name in self.persons}
         content = []
+        internal = []
         for keyword in keywords:
-            is_below = len(keyword) > 1 and keyword[0] in _NOT_CONTENT
-            if is_below or keyword[-1] in self.persons:
+            root = keyword[0].casefold() if len(keyword) > 1 else ""
+            if root in _PROGRAMS or _PROGRAM_TAG.fullmatch(keyword[-1]):
+                internal.append(keyword)
+            elif root in _NOT_CONTENT or keyword[-1].casefold() in persons:
                 people.append(keyword)
             else:
                 content.append(keyword)
-        distinct = tuple(dict.fromkeys(people))
-        return PhotoKeywords(tuple(content), distinct, tuple(self.own), tuple(keywords), self.taken)
+        return PhotoKeywords(
+            content=tuple(content),
+            people=tuple(dict.fromkeys(people)),
+            internal=tuple(internal),
+            own=tuple(self.own),
+            listed=tuple(keyword for keyword in keywords if keyword not in internal),
+            repaired=tuple(self.repaired),
+            taken=self.taken,
+        )
+
+
+def _levels(text: str, separator: str) -> Keyword:
+    """Split a keyword into its levels.
+
+    Names may contain the separators of other lists ("AC/DC"), unless the first level is a top-level
+    keyword of people, albums or programs, which are written with any separator to any list.
+    """
+    parts = [part.strip() for part in _SEPARATORS.split(text)]
+    if parts[0].casefold() not in _NOT_CONTENT | _PROGRAMS:
+        parts = [part.strip() for part in text.split(separator)]
+    return tuple(part for part in parts if part)
+
+
+def _embedded_keywords(image: ImageFile) -> list[str]:
+    """Return the keywords in IPTC 2:25 and EXIF XPKeywords. Damaged IPTC or EXIF data has none."""
+    texts = []
+    with suppress(Exception):
+        iptc = getiptcinfo(image) or {}
+        values = iptc.get((2, 25))
+        for value in values if isinstance(values, list) else [values]:
+            # Pillow returns None for an empty record.
+            texts.append(_decode(value or b"", iptc.get((1, 90)) == _UTF8))
+    with suppress(Exception):
+        value = bytes(image.getexif().get(Base.XPKeywords, b""))
+        texts += value.decode("utf-16-le", "replace").partition("\0")[0].split(";")
+    return texts
 
 
 def _capture(image: Image.Image) -> tuple[str, float] | None:
@@ -271,5 +345,23 @@ def _decode(text: bytes, is_utf8: bool) -> str:
 
 
 def _clean(text: str) -> str:
-    """Normalize Unicode and whitespace, so that copies of a keyword are equal."""
-    return " ".join(normalize("NFC", text).split())
+    """Repair the encoding, normalize Unicode and whitespace, so that copies are equal."""
+    return " ".join(normalize("NFC", _repair(text)).split())
+
+
+def _repair(text: str) -> str:
+    """Decode UTF-8 that was read as Windows-1252 and encoded again, such as "GÃ¤rten".
+
+    Windows-1252 leaves some bytes undefined, which programs read as in Latin-1. Other texts are not
+    valid UTF-8 in these encodings, and are not changed.
+    """
+    if text.isascii():
+        return text
+    content = b""
+    try:
+        for letter in text:
+            content += letter.encode("latin-1" if ord(letter) < 256 else "cp1252")
+        decoded = content.decode()
+    except UnicodeError:
+        return text
+    return decoded if decoded == text else _repair(decoded)

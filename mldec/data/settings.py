@@ -289,7 +289,7 @@ def _without_absent(source: Source, split: str, images: StoredImages, absent: st
 
     is_absent = storage.absent()
     if is_absent.any():
-        storage = storage.renormalized(is_absent)
+        storage = storage.located(is_absent)
         images = replace(images, storage=storage)
         is_absent = storage.absent()
     count = int(is_absent.sum())

@@ -21,7 +21,7 @@ log = logging.getLogger("mldec")
 
 def check_val(val: str, present: Collection[str], where: Path) -> None:
     """Raise DataError if the validation split is absent but has another common name."""
-    others = [name for name in ("val", "valid", "validation", "dev") if name in present]
+    others = [name for name in ("val", "valid", "validation", "dev", "test") if name in present]
     if val not in present and others:
         raise DataError(f"{where}: there is no split {val!r}; pass data.val={others[0]}")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mldec.data.labels import Labels, from_entries
 from mldec.errors import DataError
-from mldec.names import check_names, indices_of, unknown_class
+from mldec.names import abbreviate, check_names, indices_of, unknown_class
 
 log = logging.getLogger("mldec")
 
@@ -30,6 +30,16 @@ class Table:
     def select(self, images: np.ndarray) -> "Table":
         """Return a subset of the images, given as a bool mask [N] or ordered indices."""
         return Table(self.files[images], self.labels.select(images), self.classes)
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The images of all splits in a parsed table."""
+
+    table: Table
+    splits: np.ndarray  # name of the split of each image in lower case, or ""
+    folder: Path  # folder of the images
+    by_column: bool  # whether the table has a column per class
 
 
 @dataclass(eq=False)
@@ -99,9 +109,21 @@ def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
     """Normalize a path from an annotation file, with '/' as the separator.
 
     The path is relative to the image folder. With `folder`, absolute paths inside it become
-    relative. Raises DataError if the path leaves the image folder.
+    relative. Raises DataError if the path leaves the image folder, or if no file can have its name.
     """
-    given = path
+    given = abbreviate(path)
+    # Systems limit names to 255 bytes and paths to 4,096. Embedded images are longer.
+    if len(path) > 255 or not path.isascii():
+        try:
+            encoded = os.fsencode(path.replace("\\", "/"))
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: the path {given} is not valid Unicode; correct it"
+            ) from error
+        if len(encoded) > 4096 or max(map(len, encoded.split(b"/"))) > 255:
+            raise DataError(
+                f"{where}: the path {given} is too long; pass an embedded image as a file"
+            )
     if folder is not None and path.startswith("/"):
         for base in (folder, folder.resolve()):
             if Path(path).is_relative_to(base):
@@ -112,7 +134,7 @@ def path_inside(path: str, where: str, *, folder: Path | None = None) -> str:
     # "C:" at the start is a Windows drive.
     is_absolute = parts[0] == "" or parts[0].endswith(":")
     if is_absolute or ".." in parts or "\0" in path:
-        outside = f"{given!r} is not a path inside the image folder"
+        outside = f"{given} is not a path inside the image folder"
         raise DataError(f"{where}: {outside} {folder or ''}; correct it")
 
     return "/".join(part for part in parts if part not in ("", "."))

@@ -1,8 +1,7 @@
 """Types of datasets: classes, stored images, splits and data modules."""
 
 import os
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from mldec.data.images import load_image, read_image
 from mldec.data.labels import Labels
+from mldec.data.photos import PhotoFinder, list_folder
 from mldec.data.sampling import SHUFFLED, SampleRandom, Sampling, sample_seed
 from mldec.data.table import Table
 from mldec.data.transforms import EvalTransform, Transform
@@ -237,34 +237,29 @@ class ImageFiles(Storage):
             absent[index] = name not in listings[parent]
         return absent
 
-    def renormalized(self, absent: np.ndarray) -> "ImageFiles":
-        """Replace absent paths (bool [N]) by another Unicode form if such a file exists.
+    def located(self, absent: np.ndarray) -> "ImageFiles":
+        """Replace absent paths (bool [N]) by the file that `PhotoFinder` finds, if any.
 
-        macOS writes accents as separate characters (NFD), other systems do not (NFC).
+        Raises DataError if several files may be meant, or if two paths are the same file.
         """
+        finder = PhotoFinder(self.folder)
         files = self.files.tolist()
+        present = set(self.files[~absent].tolist())
         for index in np.flatnonzero(absent):
             path = os.fsdecode(files[index])
-            for form in ("NFC", "NFD"):
-                other = unicodedata.normalize(form, path)
-                if other != path and (self.folder / other).is_file():
-                    files[index] = os.fsencode(other)
+            found = finder.find(path, self.folder)
+            if found is not None:
+                files[index] = os.fsencode(found)
+                if files[index] in present:
+                    fault = f"{path!r} and another listed path are the photo {found}"
+                    raise DataError(f"{self.folder}: {fault}; remove one")
+                present.add(files[index])
         return replace(self, files=np.array(files, np.bytes_))
 
 
 def in_folder(table: Table, folder: Path) -> StoredImages:
     """Return the images of a table with paths relative to a folder."""
     return StoredImages(ImageFiles(folder, table.files), table.labels, table.classes)
-
-
-def list_folder(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the files and folders in a folder, in any order."""
-    try:
-        with os.scandir(folder) as entries:
-            yield from entries
-    except OSError as error:
-        fault = f"cannot be listed ({error.strerror}); restore it or correct the path"
-        raise DataError(f"{folder}: {fault}") from error
 
 
 def check_folder(root: str, what: str) -> Path:

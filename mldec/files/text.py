@@ -7,16 +7,17 @@ import csv
 import errno
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, FileIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import yaml
 
-from mldec.errors import DataError, naming_errors
+from mldec.errors import DataError, brief, naming_errors
 
 CSV_ROWS = 4096  # rows per chunk of a large file; 65,536 rows took twice as long
 
@@ -76,19 +77,76 @@ def read_text(path: Path, *, newline: str | None = None, encoding: str = "utf-8-
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file."""
+    """Return the content of a JSON file in UTF-8, UTF-16 or UTF-32. Keys must be unique."""
     content = read_bytes(path)
     try:
-        return json.loads(content.decode("utf-8"))
+        return json.loads(content, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: it is not valid JSON ({error}); restore it") from error
+        raise DataError(f"{path}: it is not valid JSON ({brief(error)}); restore it") from error
 
 
 def read_yaml(path: Path, *, as_text: bool = False) -> Any:
-    """Return the content of a YAML file. With `as_text`, all scalars are text, also 1.10 and no."""
+    """Return the content of a YAML file. Keys must be unique.
+
+    With `as_text`, all scalars are text, also 1.10 and no.
+    """
     text = read_text(path)
     with naming_errors(path, DataError, remedy="correct it"):
-        return yaml.load(text, Loader=yaml.BaseLoader if as_text else yaml.SafeLoader)
+        return yaml.load(text, _TextLoader if as_text else _Loader)
+
+
+def unique(pairs: Sequence[tuple[Any, Any]], what: str = "the key") -> dict[Any, Any]:
+    """Return a dictionary. Raises ValueError if a key is repeated, which would lose a value."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        values = [str(value)[:60] for other, value in pairs if other == key]
+        raise ValueError(f"{what} {key!r} is listed twice, with {values[0]} and {values[1]}")
+    return content
+
+
+class _UniqueKeys(yaml.constructor.BaseConstructor):
+    """Constructor that refuses repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        pairs = []
+        for key, value in node.value:
+            # A merged mapping (<<) may be overridden.
+            if key.tag != "tag:yaml.org,2002:merge":
+                line = f"a value in line {value.start_mark.line + 1}"
+                pairs.append((self.construct_object(key, deep=True), line))
+        unique(pairs)
+        return super().construct_mapping(node, deep)
+
+
+class _Loader(_UniqueKeys, yaml.SafeLoader):
+    pass
+
+
+class _TextLoader(_UniqueKeys, yaml.BaseLoader):
+    pass
+
+
+_Kind = TypeVar("_Kind")
+_KINDS: dict[type, str] = {dict: "an object with keys", list: "a list", str: "text"}
+
+
+def expect(value: Any, kind: type[_Kind], what: str) -> _Kind:
+    """Return a value of a JSON or YAML file if it is of the expected type, else raise ValueError.
+
+    Without this check, text in place of a list would be read as a list of letters.
+    """
+    if isinstance(value, kind) and not isinstance(value, bool):
+        return value
+    expected = _KINDS.get(kind, "text or a number")
+    raise ValueError(f"{what} is {repr(value)[:40]}, not {expected}")
+
+
+def member(entry: Any, key: str, kind: type[_Kind]) -> _Kind:
+    """Return the value of a key of an object, see `expect`. Raises ValueError if it is missing."""
+    if key not in expect(entry, dict, "it"):
+        raise ValueError(f"{key} is missing")
+    return expect(entry[key], kind, key)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -144,7 +144,10 @@ class _Element:
 
 def _parse(content: bytes) -> _Element:
     """Return the element rdf:RDF of a UTF-8 packet."""
-    content.decode()  # raises an error for UTF-16
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError("only UTF-8 can be changed: save it as UTF-8") from error
     parser = expat.ParserCreate("utf-8", " ")
     elements: list[_Element] = []
     path: list[_Element] = []  # the open elements

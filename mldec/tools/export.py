@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from mldec import build, cli
 from mldec.checkpoint import Loaded, load_model
+from mldec.data.photos import user_entries
 from mldec.data.transforms import EvalTransform, to_tensor
 from mldec.data.types import StoredImages, picture
 from mldec.errors import CheckpointError, ConfigError, DataError, naming_errors, print_error, say
@@ -278,7 +279,8 @@ def generate_images(size: int, *, any_size: bool) -> list[Picture]:
 def read_folder(folder: str, loaded: Loaded) -> Iterator[Picture]:
     """Yield the readable images of a folder, with labels if it has a data.csv or class folders."""
     dataset = _labeled_images(Path(folder), loaded)
-    images: Iterable[Any] = Inputs([folder]) if dataset is None else range(len(dataset))
+    inputs = Inputs([folder]) if dataset is None else None
+    images: Iterable[Any] = inputs or range(len(dataset or ()))
     for image in images:
         try:
             if dataset is None:
@@ -287,6 +289,8 @@ def read_folder(folder: str, loaded: Loaded) -> Iterator[Picture]:
                 yield picture(dataset, image), dataset.labels.row(image)
         except DataError as error:
             print_error(str(error))
+    if inputs is not None and inputs.skipped:
+        print_error(str(inputs.skipped))
 
 
 def _labeled_images(folder: Path, loaded: Loaded) -> StoredImages | None:
@@ -297,7 +301,7 @@ def _labeled_images(folder: Path, loaded: Loaded) -> StoredImages | None:
         node |= {"_target_": "mldec.data.readers.csv_table", "root": str(folder)}
         node["exclusive"] = loaded.classes.exclusive
     else:
-        inner = {entry.name for entry in folder.iterdir() if entry.is_dir()}
+        inner = {entry.name for entry in user_entries(folder) if entry.is_dir()}
         if not inner or not inner <= set(names):
             return None
         split = folder.resolve()

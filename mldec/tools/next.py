@@ -222,8 +222,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out != STANDARD_OUTPUT:
         skipped = f", {left_out:,} others are labeled" if args.skip_labeled else ""
         say(f"{args.out}: {count:,} of {counted(len(rows))}{skipped}")
-    if inputs.unsupported:
-        print_error(str(inputs.unsupported))
+    if inputs.skipped:
+        print_error(str(inputs.skipped))
     return int(errors > 0)
 
 

@@ -5,6 +5,8 @@ matplotlib is optional (`pip install -e '.[plot]'`), so it is imported inside fu
 
 import base64
 import io
+import logging
+import re
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -14,10 +16,13 @@ from jinja2 import Environment, StrictUndefined, Template
 from PIL import Image
 
 from mldec.errors import UserError, naming_errors, visible, writing
+from mldec.names import format_list
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+log = logging.getLogger("mldec")
 
 DPI = 100
 SMALL = 7  # font size of names and captions in points
@@ -70,8 +75,15 @@ def save(figure: "Figure", path: Path) -> None:
     """Save a figure in the format of the file extension."""
     content = io.BytesIO()
     remedy = "name a file .png, .svg or .pdf"
-    with naming_errors(path, UserError, remedy=remedy), writing(path), warnings.catch_warnings():
-        # Letters that are missing in the font are drawn as boxes.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(content, format=path.suffix.lower().removeprefix("."))
+    with naming_errors(path, UserError, remedy=remedy), writing(path):
+        with warnings.catch_warnings(record=True) as caught:
+            figure.savefig(content, format=path.suffix.lower().removeprefix("."))
         path.write_bytes(content.getvalue())
+
+    # Characters that are missing in the font are drawn as boxes, with a warning for each.
+    messages = "\n".join(str(warning.message) for warning in caught)
+    numbers = re.findall(r"Glyph (\d+) .* missing from", messages)
+    missing = [chr(int(number)) for number in dict.fromkeys(numbers)]
+    if missing:
+        fault = f"the font has no glyphs for {format_list(missing)}"
+        log.info(f"{path}: {fault}; add another font to font.family in a file matplotlibrc")

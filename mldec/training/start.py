@@ -21,6 +21,7 @@ from mldec.config.schema import Config, MixLabels, Train
 from mldec.data.fingerprint import check_same
 from mldec.data.labels import Labels
 from mldec.data.loader import labels_of
+from mldec.data.table import Annotations
 from mldec.data.types import DataModule, same_images
 from mldec.errors import CheckpointError, ConfigError
 from mldec.evaluation.frozen_features import with_tokens
@@ -134,7 +135,12 @@ def _check_random_queries(config: Config, loss: nn.Module, *, exclusive: bool) -
 
 
 def prepare_trainer(
-    config: Config, parts: build.Parts, directory: Path, device: torch.device, stop: StopRequest
+    config: Config,
+    parts: build.Parts,
+    directory: Path,
+    device: torch.device,
+    stop: StopRequest,
+    annotations: Annotations | None = None,
 ) -> tuple[Trainer, Path | None]:
     """Build the trainer of a run. Returns it with the path of the resumed checkpoint, if any."""
     saved: Checkpoint | None = None
@@ -147,7 +153,7 @@ def prepare_trainer(
 
     # Pretrained weights are not downloaded if a checkpoint replaces them.
     torch.manual_seed(config.seed)
-    data = build.data(parts)
+    data = build.data(parts, annotations)
     loss = build.loss(parts, lambda: labels_of(data.train, config.seed), data.train)
     is_fitted = build.is_fitted(parts)
     if config.train.focus_few_images and not is_fitted:

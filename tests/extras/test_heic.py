@@ -73,8 +73,9 @@ def test_without_the_package_the_error_has_the_command(tmp_path):
     path = write(tmp_path / "a.heic", quarters())
     program = (
         "import sys; sys.modules['pillow_heif'] = None\n"
-        "from mldec.data.images import UnsupportedFiles, read_image\n"
-        "files = UnsupportedFiles(); files.add('a.HEIC'); print(files)\n"
+        "from mldec.data.images import read_image\n"
+        "from mldec.data.photos import SkippedFiles\n"
+        "files = SkippedFiles(); files.add('a.HEIC'); print(files)\n"
         f"read_image({str(path)!r})"
     )
     result = subprocess.run(

@@ -76,7 +76,7 @@ def test_unavailable_models_raise_an_error(tmp_path, clip, register):
         (f"clip:Tiny:{tmp_path}/none.pt", "none.pt"),
         ("clip:Tinny", "'Tiny'"),
         ("clip:Tiny:webly", "'webly'"),
-        (f"clip:Wide:{weights}", "RuntimeError"),
+        (f"clip:Wide:{weights}", "size mismatch|Error"),
         (f"clip:Tiny:{tmp_path / 'page.pt'}", "page.pt"),
     ):
         with pytest.raises(ConfigError, match=name) as caught:

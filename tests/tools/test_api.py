@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from support import assert_equal, numbers
+from trees import write_texts
 
 import mldec
+from mldec.api import _data_option, _parse_table
 from mldec.config.compose import compose
 from mldec.errors import Stopped
 from mldec.files.torch_files import read_torch
@@ -148,11 +151,6 @@ def test_run_reads_its_folder(run):
     assert str(run.folder) in repr(run)
 
 
-def test_history_is_a_list_without_pandas(run, monkeypatch):
-    monkeypatch.setattr("mldec.api.find_spec", lambda name: None)
-    assert [row["step"] for row in run.history] == [2, 4, 6, 8]
-
-
 def test_evaluate_and_calibrate_return_the_json_of_the_commands(run, here):
     options = {"plugin": ["patches"]}
     content = run.evaluate(**options, threshold=0.4)
@@ -212,6 +210,9 @@ def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
     assert run.ended == "train.epochs is 2"
 
 
+REPEATED = pandas.DataFrame([["a.png", "b.png", "dog"]], columns=["path", "path", "labels"])
+
+
 @pytest.mark.parametrize(
     ("work", "named"),
     [
@@ -228,7 +229,22 @@ def test_ctrl_c_saves_and_returns_the_run_in_a_notebook(
         (lambda run: mldec.fit(data=run.folder / "checkpoints"), "checkpoints"),
         (lambda run: mldec.fit("digits", resume=True), "resume"),
         (lambda run: mldec.fit(data=3), "data: 3"),
-        (lambda run: mldec.fit(data=pandas.DataFrame({"image": ["a.png"]})), "path"),
+        (lambda run: mldec.fit(data=pandas.DataFrame({"image": ["a.png"]})), "data.labels_column"),
+        (lambda run: mldec.fit(data=[("a.png", "dog"), None]), "row 1"),
+        (lambda run: mldec.fit(data=["ab"]), "row 0"),
+        (lambda run: mldec.fit(data={"a.png": "dog"}), "data"),
+        (lambda run: mldec.fit(data=[(5.5, "dog")]), "5.5"),
+        (lambda run: mldec.fit(data=[(None, "dog")]), "row 0"),
+        (lambda run: mldec.fit(data=[(float("nan"), "dog")]), "row 0"),
+        (lambda run: mldec.fit(data=[(b"a.png", "dog")]), "row 0"),
+        (lambda run: mldec.fit(data=[(Image.new("RGB", (9, 9)), "dog")]), "row 0"),
+        (lambda run: mldec.fit(data=REPEATED), "listed twice"),
+        (lambda run: mldec.fit("digits", name=5), "name"),
+        (lambda run: mldec.fit("digits", name="a\0b"), "name"),
+        (lambda run: mldec.fit("digits", seed="x"), "seed"),
+        (lambda run: mldec.fit("digits", seed=1.5), "seed"),
+        (lambda run: mldec.fit("digits", overrides=None), "overrides"),
+        (lambda run: mldec.Run(None), "Run: None"),
         (lambda run: run.calibrate(objectives="f1"), "objectives"),
         (lambda run: run.evaluate(threshold=3), "threshold"),
         (lambda run: mldec.Run("nowhere"), "nowhere"),
@@ -238,6 +254,58 @@ def test_errors_are_user_errors_with_a_name(work, named, run, here):
     with pytest.raises(mldec.UserError, match=named):
         work(run)
     assert not Path("outputs").exists() or not list(Path("outputs").glob("*/checkpoints"))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"a": 1, "b": 0},
+        b"a",
+        True,
+        torch.tensor([1]),
+        [None, "a"],
+        [float("nan"), "a"],
+        [["a"], ["b"]],
+        [True, "a"],
+        [0, 1, 0],
+    ],
+)
+def test_other_labels_are_an_error(labels, here):
+    with pytest.raises(mldec.UserError, match="row 0"):
+        mldec.fit(data=[("a.png", labels), ("b.png", "b")])
+
+
+def test_any_iterable_of_text_is_a_list_of_labels(here):
+    config = compose(["+experiment=finetune_frozen"])
+    labels = [frozenset("a"), {"a": 1}.keys(), (name for name in "ab"), np.array(["b"])]
+    labels += [pandas.Series(["a", "b"]), None, float("nan"), pandas.NA, "c; d", (2, 7)]
+    pairs = [(here / f"{number}.png", cell) for number, cell in enumerate(labels)]
+    folder = here / "outputs" / "mine"
+    config, annotations = _parse_table(config, pairs, folder)
+    table = annotations.table
+    assert table.classes == ("2", "7", "a", "b", "c; d")
+    assert table.labels.counts_per_image().tolist() == [1, 1, 2, 1, 2, 0, 0, 0, 1, 2]
+    with Path(config.data["file"]).open(encoding="utf-8") as file:
+        assert [row["labels"] for row in csv.DictReader(file)][2] == '["a", "b"]'
+
+
+def test_unusable_paths_of_photos_are_errors(run):
+    model = run.load(plugin=["patches"], device="cpu")
+    for path in ("", "x" * 5000, "a\0b"):
+        with pytest.raises(mldec.UserError):
+            model(path)
+
+
+def test_tables_are_found_before_class_folders(photos, here):
+    folder, _ = photos
+    write_texts(here / "own", {"train.csv": "path,labels\na/1.png,x\n"})
+    for name in ("a", "b"):
+        (here / "own" / name).mkdir()
+        shutil.copy(folder / "1.png", here / "own" / name / "1.png")
+    assert _data_option("finetune_frozen", here / "own", []) == []
+    write_texts(here / "own", {"obj.names": "x\n"})
+    with pytest.raises(mldec.UserError, match=r"obj\.names .*data=csv"):
+        _data_option("finetune_frozen", here / "own", [])
 
 
 def test_names_are_listed():

@@ -1,32 +1,30 @@
 """MS-COCO as multi-label classification, and its zero-shot split."""
 
-import io
 import logging
 from array import array
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pycocotools.coco import COCO
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import Labels, fixed_per_class, from_statements, random_drop
 from mldec.data.settings import DEFAULT_VECTORS, NO_VECTORS, Source, VectorSettings
-from mldec.data.splits import warn_empty_classes
+from mldec.data.splits import check_val, warn_empty_classes
 from mldec.data.table import Table, encode_paths, path_inside
 from mldec.data.tasks import ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import read_json
-from mldec.names import COCO_NAMES, as_name, indices_of, names_fault
+from mldec.files.text import member, read_json, unique
+from mldec.names import COCO_NAMES, abbreviate, as_name, indices_of, names_fault
 
 log = logging.getLogger("mldec")
 
 _ROBOFLOW = "_annotations.coco.json"  # in the image folder of a split
+_REMEDY = "correct it, or use a COCO instances file"
 
 
 def coco(
@@ -59,7 +57,14 @@ def coco(
     thin = _thinning(drop_labels, keep_per_class, labels_seed)
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "MS-COCO")
-    load = partial(_load_split, folder, annotated_only=annotated_only)
+
+    def load(split: str, cache_dir: str | None, **options: Any) -> StoredImages:
+        if split == val:
+            present = [path.parent.name for path in folder.glob(f"*/{_ROBOFLOW}")]
+            for path in folder.glob("annotations/instances_*.json"):
+                present.append(path.stem.removeprefix("instances_"))
+            check_val(val, present, folder)
+        return _load_split(folder, split, cache_dir, annotated_only=annotated_only, **options)
 
     source = Source(load=load, train=train, val=val, where=folder, evaluator=evaluator)
     source = replace(source, load_train=partial(load, thin=thin))
@@ -118,39 +123,35 @@ def _load_split(
 def _parse(annotations: Path) -> Table:
     """Read an "instances" file: one label per class with an object, including crowds."""
     content = read_json(annotations)
-    with naming_errors(annotations, DataError, remedy="use a COCO instances file"):
-        # Suppress the messages of `createIndex`.
-        index = COCO()
-        index.dataset = content
-        with redirect_stdout(io.StringIO()):
-            index.createIndex()
-
-        rows = {image: row for row, image in enumerate(sorted(index.imgs))}
-        categories = sorted(index.cats)
+    with naming_errors(annotations, DataError, remedy=_REMEDY):
+        objects = member(content, "annotations", list)
+        images = _by_id(content, "images", "file_name", annotations)
+        categories = _by_id(content, "categories", "name", annotations)
 
         # The first category of Roboflow is usually the project, the supercategory of all others.
-        first = index.cats[categories[0]]
-        if annotations.name == _ROBOFLOW and first.get("supercategory") == "none":
-            groups = {category.get("supercategory") for category in index.cats.values()}
-            if first["name"] in groups:
-                del categories[0]
-        columns = indices_of(categories)
-
-        # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.
-        image_rows = array("q")
-        class_columns = array("q")
-        for annotation in content["annotations"]:
-            image_rows.append(rows[annotation["image_id"]])
-            class_columns.append(columns[annotation["category_id"]])
+        groups = {_id(entry, "id"): entry.get("supercategory") for entry in content["categories"]}
+        first = next(iter(categories), 0)
+        is_project = groups.get(first) == "none" and categories[first] in groups.values()
+        if annotations.name == _ROBOFLOW and is_project:
+            del categories[first]
 
         files = []
-        names = []
-        for image in rows:
-            where = f"{annotations}: file_name of image {image}"
-            files.append(path_inside(index.imgs[image]["file_name"], where))
-        for category in columns:
-            where = f"{annotations}: category {category}"
-            names.append(as_name(index.cats[category]["name"], where))
+        for image, file in images.items():
+            path = path_inside(file, f"{annotations}: file_name of image {image}")
+            files.append((path, f"the id {image}"))
+        unique(files, "the file")
+        where = f"{annotations}: categories"
+        names = [as_name(name, where) for name in categories.values()]
+
+    # Use flat arrays, not a matrix. There may be thousands of categories, and few per image.
+    rows = indices_of(images)
+    columns = indices_of(categories)
+    image_rows = array("q")
+    class_columns = array("q")
+    for number, entry in enumerate(objects, 1):
+        with naming_errors(f"{annotations}, annotation {number}", DataError, remedy=_REMEDY):
+            image_rows.append(_find(rows, entry, "image_id"))
+            class_columns.append(_find(columns, entry, "category_id"))
 
     # Categories of merged files may have the same name, which would be ambiguous.
     fault = names_fault(names)
@@ -165,7 +166,37 @@ def _parse(annotations: Path) -> Table:
         num_classes=len(columns),
         default=0,
     )
-    return Table(encode_paths(files), labels, tuple(names))
+    return Table(encode_paths([path for path, _ in files]), labels, tuple(names))
+
+
+def _by_id(content: Any, key: str, text: str, annotations: Path) -> dict[int | str, Any]:
+    """Return a value of each entry of a list by the ids of the entries, sorted by id."""
+    kind = str if key == "images" else object
+    pairs = []
+    for number, entry in enumerate(member(content, key, list), 1):
+        with naming_errors(f"{annotations}, {key}, entry {number}", DataError, remedy=_REMEDY):
+            pairs.append((_id(entry, "id"), member(entry, text, kind)))
+    by_id = unique(pairs, f"{key}: the id")
+    return dict(sorted(by_id.items(), key=lambda item: (isinstance(item[0], str), item[0])))
+
+
+def _id(entry: Any, key: str) -> int | str:
+    """Return an id. Some programs write numbers as text, or as decimals such as 1.0."""
+    value = member(entry, key, object)
+    if isinstance(value, str):
+        is_number = value.isdecimal() and str(int(value)) == value
+        return int(value) if is_number else value
+    if isinstance(value, int | float) and value % 1 == 0:
+        return int(value)
+    raise ValueError(f"{key} is {abbreviate(value)}, not an id")
+
+
+def _find(places: Mapping[int | str, int], entry: Any, key: str) -> int:
+    """Return the row or column of the image or category of an annotation."""
+    identity = _id(entry, key)
+    if identity not in places:
+        raise ValueError(f"{key} is {identity!r}, which is not listed")
+    return places[identity]
 
 
 _UNSEEN = (

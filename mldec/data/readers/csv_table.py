@@ -1,56 +1,60 @@
-"""Custom datasets in a CSV file with a list of labels per image or a column per class."""
+"""Custom datasets in tables: CSV, JSON lines, Excel or Parquet files, or a DataFrame."""
 
-import codecs
-import io
 import json
 import logging
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mldec.data.columns import (
+    PATHS,
+    SPLITS,
+    Column,
+    Rules,
+    Sheet,
+    class_labels,
+    named_labels,
+    recognize,
+    sheet_of,
+    split_names,
+)
+from mldec.data.labels import Labels, from_statements
+from mldec.data.layouts import describe_layouts, find_files
+from mldec.data.photos import user_entries
 from mldec.data.settings import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
-from mldec.data.table import Table, TableBuilder, path_inside
+from mldec.data.table import Annotations, Table, encode_paths, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
-from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_rows, read_bytes
-from mldec.names import abbreviate, as_name, check_names, format_list, given_names, split_names
+from mldec.errors import DataError
+from mldec.files.atomic import csv_lines
+from mldec.files.tables import SUFFIXES, read_table, simple_name
+from mldec.names import format_list, given_names, indices_of, unknown_class
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 log = logging.getLogger("mldec")
 
-_DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons"}
-
-# Recognized column names, see `_simple`. The first match is used.
-_PATHS = ("path", "filepath", "imagepath", "filename", "imagename", "file", "image")
-_LABELS = ("labels", "label", "tags", "tag", "classes", "class")
-_ROLES = {"path": _PATHS, "labels": _LABELS, "negatives": ("negatives",), "split": ("split",)}
-
-# Row number columns of pandas and Excel.
-_INDEX = re.compile(r"(unnamed: \d+|index|id)?", re.IGNORECASE)
-
-_VAL = ("val", "valid", "validation")  # common names of the validation split
-
-# Values of class columns. Spreadsheets write 1.0 if a column also has empty cells.
-_CELLS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "": -1}
-# Cells of a class column. Cells with -1 are errors, which `_labels` reports with their row.
-_BINARY = ("0", "0.0", "1", "1.0", "-1", "-1.0")
+DEFAULT_FILE = "data.csv"
+# Paths that `path_inside` does not change.
+_PLAIN = re.compile(r"(?!\.{1,2}(/|$))[^/\\:\0]+(/(?!\.{1,2}(/|$))[^/\\:\0]+)*")
+_RULES = Rules()
 
 
 def csv_table(
     *,
     root: str,
-    file: str = "data.csv",
+    file: str = DEFAULT_FILE,
     images: str = "",
-    path_column: str | None = None,
-    labels_column: str | None = None,
+    rules: Rules = _RULES,
     encoding: str = "utf-8",
-    separator: str = ";",
     classes: str | list[str] | None = None,
     exclusive: bool = False,
     train: str = "train",
@@ -59,320 +63,304 @@ def csv_table(
     threshold: float = 0.5,
     skip_empty: bool = True,
     top_k: int | None = None,
+    annotations: Annotations | None = None,
 ) -> Source:
-    """Return the images of a CSV file in the order of its rows.
+    """Return the images of a table in the order of its rows.
 
-    The header has these columns in any order:
-
-    - path: Path of the image.
-    - split: Name of the split (optional).
-    - One column per class with 1 (present), 0 (absent) or an empty cell (not annotated, -1).
-    - labels: Class names with a separator, or a JSON list, instead of a column per class.
-    - negatives: The absent classes, in the form of labels (optional). With this column, a class in
-      neither list is not annotated.
-
-    The metric is `mAP_partial` if labels may be not annotated. Other common column names are
-    recognized, see `recognize`. Other columns are ignored.
+    See docs/data.md, section Forms of a table, for the columns and cells, and `mldec.data.columns`
+    for the rules. The metric is `mAP_partial` if labels may be not annotated (-1).
 
     Args:
-        file: CSV file, relative to `root` or absolute, separated by commas, tabs or semicolons.
-            Fields that contain the separator are in double quotes.
-        images: Folder in `root` that the paths are relative to. Absolute paths must be inside it.
-        path_column: Name of the path column. None takes "path" or another common name.
-        labels_column: Name of the label column. None takes "labels" or another common name.
-        encoding: Encoding of the file, such as cp1252 (Excel on Windows) or utf-16.
-        separator: Separator between two labels of an image, unless they are a JSON list.
+        file: Table, relative to `root` or absolute. Without data.csv, the tables of the splits in
+            `root` are read, such as train.csv and val.csv, or train/_classes.csv.
+        images: Folder that relative paths start from, relative to `root` or absolute.
+        encoding: Encoding of a text file, such as cp1252 (Excel on Windows) or utf-16.
         classes: Class names in order, or a text file with one name per line. None takes the sorted
             labels of all rows, or the class columns in the order of the file.
         exclusive: Each image has exactly one label. The metric is top-1 instead of mAP.
         train: Value of the split column in training rows, ignoring case.
-        val: Value of the split column in validation rows. val, valid and validation are equivalent.
-        division: Held-out images if there is no split column.
+        val: Value of the split column in validation rows. Names such as valid are equivalent.
+        division: Held-out images if there is no validation split.
         top_k: k of the accuracy (`exclusive`) or of precision, recall and F1 at top-k.
+        annotations: Content of the table, if it has been parsed already.
 
     Raises:
         ValueError: If an argument is out of range or does not fit the file.
     """
     evaluator = multi_label(threshold, top_k=top_k, skip_empty=skip_empty)
-    folder = check_folder(root, "the CSV file")
-    source = folder / Path(file).expanduser()
-    image_folder = folder / path_inside(images or ".", "data.images")
+    folder = check_folder(root, "the table")
+    where = folder / Path(file).expanduser()
+    if annotations is None:
+        beside = file == DEFAULT_FILE and not where.is_file()
+        tables = _find_tables(folder, train) if beside else {"": where}
+        frames = {str(path): _read(path, rules, encoding) for path in tables.values()}
+        if len(tables) > 1:
+            frames = _with_splits(frames, tables, (train, val))
+        annotations = parse(
+            frames,
+            rules,
+            given_names(classes, folder),
+            exclusive=exclusive,
+            folder=folder / Path(images).expanduser(),
+            beside_tables=beside and not images,
+        )
 
-    names = given_names(classes, folder)
-    form = recognize(source, encoding, path_column, labels_column, names)
-    has_split = "split" in form.columns
-    for name, value in (("train", train), ("val", val)):
-        if not has_split and value != name:
-            raise ValueError(f"{name} is {value}; {source} has no column split: add one")
     if exclusive:
         evaluator = single_label(top_k)
-    elif form.partial:
+    elif annotations.table.labels.default == -1:
         evaluator = partial_labels(threshold, top_k=top_k)
-    kind = "a column per class" if form.classes else "a column of labels"
-    unknown = ", and labels that are not annotated" if form.partial else ""
-    separated = _DELIMITERS[form.delimiter]
-    log.info(f"csv: {source} has columns separated by {separated}, with {kind}{unknown}")
 
-    @cache
-    def parse() -> tuple[Table, np.ndarray]:
-        return _parse(source, form, names, separator, exclusive, image_folder)
+    table, splits = (annotations.table, annotations.splits)
+    counts = Counter(splits.tolist())
+    train_split = _find_name(train, counts)
+    val_split = _find_name(val, counts)
+    # Hold out images if there is no split except for the training split.
+    holds_out = val_split not in counts and not set(counts) - {train_split, ""}
+    for name, value in (("train", train), ("val", val)):
+        if holds_out and value not in (name, *counts):
+            raise ValueError(f"{name} is {value}; {where} has no such split: add a column split")
 
     def load(part: str, _: str | None) -> StoredImages:
-        table, splits = parse()
-        if has_split:
-            if part == val:
-                check_val(form.find_split(val), form.splits, source)
-            table = table.select(splits == form.find_split(part))
-        else:
-            num_images = len(table)
-            table = division.select(table, val=part == val)
+        if part == val and not holds_out:
+            check_val(val_split, counts, where)
+        split = val_split if part == val and not holds_out else _find_name(part, counts)
+        chosen = table
+        if rules.split_column and split == train_split and split not in counts:
+            chosen = table.select(splits != val_split)
+        elif not holds_out or train_split in counts:
+            chosen = table.select(splits == (train_split if holds_out else split))
+        if holds_out:
+            num_images = len(chosen)
+            chosen = division.select(chosen, val=part == val)
             if part == val and division.fraction > 0:
                 log.info(
-                    f"csv: no column split, so {len(table):,} of {num_images:,} images are held "
-                    f"out for validation ({division.split}); see data.val_fraction and data.split"
+                    f"csv: no validation split, so {len(chosen):,} of {num_images:,} images are "
+                    f"held out ({division.split}); see data.val_fraction and data.split"
                 )
 
-        log_split("csv", part, table)
+        log_split("csv", part, chosen)
         if part == train:
-            used = {form.find_split(train), form.find_split(val)}
-            for name, count in form.splits.items():
-                if name not in used:
-                    log.info(f"csv: {count:,} rows of the split {name!r} are not used")
-        return in_folder(table, image_folder)
+            for name, count in counts.items():
+                if name not in (train_split, val_split, ""):
+                    log.info(f"csv: {count:,} images of the split {name!r} are not used")
+        return in_folder(chosen, annotations.folder)
 
-    result = Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
+    result = Source(load=load, train=train, val=val, where=where, evaluator=evaluator)
     return replace(result, exclusive=exclusive, folder_setting="data.images")
 
 
-@dataclass(frozen=True)
-class Form:
-    """Format of a CSV file."""
-
-    delimiter: str
-    encoding: str  # Python codec
-
-    # Role of each column: path, labels, negatives, split, a class name, or "" if it is not used.
-    columns: tuple[str, ...]
-
-    classes: tuple[str, ...]  # classes with a column, in the order of the file
-    partial: bool  # whether labels may be not annotated: a negatives column or empty cells
-    splits: dict[str, int]  # lowercase name -> number of rows
-
-    @property
-    def default(self) -> int:
-        """Value of unlisted labels: 0 (absent), or -1 if absent labels are also listed."""
-        return -1 if self.partial else 0
-
-    def find_split(self, wanted: str) -> str:
-        """Return the name of a split in the file. Validation has several common names."""
-        wanted = wanted.strip().lower()
-        if wanted in self.splits or wanted not in _VAL:
-            return wanted
-        others = [name for name in _VAL if name in self.splits]
-        if len(others) == 1:
-            return others[0]
-        return wanted
-
-
-def recognize(
-    source: Path,
-    encoding: str,
-    path_column: str | None,
-    labels_column: str | None,
-    classes: Sequence[str] | None,
-) -> Form:
-    """Detect the format of a CSV file.
-
-    See docs/data.md, section Forms of a table, for the rules. Raises ValueError if a named column
-    does not exist, and DataError if the file has no paths, no labels or ambiguous columns.
-    """
-    codec, delimiter = _text_format(source, encoding, path_column)
-    rows = _filled_rows(source, delimiter, codec)
-    line, header = next(rows, (1, [""]))
-    where = f"{source}, row {line}"
-    names = list(map(str.strip, header))
-    roles = _find_roles(names, path_column, labels_column, where)
-
-    # Count the cells of each column, except for columns with a different text in each row.
-    counts: dict[int, Counter[str]] = {}
-    for column in range(len(names)):
-        if column not in (roles["path"], roles.get("labels"), roles.get("negatives")):
-            counts[column] = Counter()
-    for _, row in rows:
-        for column, count in counts.items():
-            count[row[column].strip()] += 1
-
-    splits = Counter[str]()
-    for name, number in counts.pop(roles.get("split", -1), {}).items():
-        splits[name.lower()] += number
-
-    # A class column has 0, 1 or -1 in at least half of its filled cells. Role names and the index
-    # columns of pandas and Excel are not classes.
-    class_columns: list[int] = []
-    if "labels" not in roles:
-        for column, count in counts.items():
-            if _simple(names[column]) in _ROLES or _INDEX.fullmatch(names[column]):
-                continue
-            num_filled = count.total() - count[""]
-            num_binary = sum(count[cell] for cell in _BINARY)
-            is_class = num_binary >= max(num_filled, 1) / 2
-            if is_class or names[column] in (classes or ()):
-                class_columns.append(column)
-        if not class_columns or "negatives" in roles:
-            raise DataError(
-                f"{where}: no labels among the columns {abbreviate(', '.join(names))}; rename one "
-                f"to labels, set data.labels_column, or add a column of 0 and 1 per class"
-            )
-    class_names = check_names([names[column] for column in class_columns], where)
-
-    columns = [""] * len(names)
-    for role, column in roles.items():
-        columns[column] = role
-    is_partial = "negatives" in roles
-    for column in class_columns:
-        columns[column] = names[column]
-        is_partial |= counts[column][""] > 0
-
-    unused = []
-    for number, (name, role) in enumerate(zip(names, columns, strict=True), 1):
-        if not role:
-            unused.append(name or f"column {number}")
-    if unused:
-        log.info(f"csv: {source} has columns that are not used: {format_list(unused)}")
-    return Form(delimiter, codec, tuple(columns), class_names, is_partial, dict(splits))
-
-
-def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[str, str]:
-    """Return codec and delimiter of a file. Raises DataError if the encoding does not match."""
-    content = read_bytes(source)
+def _read(path: Path, rules: Rules, encoding: str) -> "DataFrame":
     try:
-        codec = encoding
-        if codecs.lookup(encoding).name == "utf-8":
-            codec = "utf-8-sig"
-        text = content.decode(codec)
+        return read_table(path, [*PATHS, simple_name(rules.path_column or "")], encoding)
     except LookupError as error:
         raise ValueError(f"encoding is {encoding!r}; pass a codec of Python") from error
-    except UnicodeError as error:
+    except DataError as error:
+        if not isinstance(error.__cause__, UnicodeError):
+            raise
         raise DataError(
-            f"{source}: it is not {encoding} text; save it as UTF-8, or set data.encoding, such as "
+            f"{path}: it is not {encoding} text; save it as UTF-8, or set data.encoding, such as "
             f"cp1252 (Excel on Windows) or utf-16"
         ) from error
 
-    # Use the first delimiter that gives a path column. A file without such a column is invalid.
-    first_line = next(filter(str.strip, io.StringIO(text, newline=None)), "")
-    known = _PATHS if path_column is None else (_simple(path_column),)
-    delimiter = ","
-    for sign in reversed(_DELIMITERS):
-        titles = [_simple(title.strip(' "\n')) for title in first_line.split(sign)]
-        if len(titles) > 1 and not set(known).isdisjoint(titles):
-            delimiter = sign
-    return codec, delimiter
+
+def _find_name(wanted: str, present: Collection[str]) -> str:
+    """Return the name of a split in a table. Names such as val and valid are equivalent."""
+    wanted = wanted.strip().lower()
+    if wanted in present or wanted not in SPLITS:
+        return wanted
+    same = [name for name in present if SPLITS.get(name) == SPLITS[wanted]]
+    return same[0] if len(same) == 1 else wanted
 
 
-def _find_roles(
-    names: Sequence[str], path_column: str | None, labels_column: str | None, where: str
-) -> dict[str, int]:
-    simple_names = [_simple(name) for name in names]
-    settings = {"path": path_column, "labels": labels_column}
-    roles = {}
-    for role, common_names in _ROLES.items():
-        setting = settings.get(role)
-        wanted = common_names if setting is None else (_simple(setting),)
-        found = next((name for name in wanted if name in simple_names), None)
-        if found is None and setting is not None:
-            columns = abbreviate(", ".join(names))
-            raise ValueError(f"{role}_column is {setting!r}; {where} has the columns {columns}")
-        if found is None:
-            continue
-        if simple_names.count(found) > 1:
-            raise DataError(f"{where}: the column {found!r} is listed twice; rename one")
-        roles[role] = simple_names.index(found)
-        simple_names[roles[role]] = ""  # a column has only one role
+def find_tables(folder: Path) -> dict[str, list[Path]]:
+    """Return the tables in a folder by split, such as train.csv or train/_classes.csv.
 
-    if "path" not in roles:
+    The key of other tables is "".
+    """
+    found: dict[str, list[Path]] = {}
+    for path in map(Path, user_entries(folder)):
+        tables = [path]
+        if path.is_dir():
+            tables = sorted(path.iterdir()) if path.name.lower() in SPLITS else []
+        words = [word for word in re.split(r"[\W_]+", path.stem.lower()) if word in SPLITS]
+        for table in tables:
+            if table.suffix.lower() in SUFFIXES and table.is_file():
+                found.setdefault(words[0] if len(words) == 1 else "", []).append(table)
+    return found
+
+
+def _find_tables(folder: Path, train: str) -> dict[str, Path]:
+    """Return the tables of the splits, or one table with the key ""."""
+    found = find_tables(folder)
+    if _find_name(train, found) in found:
+        found.pop("", None)
+    else:
+        found = {"": found.get("", [])}
+    for tables in found.values():
+        if not tables:
+            raise DataError(f"{folder}: there is no {DEFAULT_FILE}; {describe_layouts(folder)}")
+        if len(tables) > 1:
+            names = format_list([path.name for path in tables])
+            raise DataError(f"{folder}: several tables, {names}; add data.file=NAME")
+    return {name: tables[0] for name, tables in found.items()}
+
+
+def _with_splits(
+    frames: Mapping[str, "DataFrame"], tables: Mapping[str, Path], used_splits: Sequence[str]
+) -> dict[str, "DataFrame"]:
+    """Return the tables with a column of their split, without tables that have no labels."""
+    most = max(len(frame.columns) for frame in frames.values())
+    names = [_find_name(name, tables) for name in used_splits]
+    used = {}
+    for split, path in tables.items():
+        frame = frames[str(path)]
+        if len(frame.columns) < most and split not in names:
+            log.info(f"csv: {path} is not used, because it has fewer columns")
+        else:
+            used[str(path)] = frame.assign(split=split)
+    log.info(f"csv: the splits are {' and '.join(used)}")
+    return used
+
+
+def parse(
+    frames: Mapping[str, "DataFrame"],
+    rules: Rules,
+    classes: tuple[str, ...] | None = None,
+    *,
+    exclusive: bool = False,
+    folder: Path | None = None,
+    beside_tables: bool = False,
+) -> Annotations:
+    """Return the images of tables, given by their names, with one row per image or label.
+
+    Relative paths start from `folder`, or from the folder of their table (`beside_tables`). Without
+    a folder, they start from the working folder, and the result has their common folder.
+
+    Raises:
+        DataError: If a column or a cell cannot be read, or has several meanings.
+    """
+    sheet = sheet_of(frames)
+    if not sheet.columns or not len(sheet.columns[0].codes):
+        raise DataError(f"{sheet.source}: there are no rows; add one per image")
+    roles = recognize(sheet, rules, classes)
+    if roles.labels is not None:
+        labels, names = named_labels(sheet, roles, rules, classes, exclusive=exclusive)
+    else:
+        labels = class_labels(sheet, roles.classes, rules)
+        names = tuple(column.name for column in roles.classes)
+        if classes is not None:
+            columns = indices_of(classes)
+            for name in names:
+                if name not in columns:
+                    raise unknown_class(name, classes, sheet.source)
+            moved = np.array([columns[name] for name in names], np.int32)[labels.classes]
+            labels = replace(labels, classes=moved, num_classes=len(classes))
+            names = classes
+
+    paths, rows, folder = _image_paths(sheet, roles.path, folder, beside_tables=beside_tables)
+    splits = np.full(len(rows), "")
+    if roles.split is not None:
+        splits = split_names(roles.split)
+    first = np.unique(rows, return_index=True)[1]
+    if len(first) < len(rows):
+        by_label = roles.labels is not None and labels.default == 0
+        labels = _merged(sheet, labels, splits, rows, first, by_label=by_label)
+    counts = labels.counts_per_image()
+    if exclusive and (counts != 1).any():
+        image = int((counts != 1).argmax())
+        fault = f"{counts[image]} labels instead of one (data.exclusive)"
+        raise DataError(f"{sheet.where(first[image])}: {fault}; correct it")
+
+    table = Table(encode_paths(paths), labels, names)
+    return Annotations(table, splits[first], folder, by_column=roles.labels is None)
+
+
+def _image_paths(
+    sheet: Sheet, column: Column, folder: Path | None, *, beside_tables: bool
+) -> tuple[list[str], np.ndarray, Path]:
+    """Return the paths of the images, the image of each row, and the folder of the paths."""
+    codes = column.codes
+    cells = [cell if isinstance(cell, str) else "" for cell in column.cells]
+    if "" in cells:
+        row = int((codes == cells.index("")).argmax())
+        value = column.cells[cells.index("")]
         raise DataError(
-            f"{where}: no column with image paths among {abbreviate(', '.join(names))}; "
-            f"rename one to path, or set data.path_column"
+            f"{sheet.where(row)}: {str(value)!r} is not the path of an image; correct it"
         )
-    return roles
+    if beside_tables:
+        bases = [os.path.relpath(Path(name).parent, folder) for name, _ in sheet.parts]
+        base_of_row = np.repeat(bases, [len(numbers) for _, numbers in sheet.parts])
+        pairs = zip(base_of_row.tolist(), codes.tolist(), strict=True)
+        cells = [(PurePath(base) / cells[code]).as_posix() for base, code in pairs]
+        codes = np.arange(len(cells))
+
+    inside = (f"{folder}/", f"{folder.resolve()}/") if folder is not None else ()
+    if folder is None or not all(cell[0] != "/" or cell.startswith(inside) for cell in cells):
+        in_memory = folder is None
+        start = folder or Path.cwd()
+        cells = [os.path.normpath(start / Path(cell).expanduser()) for cell in cells]
+        folder = Path(os.path.commonpath({cell.rpartition("/")[0] or "/" for cell in cells}))
+        if in_memory and not folder.is_dir():
+            raise DataError(f"{sheet.source}: {cells[0]} does not exist; correct the paths")
+
+    rows = np.unique(codes, return_index=True)[1]
+    paths = []
+    for cell, row in zip(cells, rows, strict=True):
+        is_plain = _PLAIN.fullmatch(cell)
+        paths.append(cell if is_plain else path_inside(cell, sheet.where(row), folder=folder))
+    images: dict[str, int] = {}
+    numbers = [images.setdefault(path, len(images)) for path in find_files(folder, paths)]
+    return list(images), np.array(numbers)[codes], folder
 
 
-def _simple(name: str) -> str:
-    return re.sub(r"[\s_-]", "", name.lower())
+def _merged(
+    sheet: Sheet,
+    labels: Labels,
+    splits: np.ndarray,
+    images: np.ndarray,
+    first: np.ndarray,
+    *,
+    by_label: bool,
+) -> Labels:
+    """Return the labels of M images with several rows: equal rows, or one row per label.
 
+    `images` are the images of the rows, int [N], and `first` the first row of each image, int [M].
+    """
+    # Lists of several names that differ between rows are contradictory.
+    by_label = by_label and labels.counts_per_image().max(initial=0) <= 1
+    for row in np.flatnonzero(first[images] != np.arange(len(images))).tolist():
+        other = int(first[images[row]])
+        is_same = by_label or labels.row(row).equal(labels.row(other))
+        if not is_same or splits[row] != splits[other]:
+            fault = f"the image is listed twice, first in {sheet.where(other)}, with other labels"
+            raise DataError(f"{sheet.where(row)}: {fault} or another split; remove one")
 
-def _parse(
-    source: Path,
-    form: Form,
-    classes: tuple[str, ...] | None,
-    separator: str,
-    exclusive: bool,
-    folder: Path,
-) -> tuple[Table, np.ndarray]:
-    """Return the images of all splits, and the split of each image in lowercase."""
-    builder = TableBuilder(
-        classes=classes or form.classes or None, default=form.default, folder=folder
+    log.info(f"csv: {len(images) - len(first):,} rows of images with several rows are joined")
+    if not by_label:
+        return labels.select(first)
+    joined, _ = from_statements(
+        images[labels.images()],
+        labels.classes,
+        labels.values,
+        num_images=len(first),
+        num_classes=labels.num_classes,
+        default=0,
     )
-    split_of_rows = []
-    rows = _filled_rows(source, form.delimiter, form.encoding)
-    next(rows, None)  # the header
-    for line, fields in rows:
-        where = f"{source}, row {line}"
-        cells = dict(zip(form.columns, map(str.strip, fields), strict=True))
-        labels = _labels(cells, form, separator, where)
-        count = list(labels.values()).count(1)
-        if exclusive and count != 1:
-            raise DataError(f"{where}: {count} labels instead of one (data.exclusive); correct it")
-        builder.add(cells["path"], labels, where)
-        split_of_rows.append(cells.get("split", "").lower())
-
-    return builder.build(source), np.array(split_of_rows, str)
+    return joined
 
 
-def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the fields of each non-empty row. Excel writes empty rows as ",,"."""
-    num_columns = None
-    for line, fields in csv_rows(source, delimiter=delimiter, encoding=encoding):
-        if not "".join(fields).strip():
-            continue
-        if num_columns is None:
-            num_columns = len(fields)
-        if len(fields) != num_columns:
-            raise DataError(
-                f"{source}, row {line}: {len(fields)} fields instead of {num_columns}; add the "
-                f"missing ones, or quote fields with {_DELIMITERS[delimiter]}"
-            )
-        yield line, fields
-
-
-def _labels(cells: dict[str, str], form: Form, separator: str, where: str) -> dict[str, int]:
-    """Return the non-default labels of an image, by class name."""
-    if not form.classes:
-        positives = _names(cells["labels"], separator, where)
-        negatives = _names(cells.get("negatives", ""), separator, where)
-        both = set(positives) & set(negatives)
-        if both:
-            fault = f"the class {min(both)!r} is in labels and in negatives"
-            raise DataError(f"{where}: {fault}; remove one")
-        return dict.fromkeys(negatives, 0) | dict.fromkeys(positives, 1)
-
-    labels = {}
-    for name in form.classes:
-        if cells[name] not in _CELLS:
-            raise DataError(
-                f"{where}: the class {name!r} has {abbreviate(cells[name])}, not 0, 1 or an empty "
-                f"cell; correct it"
-            )
-        value = _CELLS[cells[name]]
-        if value != form.default:
-            labels[name] = value
-    return labels
-
-
-def _names(text: str, separator: str, where: str) -> list[str]:
-    """Return the class names of a cell: a JSON list, or names with a separator."""
-    # Names may contain brackets. Blank names are skipped, so a trailing separator is allowed.
-    if not re.fullmatch(r"\[\s*([\"'\d].*)?\]", text):
-        return split_names(text, separator, where)
-    with naming_errors(where, DataError, remedy='write a list such as ["cat", "dog"]'):
-        return [as_name(name.strip(), where) for name in json.loads(text)]
+def to_csv(annotations: Annotations) -> str:
+    """Return a table that is read to the same images, with the classes in `data.classes`."""
+    table = annotations.table
+    is_partial = table.labels.default == -1
+    header = ["path", "labels", *(["negatives"] if is_partial else []), "split"]
+    rows = [header]
+    for image, file in enumerate(table.files.tolist()):
+        entries = slice(table.labels.starts[image], table.labels.starts[image + 1])
+        names: dict[int, list[str]] = {1: [], 0: []}
+        pairs = zip(table.labels.classes[entries], table.labels.values[entries], strict=True)
+        for column, value in pairs:
+            names[int(value)].append(table.classes[column])
+        cells = [json.dumps(names[value], ensure_ascii=False) for value in (1, 0)]
+        rows.append([os.fsdecode(file), *cells[: 1 + is_partial], annotations.splits[image]])
+    return "".join(csv_lines(rows))

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mldec.data.cache import cached_table
 from mldec.data.settings import Source
@@ -10,7 +11,7 @@ from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import open_binary, read_lines, reading
+from mldec.files.text import open_binary, read_lines, reading, unique
 from mldec.names import check_names
 
 
@@ -63,7 +64,8 @@ def _parse(sources: list[Path], split: str) -> Table:
 def _read_pairs(path: Path) -> dict[str, str]:
     """Read lines such as `12 value`, and return the values by their numbers."""
     with naming_errors(path, DataError, remedy="restore it"):
-        return dict(line.split(maxsplit=1) for line in read_lines(path))
+        pairs: list[Any] = [line.split(maxsplit=1) for line in read_lines(path)]
+        return unique(pairs)
 
 
 def _read_attributes(path: Path, images: list[str], num_attributes: int) -> dict[str, list[int]]:

@@ -4,20 +4,20 @@ import logging
 import os
 from collections.abc import Sequence
 from hashlib import sha256
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from mldec.data.cache import cached_table
-from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.images import READ
 from mldec.data.labels import from_single
+from mldec.data.photos import SkippedFiles, user_entries
 from mldec.data.settings import Source
 from mldec.data.splits import HELD_OUT_BY_HASH, HoldOut, check_val, log_split
 from mldec.data.table import Table, encode_paths
 from mldec.data.tasks import single_label
-from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError
 from mldec.names import as_name, check_names, given_names, indices_of, unknown_class
 
@@ -57,30 +57,26 @@ def read_class_folders(
     settings = sha256(os.fsencode(repr(chosen))).hexdigest()
     sources = [folder]
     sources += [folder / name for name in present]
-    return cached_table(f"folders {settings}", sources, parse, cache_dir)
+    return cached_table(f"folders 2 {settings}", sources, parse, cache_dir)
 
 
-def list_class_folders(folder: Path) -> list[str]:
-    """Return the sorted names of the folders in a folder, without hidden folders."""
-    return [as_name(entry.name, folder) for entry in _visible(folder) if entry.is_dir()]
+def list_class_folders(folder: Path, skipped: SkippedFiles | None = None) -> list[str]:
+    """Return the sorted names of the user's folders in a folder."""
+    entries = user_entries(folder, skipped)
+    return [as_name(entry.name, folder) for entry in entries if entry.is_dir()]
 
 
 def list_images(folder: Path) -> list[str]:
-    """Return the sorted names of the image files in a folder, without hidden files."""
-    entries = _visible(folder)
-    images = [entry.name for entry in entries if Path(entry.name).suffix.lower() in READ]
+    """Return the sorted names of the user's image files in a folder."""
+    entries = user_entries(folder)
+    files = [entry.name for entry in entries if not entry.is_dir()]
+    images = [name for name in files if Path(name).suffix.lower() in READ]
 
     # Do not silently ignore images in inner folders.
-    if not images and any(entry.is_dir() for entry in entries):
+    if not images and len(files) < len(entries):
         fault = "it has folders and no image"
         raise DataError(f"{folder}: {fault}; move the images out of the inner folders")
     return images
-
-
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the sorted entries of a folder, without hidden entries."""
-    entries = [entry for entry in list_folder(folder) if entry.name[0] != "."]
-    return sorted(entries, key=attrgetter("name"))
 
 
 def folders(
@@ -122,15 +118,15 @@ def folders(
 
         images = folder / split if divided else folder
         table = read_class_folders(images, class_names, class_names, cache_dir)
-        unsupported = UnsupportedFiles()
-        for name in list_class_folders(images):
-            for entry in _visible(images / name):
-                unsupported.add(f"{name}/{entry.name}")
-        if unsupported and not len(table):
-            raise DataError(f"{images}: no supported image; {unsupported}")
+        skipped = SkippedFiles()
+        for name in list_class_folders(images, skipped):
+            for entry in user_entries(images / name, skipped):
+                skipped.add(f"{name}/{entry.name}")
+        if skipped and not len(table):
+            raise DataError(f"{images}: no supported image; {skipped}")
         # An undivided folder has the same files for both splits. Warn only once.
-        if unsupported and (divided or split == train):
-            log.warning(f"folders {split}: {unsupported}")
+        if divided or split == train:
+            skipped.log(f"folders {split}")
         if not divided:
             table = division.select(table, val=split == val)
 

@@ -19,7 +19,7 @@ from mldec.data.table import Table, TableBuilder
 from mldec.data.tasks import single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_columns, read_json, read_lines
+from mldec.files.text import csv_columns, expect, read_json, read_lines
 from mldec.names import check_names, disambiguate, indices_of, unknown_class
 
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
@@ -134,11 +134,13 @@ def _parse_solution(solution: Path, wnids: list[str], names: tuple[str, ...]) ->
 def _with_real_labels(table: Table, file: Path) -> Table:
     real_labels = read_json(file)
     builder = TableBuilder(classes=table.classes)
-    with naming_errors(file, DataError, remedy="use the list of class indices per image"):
-        for name in map(os.fsdecode, table.files.tolist()):
+    for name in map(os.fsdecode, table.files.tolist()):
+        where = f"{file}: {name}"
+        with naming_errors(where, DataError, remedy="use the list of class indices per image"):
             # The number in ILSVRC2012_val_00000293.JPEG. Numbers start at 1.
             number = int(name.rpartition("_")[2].partition(".")[0])
-            builder.add(name, dict.fromkeys(real_labels[number - 1], 1), f"{file}: {name}")
+            classes = expect(expect(real_labels, list, "it")[number - 1], list, f"entry {number}")
+            builder.add(name, dict.fromkeys(classes, 1), where)
 
     # Omit images without a valid class, as the authors do.
     real = builder.build(file)

@@ -1,10 +1,9 @@
 """A photo library with the keywords of a photo manager."""
 
 import logging
-import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -15,9 +14,10 @@ from unicodedata import combining, normalize
 import numpy as np
 
 from mldec.data.cache import cached_per_file, stamp
-from mldec.data.images import READ, UnsupportedFiles
-from mldec.data.keywords import paths_of, read_keywords, sidecars
+from mldec.data.images import READ
+from mldec.data.keywords import ALBUMS, paths_of, read_keywords, sidecars
 from mldec.data.labels import from_entries
+from mldec.data.photos import SkippedFiles, files_below
 from mldec.data.settings import Source
 from mldec.data.similar import check_installed, similar_groups
 from mldec.data.splits import HELD_OUT, HoldOut, log_split
@@ -32,6 +32,7 @@ from mldec.words.vectors import read_class_list
 
 log = logging.getLogger("mldec")
 
+MAX_NAMES = 30  # names in a message
 MAX_PAIRS = 20  # pairs of similar words in a message
 
 
@@ -136,10 +137,14 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
     Photos with damaged metadata are left out. They, sidecars without a photo and unsupported files
     are counted in warnings.
     """
+    skipped = SkippedFiles()
+    by_folder: defaultdict[Path, set[str]] = defaultdict(set)
+    for file in map(Path, files_below(folder, skipped)):
+        by_folder[file.parent].add(file.name)
+
     stamps = {}
-    unsupported = UnsupportedFiles()
     orphans = []
-    for parent, names in _walk(folder):
+    for parent, names in by_folder.items():
         photos = {name for name in names if Path(name).suffix.lower() in READ}
         for name in sorted(photos):
             path = parent / name
@@ -154,7 +159,7 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
             if Path(name).stem not in owners:
                 orphans.append(str(parent / name))
         for name in sorted(others):
-            unsupported.add(str(parent / name))
+            skipped.add(str(parent / name))
 
     def compute(file: str) -> dict[str, Any]:
         try:
@@ -162,28 +167,16 @@ def read_library(folder: Path, cache_dir: str | None) -> dict[str, dict[str, Any
         except DataError as error:
             return {"error": str(error)}
 
-    values = cached_per_file("keywords 2", folder, stamps, compute, cache_dir)
+    values = cached_per_file("keywords 3", folder, stamps, compute, cache_dir)
     errors = [value["error"] for value in values.values() if "error" in value]
     if errors:
         log.warning(f"keywords: {len(errors):,} photos are left out; the first: {errors[0]}")
     if orphans:
         log.warning(f"keywords: {len(orphans):,} sidecars have no photo, such as {orphans[0]}")
-    if unsupported:
-        log.warning(f"keywords: {unsupported}")
+    skipped.log("keywords")
     if not values:
         raise DataError(f"data.root: {folder} has no photos; set it to the folder of the photos")
     return {file: values[file] for file in sorted(values) if "error" not in values[file]}
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Yield each folder and the names of its files, without hidden ones and links to folders."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        yield Path(parent), {name for name in files if name[0] != "."}
 
 
 def choose_keywords(
@@ -191,11 +184,19 @@ def choose_keywords(
 ) -> dict[str, list[Keyword]]:
     """Return the keywords of each photo without the excluded ones, and without people.
 
-    A person of one photo is a person in all photos, also in those without a face region.
+    A person of one photo is a person in all photos, also in those without a face region, ignoring
+    case. An album of the same name as a keyword does not hide the keyword.
     """
-    persons = {keyword[-1] for photo in photos.values() for keyword in photo["people"]}
-    if persons and not people:
-        log.info(f"keywords: {len(persons):,} names of people and albums are ignored (data.people)")
+    hidden = {tuple(keyword) for photo in photos.values() for keyword in photo["people"]}
+    persons = {keyword[-1].casefold() for keyword in hidden if keyword[0].casefold() not in ALBUMS}
+    internal = {"/".join(keyword) for photo in photos.values() for keyword in photo["internal"]}
+    repaired = {name for photo in photos.values() for name in photo["repaired"]}
+
+    _log_names(repaired, "keywords whose UTF-8 was encoded twice are repaired")
+    _log_names(internal, "tags that programs write for themselves are ignored")
+    if not people:
+        names_of_people = {keyword[-1] for keyword in hidden}
+        _log_names(names_of_people, "names of people and albums are ignored (data.people)")
     ignored = {name.casefold() for name in excluded}
     found = set()
 
@@ -208,7 +209,7 @@ def choose_keywords(
         for keyword in keywords:
             names = {name.casefold() for name in [*keyword, *paths_of(keyword)]}
             found |= names & ignored
-            is_person = keyword[-1] in persons and not people
+            is_person = keyword[-1].casefold() in persons and not people
             if not is_person and names.isdisjoint(ignored):
                 kept.append(tuple(keyword))
         chosen[file] = kept
@@ -217,6 +218,17 @@ def choose_keywords(
     if unknown:
         log.warning(f"data.exclude: no photo has the keywords {format_list(unknown)}")
     return chosen
+
+
+def _log_names(names: Collection[str], event: str) -> None:
+    if names:
+        log.info(f"keywords: {len(names):,} {event}: {format_list(sorted(names), MAX_NAMES)}")
+
+
+def looks_like_person(name: str) -> bool:
+    """Return True for two capitalized words, such as "Anna Smith" (and "New York")."""
+    words = name.rpartition("/")[2].split()
+    return len(words) == 2 and all(word[0].isupper() and not word.isupper() for word in words)
 
 
 class Names:
@@ -270,11 +282,14 @@ class Names:
     @staticmethod
     def _log(counts: Mapping[str, int], classes: Sequence[str], least: int) -> None:
         ordered = sorted(classes, key=lambda name: -counts[name])
-        frequent = format_list([f"{name} ({counts[name]:,})" for name in ordered], 30)
+        frequent = format_list([f"{name} ({counts[name]:,})" for name in ordered], MAX_NAMES)
         log.info(
             f"keywords: {len(classes):,} of {len(counts):,} keywords have at least {least} photos "
             f"(data.min_photos): {frequent}"
         )
+        # No list marks these names as people, so only the user can decide.
+        people = [name for name in ordered if looks_like_person(name)]
+        _log_names(people, "classes may be names of people; data.exclude ignores them")
         pairs = []
         for rare, common in similar_words(counts):
             pairs.append(f"{rare} ({counts[rare]:,}) and {common} ({counts[common]:,})")

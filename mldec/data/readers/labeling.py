@@ -4,28 +4,28 @@ import logging
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
 import numpy as np
 
-from mldec.data.images import READ
+from mldec.data.photos import PhotoFinder
 from mldec.data.settings import Source
 from mldec.data.splits import HoldOut, check_val, log_split
 from mldec.data.table import TableBuilder, path_inside
 from mldec.data.tasks import multi_label, partial_labels
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import read_bytes, read_json
+from mldec.files.text import expect, member, read_bytes, read_json
 from mldec.names import abbreviate, as_name, check_names, format_list, given_names
 
 log = logging.getLogger("mldec")
 
 # Eight hexadecimal digits that Label Studio puts before the names of uploaded files.
-_UPLOAD = re.compile(r"[0-9a-f]{8}-(?=.)")
+_UPLOAD = re.compile(r"\A[0-9a-f]{8}-(?=.)")
 
 Levels = Literal["leaves", "paths", "all"]
 
@@ -44,13 +44,23 @@ class ExportSettings(HoldOut):
     skip_empty: bool = True  # see `multi_label`
 
 
+@dataclass(frozen=True)
+class Entry:
+    """An image of an export."""
+
+    paths: list[str]  # possible paths, the most probable one first
+    labels: dict[str, int]  # 1, or -1 for not annotated
+    where: str  # file and entry, for messages
+    split: str = ""
+    folders: tuple[str, ...] = ()  # where the image is searched first, such as its subset
+
+
 @dataclass
 class Export:
     """The images of one or more exports, in order."""
 
-    classes: list[str] = field(default_factory=list)  # declared classes
-    # Path or address, labels (1 or -1), file and task for messages, and lowercase split.
-    images: list[tuple[str, dict[str, int], str, str]] = field(default_factory=list)
+    classes: list[object] = field(default_factory=list)  # declared classes
+    images: list[Entry] = field(default_factory=list)
     unlabeled: int = 0  # number of unlabeled images, which are left out
     ignored: Counter[str] = field(default_factory=Counter)  # unsupported annotations by type
 
@@ -87,16 +97,21 @@ def label_studio(
         for number, task in enumerate(tasks, 1):
             where = f"{path}, task {number}"
             with naming_errors(where, DataError, remedy="export it as JSON, not as JSON-MIN"):
-                address = task["data"].get(image_key)
+                data = member(task, "data", dict)
+                address = data.get(image_key)
                 if not isinstance(address, str):
-                    keys = abbreviate(", ".join(task["data"]))
+                    keys = abbreviate(", ".join(data))
                     fault = f"data.image_key={image_key} is not an image among the keys {keys}"
                     raise DataError(f"{where}: {fault}; set data.image_key")
-                done = [item for item in task["annotations"] if not item.get("was_cancelled")]
+                if address.startswith("data:"):
+                    fault = f"the image is embedded ({address[:30]}...)"
+                    raise DataError(f"{where}: {fault}; save it as a file, and name the file")
+                done = member(task, "annotations", list)
+                done = [item for item in done if not item.get("was_cancelled")]
                 done = [item for item in done if item.get("ground_truth")] or done
                 votes: Counter[str] = Counter()
                 for annotation in done:
-                    results = annotation["result"]
+                    results = member(annotation, "result", list)
                     votes.update(_choices(results, control, levels, where, found.ignored))
                 if not done:
                     found.unlabeled += 1
@@ -107,29 +122,30 @@ def label_studio(
                         labels[name] = -1
                     elif 2 * count >= len(done):
                         labels[name] = 1
-                found.images.append((_path(address), labels, where, split))
+                found.images.append(Entry(studio_paths(address), labels, where, split))
 
-    source = _source("label_studio", root, export, parse, [""])
+    source = _source("label_studio", root, export, parse)
     if disagreement == "unknown":
         source = replace(source, evaluator=partial_labels(export.threshold))
     return source
 
 
 def _choices(
-    results: Sequence[Any], control: str | None, levels: Levels, where: str, ignored: Counter[str]
+    results: list[Any], control: str | None, levels: Levels, where: str, ignored: Counter[str]
 ) -> set[str]:
     names: list[object] = []
     for result in results:
+        kind = member(result, "type", str)
+        value = result.get("value", {})
         if control not in (None, result.get("from_name")):
             continue
-        kind = result["type"]
-        value = result.get("value", {})
         if kind not in ("choices", "taxonomy") or "x" in value or "points" in value:
             ignored[kind] += 1
         elif kind == "choices":
-            names += value["choices"]
+            names += member(value, "choices", list)
         else:
-            for path in value["taxonomy"]:
+            for path in member(value, "taxonomy", list):
+                expect(path, list, "an item of the taxonomy")
                 if levels == "paths":
                     names.append("/".join(path))
                 else:
@@ -162,14 +178,24 @@ def cvat(
                 # Shapes have no image labels.
                 if label.findtext("type", "tag") in ("tag", "any"):
                     found.classes.append(label.findtext("name", ""))
-            for image in document.iterfind("image"):
-                where = f"{path}, image {image.attrib['id']}"
-                subset = split or image.get("subset", "").lower()
+        tasks = {task.findtext("id", ""): task.findtext("name") for task in document.iter("task")}
+        for number, image in enumerate(document.iterfind("image")):
+            task = tasks.get(image.get("task_id", "?"))
+            where = f"{path}, image {image.get('id', number)}"
+            if task is not None:
+                where += f" of task {task}"
+            with naming_errors(where, DataError, remedy="export it as CVAT for images 1.1"):
                 tags = {as_name(tag.get("label"), where): 1 for tag in image.iterfind("tag")}
                 found.ignored.update(item.tag for item in image if item.tag != "tag")
-                _add(found, image.attrib["name"], tags, where, subset, untagged)
+                # Images of several tasks may have the same name. Each subset has its folder.
+                subset = image.get("subset") or "default"
+                folders = tuple(
+                    f"images/{name}/" for name in (task or subset, subset.lower(), subset)
+                )
+                entry = Entry([image.attrib["name"]], tags, where, split or subset.lower(), folders)
+                _add(found, entry, untagged)
 
-    return _source("cvat", root, export, parse, ["", "images/", "images/{split}/"])
+    return _source("cvat", root, export, parse)
 
 
 def fiftyone(
@@ -186,71 +212,79 @@ def fiftyone(
 
     def parse(path: Path, found: Export, split: str) -> None:
         content = read_json(path)
-        with naming_errors(path, DataError, remedy="export a FiftyOneImageClassificationDataset"):
-            classes = content.get("classes") or []
+        remedy = "export a FiftyOneImageClassificationDataset"
+        with naming_errors(path, DataError, remedy=remedy):
+            classes = check_names(expect(content.get("classes") or [], list, "classes"), path)
             found.classes += classes
-            # The keys are paths without their extension.
-            files = {}
-            for image in sorted(path.parent.rglob("*")):
-                if image.suffix.lower() in READ:
-                    name = image.relative_to(path.parent)
-                    files[name.with_suffix("").as_posix()] = name.as_posix()
-            for key, value in content["labels"].items():
-                where = f"{path}, label {key}"
+            entries = member(content, "labels", dict)
+        for key, value in entries.items():
+            where = f"{path}, label {key}"
+            with naming_errors(where, DataError, remedy=remedy):
                 labels = {}
                 for item in value if isinstance(value, list) else [value]:
-                    label = item["label"] if isinstance(item, dict) else item
+                    label = member(item, "label", object) if isinstance(item, dict) else item
+                    if type(label) is int and classes:
+                        if label not in range(len(classes)):
+                            raise ValueError(f"{label} is not an index below {len(classes)}")
+                        label = classes[label]
                     if label is not None:
-                        is_index = isinstance(label, int) and classes
-                        labels[as_name(classes[label] if is_index else label, where)] = 1
-                file = files.get(f"data/{key}", files.get(key, key))
-                _add(found, file, labels, where, split, untagged)
+                        labels[as_name(label, where)] = 1
+                # The keys are paths without their extension.
+                _add(found, Entry([f"data/{key}", key], labels, where, split), untagged)
 
-    return _source("fiftyone", root, export, parse, ["", "data/", "{split}/", "{split}/data/"])
+    return _source("fiftyone", root, export, parse)
 
 
-def _add(
-    found: Export, path: str, labels: dict[str, int], where: str, split: str, untagged: str
-) -> None:
-    if labels or untagged == "negative":
-        found.images.append((path, labels, where, split))
+def _add(found: Export, entry: Entry, untagged: str) -> None:
+    if entry.labels or untagged == "negative":
+        found.images.append(entry)
     else:
         found.unlabeled += 1
 
 
-def _path(address: str) -> str:
-    """Return the path in an address of Label Studio: a URL, an upload or a local file."""
-    parts = urlsplit(address)
+def studio_address(prefix: str, path: str) -> str:
+    """Return the address of a path for Label Studio; `studio_paths` is the inverse function.
+
+    Browsers and the query of local files decode an address, so its path is quoted. Label Studio
+    reads the keys of object storage, such as s3://, as they are.
+    """
+    is_url = prefix.startswith(("/", "http://", "https://"))
+    return prefix + (quote(path) if is_url else path)
+
+
+def studio_paths(address: str) -> list[str]:
+    """Return the possible paths in an address of Label Studio: a URL, an upload or a local file."""
+    parts = urlsplit(address, allow_fragments=False)
     if not parts.scheme and not address.startswith("/"):
-        return address
+        return [address]
     if parts.path.endswith("/local-files/"):
-        return parse_qs(parts.query).get("d", [""])[0]
-    return unquote(parts.path)
+        written = parts.query.removeprefix("d=")
+        return [unquote_plus(written), written]
+    paths = [unquote(parts.path), parts.path]
+    folder, _, name = paths[0].rpartition("/")
+    if "upload" in folder.split("/"):
+        paths.append(_UPLOAD.sub("", name))
+    return paths
 
 
-def _find(path: str, folder: Path, prefixes: Iterable[str]) -> str:
-    """Return the longest end of a path that is a file in the folder, or else the whole path."""
-    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
-    if ".." in parts or not parts:
-        return path
-    ends = ["/".join(parts[start:]) for start in range(len(parts))]
-    if _UPLOAD.match(parts[-1]):
-        ends.append(_UPLOAD.sub("", parts[-1]))
-    for end in ends:
-        for prefix in prefixes:
-            if (folder / prefix / end).is_file():
-                return prefix + end
-    return ends[0]
+def _find(entry: Entry, finder: PhotoFinder, folders: tuple[str, ...]) -> str:
+    """Return the longest end of a path that is a photo in one of the folders, else the path."""
+    for path in entry.paths:
+        parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+        if ".." in parts or len(path) > 4096:
+            break  # `path_inside` raises an error
+        for start in range(len(parts)):
+            for folder in folders:
+                found = finder.find(folder + "/".join(parts[start:]), entry.where)
+                if found is not None:
+                    return found
+    return entry.paths[0].replace("\\", "/").lstrip("/")
 
 
 def _source(
-    name: str,
-    root: str,
-    export: ExportSettings,
-    parse: Callable[[Path, Export, str], None],
-    prefixes: list[str],
+    name: str, root: str, export: ExportSettings, parse: Callable[[Path, Export, str], None]
 ) -> Source:
-    """Return the source of an export. `prefixes` are folders of images inside `data.images`."""
+    """Return the source of an export. `parse` adds the content of a file with its split."""
     folder = check_folder(root, "the export")
     image_folder = folder / path_inside(export.images or ".", "data.images")
     names = given_names(export.classes, folder)
@@ -263,6 +297,8 @@ def _source(
         found = Export()
         has_files = not path.is_file() and (folder / export.train / file).is_file()
         if has_files:
+            present = [other.parent.name for other in folder.glob(f"*/{file}")]
+            check_val(export.val, present, folder)
             for split in (export.train, export.val):
                 parse(folder / split / file, found, split.lower())
         else:
@@ -272,11 +308,16 @@ def _source(
         if names is None and found.classes:
             classes = check_names(dict.fromkeys(found.classes), path)
         builder = TableBuilder(classes=classes, folder=image_folder)
+        finder = PhotoFinder(image_folder)
         splits = []
-        for image, labels, where, split in found.images:
-            places = [prefix.format(split=split) for prefix in prefixes]
-            builder.add(_find(image, image_folder, places), labels, where)
-            splits.append(split)
+        for entry in found.images:
+            # Images of several splits or subsets may have the same name.
+            folders = entry.folders + ("", "images/", "data/")
+            if has_files:
+                of_split = f"{export.val if entry.split == val else export.train}/"
+                folders = tuple(of_split + name for name in folders) + folders
+            builder.add(_find(entry, finder, folders), entry.labels, entry.where)
+            splits.append(entry.split)
         if not splits:
             raise DataError(f"{path}: none of {found.unlabeled:,} images is labeled; label some")
         table = builder.build(path)

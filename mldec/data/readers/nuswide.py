@@ -17,12 +17,13 @@ import numpy as np
 
 from mldec.data.cache import cached_table
 from mldec.data.labels import from_dense
+from mldec.data.photos import SkippedFiles, files_below
 from mldec.data.settings import DEFAULT_VECTORS, Source, VectorSettings
 from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import Roles, ZeroShot, multi_label, split_classes
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import csv_rows, read_bytes, read_json, read_lines
+from mldec.files.text import csv_rows, member, read_bytes, read_json, read_lines
 from mldec.names import check_names, split_names
 
 log = logging.getLogger("mldec")
@@ -154,8 +155,8 @@ def _roles(source: Path, names: Sequence[str]) -> Roles:
     else:
         content = read_json(source)
     with naming_errors(source, DataError, remedy="restore it"):
-        unseen = content["test class"]
-        seen = content.get("train class")
+        unseen = member(content, "test class", list)
+        seen = member(content, "train class", list) if "train class" in content else None
         return split_classes(names, unseen=unseen, seen=seen, where=str(source))
 
 
@@ -285,7 +286,9 @@ def _find_images(folder: Path, listed: np.ndarray) -> np.ndarray:
     if not folder.is_dir():
         raise DataError(f"data.images: {folder} is not a folder; set it to the image folder")
 
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    skipped = SkippedFiles()
+    present = {Path(path).relative_to(folder).as_posix() for path in files_below(folder, skipped)}
+    skipped.log("nuswide")
 
     # Files without a Flickr number have the number "", which must not match.
     by_number = {_flickr_number(path): path for path in sorted(present)}

@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 
 from mldec.data.cache import cached_table
+from mldec.data.photos import list_folder
 from mldec.data.settings import Source
 from mldec.data.splits import log_split
 from mldec.data.table import Table, TableBuilder, encode_paths
 from mldec.data.tasks import multi_label
-from mldec.data.types import StoredImages, check_folder, in_folder, list_folder
+from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import read_json, read_lines
+from mldec.files.text import member, read_json, read_lines
 from mldec.names import given_names, numbered_names
 
 
@@ -74,5 +75,6 @@ def _parse(image_list: Path, label_file: Path, num_classes: int) -> Table:
     builder = TableBuilder(list(map(str, range(num_classes))))
     with naming_errors(label_file, DataError, remedy="use the map of images to classes"):
         for number, name in enumerate(read_lines(image_list), 1):
-            builder.add(name, dict.fromkeys(labels[name], 1), f"{image_list}, line {number}")
+            classes = member(labels, name, list)
+            builder.add(name, dict.fromkeys(classes, 1), f"{image_list}, line {number}")
     return builder.build(image_list)

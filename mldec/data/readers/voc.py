@@ -15,7 +15,7 @@ from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
 from mldec.files.text import read_bytes, read_lines
-from mldec.names import VOC, unknown_class
+from mldec.names import VOC, abbreviate, format_list, unknown_class
 
 log = logging.getLogger("mldec")
 
@@ -84,8 +84,11 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     """Return the images of a split. `difficult` is a key of `MEANINGS`."""
     listing = folder / "ImageSets" / "Main" / f"{split}.txt"
     annotations = folder / "Annotations"
-    parse = partial(_parse, listing, annotations)
-    table = cached_table("voc", [listing, annotations], parse, cache_dir)
+    if annotations.is_dir():
+        parse = partial(_parse, listing, annotations)
+        table = cached_table("voc", [listing, annotations], parse, cache_dir)
+    else:
+        table = _parse_lists(listing.parent, split)
 
     only_difficult = table.labels.counts(DIFFICULT).sum()
     what = f"{folder.name} {split}"
@@ -97,6 +100,39 @@ def _load_split(folder: Path, difficult: str, split: str, cache_dir: str | None)
     values[values == DIFFICULT] = MEANINGS[difficult]
     labels = replace(table.labels, values=values)
     return in_folder(replace(table, labels=labels), folder / "JPEGImages")
+
+
+def _parse_lists(folder: Path, split: str) -> Table:
+    """Read the lists of the classes, such as cat_train.txt: image ids with 1, 0 (difficult) or -1.
+
+    The images are in the order of the list of the split, or else of the first class.
+    """
+    lists = {name: folder / f"{name}_{split}.txt" for name in VOC}
+    found = {name: path for name, path in lists.items() if path.is_file()}
+    if not found:
+        example = folder / f"{VOC[0]}_{split}.txt"
+        raise DataError(f"{example}: neither this list nor Annotations exists; restore them")
+    if len(found) < len(VOC):
+        missing = format_list([name for name in VOC if name not in found])
+        log.warning(f"{folder}: no list of {split} for {missing}; they count as absent")
+
+    labels: dict[str, dict[str, int]] = {}
+    if (folder / f"{split}.txt").is_file():
+        labels = {line.split()[0]: {} for line in read_lines(folder / f"{split}.txt")}
+    for name, path in found.items():
+        for number, line in enumerate(read_lines(path), 1):
+            image, _, value = line.partition(" ")
+            if value.strip() not in ("1", "0", "-1"):
+                fault = f"{abbreviate(line)} is not an image id and 1, 0 or -1"
+                raise DataError(f"{path}, line {number}: {fault}; correct it")
+            entries = labels.setdefault(image, {})
+            if value.strip() != "-1":
+                entries[name] = 1 if value.strip() == "1" else DIFFICULT
+
+    builder = TableBuilder(classes=VOC)
+    for image, entries in labels.items():
+        builder.add(f"{image}.jpg", entries, f"{folder}, {split}")
+    return builder.build(folder)
 
 
 def _parse(listing: Path, annotations: Path) -> Table:

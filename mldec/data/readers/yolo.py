@@ -1,6 +1,7 @@
 """YOLO datasets, as exported by Roboflow and CVAT. The labels are the classes of the boxes.
 
-Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/datasets/detect.
+Paths follow the documentation of Ultralytics, https://docs.ultralytics.com/datasets/detect. The
+form of darknet (obj.names, train.txt and valid.txt) is read as well.
 """
 
 import logging
@@ -10,19 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.images import READ
+from mldec.data.photos import PhotoFinder, SkippedFiles, files_below
 from mldec.data.settings import Source
-from mldec.data.splits import check_val, log_split
-from mldec.data.table import TableBuilder, path_inside
+from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
+from mldec.data.table import Table, TableBuilder, path_inside
 from mldec.data.tasks import multi_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
-from mldec.files.text import read_lines, read_text, read_yaml
+from mldec.files.text import expect, read_lines, read_text, read_yaml
 from mldec.names import abbreviate, check_names
 
 log = logging.getLogger("mldec")
 
 NULL = ("", "null", "~")  # YAML without a value, read as text
+DARKNET = "obj.names"  # class names in the form of darknet, one per line
+SPLITS = ("train", "val", "valid", "test")
 
 
 def yolo(
@@ -31,6 +35,7 @@ def yolo(
     file: str = "data.yaml",
     train: str = "train",
     val: str = "val",
+    division: HoldOut = HELD_OUT,
     threshold: float = 0.5,
     skip_empty: bool = True,
 ) -> Source:
@@ -42,53 +47,92 @@ def yolo(
             optional `path` is the parent of these folders.
         train: Key of the training split.
         val: Key of the validation split, such as "test".
+        division: Held-out images if the dataset has a single split.
     """
     evaluator = multi_label(threshold, skip_empty=skip_empty)
     folder = check_folder(root, "the YAML file")
     source = folder / path_inside(file, "data.file")
+    if not source.is_file() and (folder / DARKNET).is_file():
+        source = folder / DARKNET
 
     def load(split: str, _: str | None) -> StoredImages:
-        with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
-            content = dict(read_yaml(source, as_text=True))
-            content = {key: value for key, value in content.items() if value not in NULL}
-        if split == val:
-            check_val(val, [key for key, value in content.items() if value], source)
-        return _load_split(folder, source, content, split)
+        content = _read(source)
+        present = [key for key in SPLITS if content.get(key)]
+        # A single split is divided, except to evaluate all of it.
+        if len(present) == 1 and val not in present:
+            table, image_folder = _load_split(folder, source, content, present[0])
+            table = division.select(table, val=split == val)
+            log.info(f"yolo: {source} has only {present[0]}: {len(table):,} images for {split}")
+        else:
+            if split == val:
+                check_val(val, [key for key, value in content.items() if value], source)
+            table, image_folder = _load_split(folder, source, content, split)
+        log_split("yolo", split, table)
+        return in_folder(table, image_folder)
 
     return Source(load=load, train=train, val=val, where=source, evaluator=evaluator)
 
 
-def _load_split(folder: Path, source: Path, content: Mapping[str, Any], split: str) -> StoredImages:
-    """Return the images of a split. No cache: edited labels do not change the folder time."""
+def _read(source: Path) -> dict[str, Any]:
+    """Return the content of data.yaml, or the same content from the files of darknet."""
+    if source.name != DARKNET:
+        with naming_errors(source, DataError, remedy="write keys such as train: FOLDER"):
+            entries = expect(read_yaml(source, as_text=True), dict, "it")
+            return {key: value for key, value in entries.items() if value not in NULL}
+    content: dict[str, Any] = {"names": read_lines(source)}
+    for name in SPLITS:
+        if (source.parent / f"{name}.txt").is_file():
+            content["val" if name == "valid" else name] = f"{name}.txt"
+    return content
+
+
+def _load_split(
+    folder: Path, source: Path, content: Mapping[str, Any], split: str
+) -> tuple[Table, Path]:
+    """Return the images of a split and their folder.
+
+    There is no cache, because edited labels do not change the time of the folder.
+    """
     names = _class_names(content.get("names"), source)
     images: list[Path] = []
-    unsupported = UnsupportedFiles()
+    skipped = SkippedFiles()
     for path in _paths(content, split, source):
-        images += _images(path, unsupported)
-    if unsupported and not images:
-        raise DataError(f"{source}, {split}: no supported image; {unsupported}")
+        images += _images(path, skipped)
+    if skipped and not images:
+        raise DataError(f"{source}, {split}: no supported image; {skipped}")
 
-    label_files = [_label_file(image) for image in images]
+    label_files: dict[Path, Path] = {}  # maps a label file to its image
+    for image in images:
+        file = _label_file(image)
+        other = label_files.setdefault(file, image)
+        if other != image:
+            fault = f"{other} and {image} have the same label file {file}"
+            raise DataError(f"{source}, {split}: {fault}; rename one of them")
+
     absent = {file for file in label_files if not file.is_file()}
+    for file in absent:
+        # A common mistake would turn all photos into negatives.
+        wrong = file.with_name(f"{label_files[file].name}.txt")
+        if wrong.is_file():
+            raise DataError(f"{wrong}: no image has this label file; rename it to {file.name}")
     if images and len(absent) == len(images):
         fault = f"none of {len(images):,} images has a label file"
-        raise DataError(f"{source}, {split}: {fault}; add files such as {label_files[0]}")
+        raise DataError(f"{source}, {split}: {fault}; add files such as {_label_file(images[0])}")
 
     # The common folder is `root`, or one of its parents if images are outside `root`.
     parents = {image.parent for image in images}
     image_folder = Path(os.path.commonpath(parents | {folder}))
     builder = TableBuilder(classes=names)
-    for image, file in zip(images, label_files, strict=True):
+    for image in images:
+        file = _label_file(image)
         labels = {} if file in absent else _labels(file, len(names))
         builder.add(str(image.relative_to(image_folder)), labels, f"{source}, {split}")
 
     table = builder.build(source)
-    log_split("yolo", split, table)
-    if unsupported:
-        log.warning(f"yolo {split}: {unsupported}")
+    skipped.log(f"yolo {split}")
     if absent:
         log.info(f"yolo {split}: {len(absent):,} images have no label file")
-    return in_folder(table, image_folder)
+    return table, image_folder
 
 
 def _class_names(names: object, source: Path) -> tuple[str, ...]:
@@ -123,19 +167,23 @@ def _paths(content: Mapping[str, Any], split: str, source: Path) -> list[Path]:
     return paths
 
 
-def _images(path: Path, unsupported: UnsupportedFiles) -> list[Path]:
-    """Return the images in a folder (recursively) or in a text file. Counts unsupported files."""
+def _images(path: Path, skipped: SkippedFiles) -> list[Path]:
+    """Return the images below a folder, or those that a text file lists."""
     images = []
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.name[0] != ".":
-                unsupported.add(str(file))
-                if file.suffix.lower() in READ:
-                    images.append(file)
+        for file in map(Path, files_below(path, skipped)):
+            skipped.add(str(file))
+            if file.suffix.lower() in READ:
+                images.append(file)
         return images
 
-    for line in read_lines(path):
-        image = path.parent / line.replace("\\", "/")
+    finder = PhotoFinder(path.parent)
+    for number, line in enumerate(read_lines(path), 1):
+        name = line.replace("\\", "/")
+        where = f"{path}, line {number}"
+        # Exports of CVAT name a folder "data" that the archive does not have.
+        found = finder.find(name, where) or finder.find(name.removeprefix("data/"), where)
+        image = path.parent / (found or name)
         images.append(Path(os.path.normpath(image)))
     return images
 

@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add("--merge", metavar="FOLDER", help="join the shards in a folder")
     add("--progress", metavar="FOLDER", help="local folder of unfinished rows")
     add("--pictures", metavar="FOLDER", help="write a JPEG file with heat maps per image")
-    add("--font", metavar="FILE", help="TrueType font of --pictures")
+    add("--font", metavar="FILE", help="font of --pictures, a .ttf or .otf file")
     add("--suggest", action="store_true", help="leave out classes that are keywords of the photo")
     add(
         "--xmp",

@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
+from mldec.data.readers.labeling import studio_address
 from mldec.errors import print_error
 from mldec.files.atomic import csv_lines, to_json
 from mldec.tools.predict.answers import Row, Rule, entries
@@ -133,7 +134,7 @@ def _tasks(rule: Rule, lines: Lines) -> Iterator[str]:
         cells = cells_of(row)
         names = {"from_name": "choice", "to_name": "image", "type": "choices"}
         prediction: dict[str, Any] = {"model_version": "mldec", "result": []}
-        data = {"image": rule.image_prefix + row["image"].removeprefix("./")}
+        data = {"image": studio_address(rule.image_prefix, row["image"].removeprefix("./"))}
         if cells["classes"]:
             prediction["result"].append({**names, "value": {"choices": cells["classes"]}})
         if cells.get("scores"):

@@ -261,6 +261,13 @@ def fonts(file: str | None = None) -> list[Font]:
         return [ImageFont.truetype(file, size) for size in sizes]
 
 
+def missing_glyphs(text: str, font: Font) -> list[str]:
+    """Return the distinct characters of a text that a font draws as boxes."""
+    box = bytes(font.getmask("\U0010ffff"))  # a code point that is never assigned
+    letters = dict.fromkeys("".join(visible(text).split()))
+    return [letter for letter in letters if bytes(font.getmask(letter)) == box]
+
+
 def file_name(path: Path) -> str:
     """Return the file name of the picture of an image: its name and a hash of its whole path."""
     digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:8]

@@ -1,7 +1,5 @@
 """The input images of `mldec predict`: files, folders, tar files and lists."""
 
-import csv
-import io
 import os
 import sys
 import tarfile
@@ -13,16 +11,21 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from mldec.cli import require
-from mldec.data.images import READ, UnsupportedFiles
+from mldec.data.columns import PATHS
+from mldec.data.images import READ
+from mldec.data.photos import SkippedFiles, is_junk
 from mldec.errors import ConfigError, DataError, brief, naming_errors
 from mldec.files.atomic import STANDARD_OUTPUT
+from mldec.files.tables import SUFFIXES, TYPED, decoded, read_table, simple_name, text_chunks
+from mldec.files.text import CSV_ROWS
 from mldec.runtime.distributed import rank_and_world_size
 from mldec.tools.predict import storage
 from mldec.tools.predict.decode import Item
 
 STANDARD_INPUT = STANDARD_OUTPUT  # both are "-"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")  # tar files that are read as a stream
-COLUMNS = ("image", "path", "url", "bytes")  # default columns of a table, the first match is used
+# Simple names of the default columns of a table. The first match is used.
+COLUMNS = ("image", "path", "url", "bytes", *PATHS)
 NUMBERS = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # variables of --shard auto/N
 ROWS = 256  # rows per chunk of a Parquet list, which may contain whole images
 
@@ -30,8 +33,8 @@ ROWS = 256  # rows per chunk of a Parquet list, which may contain whole images
 class Inputs:
     """The images of a command line, in order: files, folders and tar files, and those of a list.
 
-    Folders are sorted by path. A list is a text, CSV or Parquet file with one image per row, or "-"
-    for standard input; `column` is None for the first of `COLUMNS`.
+    Folders are sorted by path. A list is a text file or a table with one image per row, or "-" for
+    standard input; `column` is None for the first of `COLUMNS`.
     """
 
     def __init__(
@@ -45,10 +48,10 @@ class Inputs:
         self._paths = list(paths)
         self._listing = listing or ""
         self._kind = Path(self._listing).suffix.lower()
-        self._column = column
+        self._known = [simple_name(column)] if column else COLUMNS
         self._root = root
-        # Unsupported image files in folders and tar files, known after a complete iteration.
-        self.unsupported = UnsupportedFiles()
+        # Skipped files in folders and tar files, known after a complete iteration.
+        self.skipped = SkippedFiles()
 
         if not paths and listing is None:
             raise ConfigError("no images are given: pass files, folders, tar files or --list FILE")
@@ -57,9 +60,9 @@ class Inputs:
         for path in paths:
             if not storage.exists(path):
                 raise DataError(f"{path}: the file or folder does not exist; check the path")
-            unsupported = UnsupportedFiles()
-            if storage.is_folder(path) and next(_in_folder(path, unsupported), None) is None:
-                raise DataError(f"{path}: no readable image; {unsupported or 'check it'}")
+            skipped = SkippedFiles()
+            if storage.is_folder(path) and next(_in_folder(path, skipped), None) is None:
+                raise DataError(f"{path}: no readable image; {skipped or 'check it'}")
         if listing not in (None, STANDARD_INPUT) and next(self._listed(1, None), None) is None:
             raise DataError(f"--list {listing}: the list is empty; check the file")
 
@@ -79,12 +82,12 @@ class Inputs:
         Other images are assigned by a hash of their path, relative to the argument of the command
         line. Rows of a list are assigned by their number.
         """
-        tars = (path for _, path in self._files(UnsupportedFiles()) if is_tar(path))
+        tars = (path for _, path in self._files(SkippedFiles()) if is_tar(path))
         are_whole = shards > 1 and len(list(islice(tars, shards))) == shards
 
-        unsupported = UnsupportedFiles()
+        skipped = SkippedFiles()
         tar_number = 0
-        for key, path in self._files(unsupported):
+        for key, path in self._files(skipped):
             if not is_tar(path):
                 yield _shard_of(key, shards), Item(path, path)
                 continue
@@ -93,16 +96,16 @@ class Inputs:
             tar_number += 1
             if are_whole and only not in (None, owner):
                 continue
-            for member in _in_tar(path, unsupported):
+            for member in _in_tar(path, skipped):
                 if not are_whole:
                     owner = _shard_of(key + member.name.removeprefix(path), shards)
                 yield owner, member
-        self.unsupported = unsupported
+        self.skipped = skipped
 
         if self._listing:
             yield from self._listed(shards, only)
 
-    def _files(self, unsupported: UnsupportedFiles) -> Iterator[tuple[str, str]]:
+    def _files(self, skipped: SkippedFiles) -> Iterator[tuple[str, str]]:
         # Yield the path of each file below its argument, and its whole path.
         for path in self._paths:
             if not storage.is_folder(path):
@@ -110,7 +113,7 @@ class Inputs:
                 continue
             # Remove ./ and double slashes.
             folder = path.rstrip("/") if storage.is_address(path) else str(Path(path))
-            for file in _in_folder(folder, unsupported):
+            for file in _in_folder(folder, skipped):
                 yield file.removeprefix(folder), file
 
     def _rooted(self, name: str) -> Item:
@@ -119,9 +122,10 @@ class Inputs:
         return Item(name, f"{self._root.rstrip('/')}/{name}")
 
     def _column_of(self, names: Sequence[str]) -> str:
-        for name in [self._column] if self._column else COLUMNS:
-            if name in names:
-                return name
+        for wanted in self._known:
+            for name in names:
+                if simple_name(name) == wanted:
+                    return name
         raise DataError(
             f"--list {self._listing}: the column of the images is missing; "
             f"pass --column with a name of {', '.join(names)[:200]}"
@@ -140,16 +144,31 @@ class Inputs:
                 return
 
             # Bytes that are not UTF-8 are decoded as in file names.
-            text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-            if self._kind == ".csv":
-                reader = csv.DictReader(text, restval="", strict=True)
-                column = self._column_of(reader.fieldnames or [])
-                paths = (fields[column] for fields in reader)
+            if self._kind in SUFFIXES:
+                paths = self._from_table(file)
             else:
-                lines = (line.rstrip("\r\n") for line in text)
+                text = decoded(file, errors="surrogateescape")
+                lines = (line.rstrip("\r\n").removeprefix("\ufeff") for line in text)
                 paths = (line for line in lines if line)
             for row, path in enumerate(paths):
                 yield row % shards, self._rooted(path)
+
+    def _from_table(self, file: IO[bytes]) -> Iterator[str]:
+        """Yield the paths in a table; delimited text is read in chunks."""
+        if self._kind in TYPED:
+            chunks = iter([read_table(Path(self._listing), self._known).astype(str)])
+        else:
+            chunks = text_chunks(
+                f"--list {self._listing}",
+                file,
+                self._known,
+                errors="surrogateescape",
+                rows=CSV_ROWS,
+            )
+        for chunk in chunks:
+            column = list(chunk.columns).index(self._column_of(chunk.columns))
+            is_filled = (chunk != "").to_numpy().any(axis=1)
+            yield from chunk.iloc[:, column][is_filled]
 
     def _from_parquet(
         self, file: IO[bytes], shards: int, only: int | None
@@ -206,16 +225,16 @@ def is_tar(path: str) -> bool:
     return path.endswith((".tar", *COMPRESSED))
 
 
-def _in_folder(folder: str, unsupported: UnsupportedFiles) -> Iterator[str]:
-    """Yield the images and tar files below a folder; add other image files to `unsupported`."""
-    for path in storage.files_in(folder):
+def _in_folder(folder: str, skipped: SkippedFiles) -> Iterator[str]:
+    """Yield the user's images and tar files below a folder, and count the other files."""
+    for path in storage.files_in(folder, skipped):
         if is_tar(path) or Path(path).suffix.lower() in READ:
             yield path
         else:
-            unsupported.add(path)
+            skipped.add(path)
 
 
-def _in_tar(path: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
+def _in_tar(path: str, skipped: SkippedFiles) -> Iterator[Item]:
     """Yield the images in a tar file, and one fault for the rest of a damaged file."""
     # Workers read the members of an uncompressed local file. A stream is read here.
     is_stream = storage.is_address(path) or path.endswith(COMPRESSED)
@@ -228,11 +247,12 @@ def _in_tar(path: str, unsupported: UnsupportedFiles) -> Iterator[Item]:
                 # Limit the memory, because tarfile keeps all members in a list.
                 tar.members.clear()  # type: ignore[attr-defined]
 
-                if not member.isreg() or member.issparse():
-                    continue
                 name = f"{path}/{member.name}"
+                if not member.isreg() or member.issparse() or is_junk(member.name):
+                    skipped.add_junk(name)
+                    continue
                 if Path(member.name).suffix.lower() not in READ:
-                    unsupported.add(name)
+                    skipped.add(name)
                     continue
                 if is_stream:
                     content = tar.extractfile(member)

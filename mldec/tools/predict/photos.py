@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,9 @@ def items(photos: Any) -> Iterator[Item]:
         photos = [photos]
     for number, photo in enumerate(photos):
         if isinstance(photo, str | os.PathLike) and _is_container(str(photo)):
-            yield from Inputs([str(photo)])
+            inputs = Inputs([str(photo)])
+            yield from inputs
+            inputs.skipped.log(str(photo))
         else:
             yield to_item(photo, f"image {number}")
 
@@ -62,9 +65,13 @@ def to_item(photo: Any, name: str) -> Item:
 
 def _is_container(path: str) -> bool:
     """Return True for a folder or a tar file. Addresses of folders must end with a slash."""
-    if is_tar(path):
-        return True
-    return path.endswith("/") if storage.is_address(path) else storage.is_folder(path)
+    if is_tar(path) or not path:
+        return bool(path)
+    if storage.is_address(path):
+        return path.endswith("/")
+    with suppress(OSError):  # such as a name that is too long
+        return storage.is_folder(path)
+    return False
 
 
 def _to_image(photo: Any, name: str) -> Image.Image:

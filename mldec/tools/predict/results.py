@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mldec.data.photos import SkippedFiles
 from mldec.errors import ConfigError, DataError, Stopped, naming_errors, writing
 from mldec.files.atomic import named, replacing, to_json
 from mldec.tools.predict import storage
@@ -54,7 +55,7 @@ class Record:
     errors: int = 0  # images with an error
     retry: int = 0  # images of the result that the next command predicts again
     names: str = ""  # hash of the names of the images
-    unsupported_files: dict[str, Any] = field(default_factory=dict)  # see `UnsupportedFiles`
+    unsupported_files: dict[str, Any] = field(default_factory=dict)  # see `SkippedFiles`
     # Fingerprint of each result file, as a list. The list is empty while the file is written.
     files: dict[str, list[str]] = field(default_factory=dict)
 
@@ -152,7 +153,7 @@ class Outputs:
             errors=errors,
             retry=retry,
             names=digest,
-            unsupported_files=inputs.unsupported.to_dict(),
+            unsupported_files=inputs.skipped.to_dict(),
             files={_key(path): [storage.fingerprint(path)] for path in self._targets.values()},
         )
         self._save(record)
@@ -289,7 +290,8 @@ def part_of(folder: str, kind: str, shard: Shard) -> str:
 def parts_in(folder: str) -> list[str]:
     """Return the paths of all parts in a folder, including missing ones."""
     kinds = set()
-    for path in storage.files_in(folder) if storage.exists(folder) else []:
+    files = storage.files_in(folder, SkippedFiles()) if storage.exists(folder) else ()
+    for path in files:
         if match := re.fullmatch(PART, path.rpartition("/")[2]):
             kinds.add((match[2], int(match[1])))
     if len(kinds) > 1:

@@ -25,13 +25,14 @@ from mldec.files.atomic import (
 from mldec.files.cache import cache_folder
 from mldec.files.run_folder import locked
 from mldec.files.torch_files import sha256_of
+from mldec.names import format_list
 from mldec.runtime.console import keep_output_clean, progress_bar
 from mldec.runtime.signals import StopRequest, listening
 from mldec.tools.predict import formats, results, storage, xmp
 from mldec.tools.predict.answers import Pictures, Predictor, Row, Rule, chosen_rule, counted
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import Engine, EngineOptions, TorchEngine, open_engine
-from mldec.tools.predict.heat_maps import fonts
+from mldec.tools.predict.heat_maps import fonts, missing_glyphs
 from mldec.tools.predict.inputs import STANDARD_INPUT, Inputs, Shard, chosen_shard
 from mldec.tools.predict.results import Journal, Outputs, Record
 
@@ -133,6 +134,10 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures is not None:
         assert isinstance(engine, TorchEngine)
         pictures = Pictures(engine, Path(args.pictures), picture_fonts)
+        missing = missing_glyphs("".join(engine.classes.names), picture_fonts[0])
+        if missing:
+            fault = f"the font has no glyphs for {format_list(missing)} of the class names"
+            print_error(f"--pictures: {fault}; pass --font FILE with another font")
     predictor = Predictor(
         engine,
         rule,
@@ -157,8 +162,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.checkpoint} has no thresholds: classes are ranked by score only; "
             f"pass --threshold, or calibrate it with mldec calibrate"
         )
-    if shard.number == 0 and inputs.unsupported:
-        print_error(str(inputs.unsupported))
+    if shard.number == 0 and inputs.skipped:
+        print_error(str(inputs.skipped))
     # torchrun would end the other processes after status 1.
     return 0 if args.shard == "auto" else status
 

@@ -14,6 +14,7 @@ from typing import IO, Any, BinaryIO
 
 from fsspec.core import url_to_fs
 
+from mldec.data.photos import SkippedFiles, files_below, is_junk
 from mldec.errors import DataError, naming_errors
 from mldec.files.atomic import replacing
 from mldec.files.text import open_binary
@@ -58,23 +59,21 @@ def opened(path: str) -> IO[bytes]:
         return stream
 
 
-def files_in(folder: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder, sorted by the names in their paths."""
+def files_in(folder: str, skipped: SkippedFiles) -> Iterator[str]:
+    """Yield the paths of the user's files below a folder, sorted by the names in their paths."""
     if not is_address(folder):
-        with os.scandir(folder) as scanned:
-            entries = sorted(scanned, key=lambda entry: entry.name)
-        for entry in entries:
-            # A link to a folder could lead back to a parent folder.
-            if entry.is_dir(follow_symlinks=False):
-                yield from files_in(entry.path)
-            else:
-                yield entry.path
+        yield from files_below(folder, skipped)
         return
 
     with _remote(folder) as (files, root):
         names = files.find(root)
     for name in sorted(names, key=lambda name: name.split("/")):
-        yield folder.rstrip("/") + name.removeprefix(root.rstrip("/"))
+        below = name.removeprefix(root.rstrip("/"))
+        path = folder.rstrip("/") + below
+        if is_junk(below):
+            skipped.add_junk(path)
+        else:
+            yield path
 
 
 def is_folder(path: str) -> bool:

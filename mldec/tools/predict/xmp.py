@@ -16,7 +16,6 @@ from mldec.files.atomic import replacing
 from mldec.files.text import read_if_exists
 from mldec.files.xmp import EMPTY, Keyword, with_keywords, without_own
 from mldec.runtime.console import progress_bar
-from mldec.tools.predict import storage
 from mldec.tools.predict.answers import Row
 
 TAG = ".mldec"  # of temporary files, which a killed run may leave behind
@@ -133,7 +132,8 @@ def undo(paths: Sequence[str]) -> int:
         if not path.exists():
             raise ConfigError(f"--xmp-undo {name}: no local file or folder; check the path")
         if path.is_dir():
-            files += [Path(file) for file in storage.files_in(name)]
+            # Also hidden files, such as the temporary files of a killed run.
+            files += sorted(path.rglob("*"))
         else:
             files += [path] + sidecars(path)
 

@@ -1,5 +1,7 @@
 """The charts of `mldec check-data --out`, which need matplotlib."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,16 @@ def test_bar_chart_names_the_largest_counts_first(tmp_path):
     many = bar_chart(np.arange(9_605), [str(index) for index in range(9_605)], "title")
     [outline] = many.axes[0].patches
     assert outline.get_data().values.tolist() == list(range(9_605))[::-1]
+
+
+def test_missing_glyphs_of_a_chart_are_named(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="mldec")
+    for names, expected in ((["caf\u00e9", "dog"], 0), (["\u732b", "\u72ac\u732b"], 1)):
+        caplog.clear()
+        save(bar_chart(np.array([3, 1]), names, "title"), tmp_path / "bars.png")
+        notes = [text for text in caplog.messages if "bars.png" in text and "font.family" in text]
+        assert len(notes) == expected
+        assert all("\u732b, \u72ac" in text or "\u72ac, \u732b" in text for text in notes)
 
 
 def test_sample_sheet_shows_the_settings_of_training(cli, words, tmp_path, monkeypatch):

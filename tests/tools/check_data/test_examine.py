@@ -11,7 +11,12 @@ from support import one_line, write_coco
 
 from mldec.data.labels import from_dense, from_single
 from mldec.data.types import Classes, Split
-from mldec.tools.check_data.examine import label_fault, split_statistics
+from mldec.tools.check_data.examine import (
+    ImageCheck,
+    _find_duplicates,
+    label_fault,
+    split_statistics,
+)
 
 NAMES = ("thing 0", "thing 1", "thing 2")
 DENSE = np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0], [-1, 0, 0]], np.int8)
@@ -133,16 +138,22 @@ def test_copies_and_images_in_both_splits_are_found(check, root):
     assert report["in_both_splits"] == [also]
 
 
-def test_file_listed_twice_is_no_copy(check, root):
+def test_file_listed_twice_is_no_copy():
+    dataset = split_of(DENSE).dataset
+    dataset.name = lambda index: "a.jpg" if index in (0, 2) else f"{index}.jpg"
+    images = ImageCheck(np.arange(4), np.array([7, 8, 7, 8], np.uint64), [])
+    copies, listed_twice = _find_duplicates(dataset, from_dense(DENSE), images)
+    assert listed_twice == ["a.jpg is listed twice, with different labels"]
+    assert copies == ["3.jpg is a copy of 1.jpg"]
+
+
+def test_ids_of_file_listed_twice_are_named(cli, root):
     path = root / "annotations" / "instances_train2014.json"
     content = json.loads(path.read_text())
     content["images"].append({"id": 99, "file_name": image(root, 2).name})
-    content["annotations"].append({"id": 99, "image_id": 99, "category_id": 1})
     path.write_text(json.dumps(content))
-    _, _, _, report = check()
-    listed = f"{image(root, 2)} is listed twice, with different labels"
-    assert report["train"]["listed_twice"] == [listed]
-    assert report["train"]["copies"] == []
+    err = cli.fault("check_data", "data=coco", f"data.root={root}")
+    one_line(err, "the id 2 and the id 99", str(path))
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,9 @@ def test_photo_with_a_name_too_long_for_a_sidecar_keeps_its_prediction(cli, best
     one_line(first.err, name)
     [row] = rows_of(Path("r.jsonl").read_text())
     assert row["predictions"]
-    assert cli(*words) == (0, "r.jsonl is complete: 1 image; nothing to do\n", "")
+    again = cli(*words)
+    assert (again.status, again.err) == (0, "")
+    assert again.out.splitlines()[-1].startswith("r.jsonl is complete: 1 image")
 
     # photo.xmp has a valid name.
     sidecar = (folder / name).with_suffix(".xmp")
@@ -358,6 +360,16 @@ def test_pictures_show_the_predicted_classes(photos, predict):
     for path in drawn:
         with Image.open(path) as sheet:
             assert sheet.width > 3 * 150, "the image and two classes"
+
+
+def test_pictures_without_glyphs_name_the_option(cli, best, photos):
+    Path("names.txt").write_text("\n".join(["\u732b", *"abcdefghi"]), encoding="utf-8")
+    words = ("predict", best, photos / "0.png", *SHARED, "--pictures", "drawn")
+    assert "--font" not in cli(*words).err
+    err = cli(*words, "--class-names", "names.txt").err
+    assert "--pictures" in err
+    assert "\u732b" in err
+    assert "--font" in err
 
 
 def test_scores_that_are_not_finite_are_an_error_row(cli, best, photos):

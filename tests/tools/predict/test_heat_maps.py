@@ -21,7 +21,7 @@ from mldec.tools.predict import answers, heat_maps
 from mldec.tools.predict.answers import Pictures, Prediction
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import TorchEngine
-from mldec.tools.predict.heat_maps import Explainer, file_name, fonts, heated
+from mldec.tools.predict.heat_maps import Explainer, file_name, fonts, heated, missing_glyphs
 
 IN, CLASSES, SIDE = 6, 7, 3
 SIZES = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}
@@ -272,6 +272,11 @@ def test_picture_is_brightest_at_the_maximum():
     untouched = np.asarray(heated(gray, np.zeros((8, 8))))
     assert len(np.unique(untouched)) == 1
     assert (pixels[30:, :30] == untouched[0, 0].astype(int).sum()).all()
+
+
+def test_glyphs_that_a_font_lacks():
+    [font, *_] = fonts()
+    assert missing_glyphs("Dog (3) a\u00a0b \u732b\u72ac\u732b", font) == ["\u732b", "\u72ac"]
 
 
 def test_file_names_are_unique_and_valid():

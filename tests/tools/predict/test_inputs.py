@@ -61,7 +61,7 @@ def test_unsupported_files_are_counted(tmp_path):
     inputs = Inputs([str(tmp_path)])
     for _ in range(2):
         assert len(names(inputs)) == 2
-        assert inputs.unsupported.to_dict() == {
+        assert inputs.skipped.to_dict() == {
             ".jxl": {"files": 3, "example": str(tmp_path / "b.JXL")},
             ".nef": {"files": 1, "example": str(tmp_path / "in" / "d.nef")},
         }
@@ -133,6 +133,23 @@ def test_list_has_a_path_per_line_or_a_column(tmp_path, monkeypatch):
     listing.write_bytes(b'\xef\xbb\xbflabels,path\r\ncat,"a,b.png"\r\n\r\n,\xff.png\r\n')
     assert names(Inputs([], str(listing))) == ["a,b.png", os.fsdecode(b"\xff.png")]
     assert names(Inputs([], str(listing), column="labels")) == ["cat", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("list.csv", "Filename;label\na.png;x\nb.png;y\n"),
+        ("list.csv", "\ufeffsep=;\r\nimage path;label\r\na.png;x\r\nb.png;y\r\n"),
+        ("list.csv", "label,file_name\nx,a.png\ny,b.png\n".encode("utf-16")),
+        ("list.tsv", "label\tpath\nx\ta.png\ny\tb.png\n"),
+        ("list.jsonl", '{"file_name": "a.png"}\n{"file_name": "b.png"}\n'),
+        ("list.txt", "a.png\r\nb.png\r\n".encode("utf-16")),
+    ],
+)
+def test_lists_of_other_programs(tmp_path, name, content):
+    listing = tmp_path / name
+    listing.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert names(Inputs([], str(listing))) == ["a.png", "b.png"]
 
 
 def test_parquet_list_has_paths_or_bytes(tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mldec.data.images import UnsupportedFiles
+from mldec.data.photos import SkippedFiles
 from mldec.data.types import Classes
 from mldec.errors import ConfigError, DataError
 from mldec.evaluation.run import as_limits, decided
@@ -211,7 +211,7 @@ def test_damaged_line_has_no_image(line):
 
 # Journal and record
 
-NO_INPUTS = SimpleNamespace(unsupported=UnsupportedFiles())
+NO_INPUTS = SimpleNamespace(skipped=SkippedFiles())
 MADE = {"the checkpoint": "abc", "--top": 10, "the images": ["a", "b"]}
 
 

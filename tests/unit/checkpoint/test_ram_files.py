@@ -54,6 +54,10 @@ def test_names_and_thresholds_are_read_from_lists(file, tmp_path):
     loaded = load_model(file, class_names=names, thresholds=thresholds)
     assert loaded.classes.names == ("狗 (0)", "客厅 ", "狗 (2)", "树")
     assert loaded.calibration.thresholds == pytest.approx((0.65, 0.8, 0.25, 1))
+    # A spreadsheet in German.
+    thresholds.write_text("sep=;\nThreshold;Class\n0,25;狗 (2)\n")
+    loaded = load_model(file, class_names=names, thresholds=thresholds)
+    assert loaded.calibration.thresholds == pytest.approx((0.65, 0.8, 0.25, 1))
 
 
 def test_lists_of_another_length_are_ignored(file, tmp_path):

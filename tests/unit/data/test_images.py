@@ -13,11 +13,11 @@ from mldec.data.images import (
     FORMATS,
     NOT_READ,
     READ,
-    UnsupportedFiles,
     check_decoder,
     open_image,
     read_image,
 )
+from mldec.data.photos import SkippedFiles
 from mldec.data.transforms import as_pillow
 from mldec.errors import ConfigError, DataError
 
@@ -199,7 +199,7 @@ def test_faulty_file_is_named(tmp_path, file, content, name, decoder):
 
 
 def test_unsupported_files_are_counted_by_suffix():
-    unsupported = UnsupportedFiles()
+    unsupported = SkippedFiles()
     for name in ("a/1.NEF", "a/2.nef", "b/3.CR3", "b/4.jpg", "notes.txt"):
         unsupported.add(name)
     assert unsupported.to_dict() == {
@@ -207,7 +207,7 @@ def test_unsupported_files_are_counted_by_suffix():
         ".cr3": {"files": 1, "example": "b/3.CR3"},
     }
     assert "2 .nef (such as a/1.NEF), 1 .cr3 (such as b/3.CR3)" in str(unsupported)
-    assert not UnsupportedFiles()
+    assert not SkippedFiles()
 
     assert not READ & NOT_READ
     suffixes = Image.registered_extensions()

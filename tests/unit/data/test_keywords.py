@@ -1,9 +1,11 @@
 """Keywords in sidecars and image files. tests/full/data/test_photo_library.py has other writers."""
 
 import shutil
+import struct
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from mldec.data.keywords import read_keywords
 from mldec.errors import DataError
@@ -180,3 +182,154 @@ def test_broken_packet_in_a_photo_is_an_error_with_its_path(photo):
     Image.open(photo).save(photo, xmp=BROKEN["entities"])
     with pytest.raises(DataError, match=r"a\.jpg"):
         read_keywords(photo)
+
+
+DARKTABLE = [
+    "darktable|format|jpg",
+    "darktable|changed",
+    "darktable|exported",
+    "darktable|style|Vintage",
+]
+
+
+def test_tags_of_darktable_are_not_content(photo):
+    """Darktable 5 writes its own tags with their levels to dc:subject, too."""
+    copies = ["darktable", "format", "jpg", "changed", "exported", "style", "Vintage"]
+    keywords = read(
+        photo,
+        ("dc:subject", [*copies, "Oak", "Trees", "sea"]),
+        ("lr:hierarchicalSubject", [*DARKTABLE, "Trees|Oak", "sea"]),
+    )
+    assert set(keywords.content) == {("Trees", "Oak"), ("sea",)}
+    assert {"|".join(keyword) for keyword in keywords.internal} == set(DARKTABLE)
+    assert set(keywords.listed) == set(keywords.content)
+
+    # The user's own keywords with these names are under another parent, or in other photos.
+    keywords = read(
+        photo,
+        ("dc:subject", ["Vintage", "exported"]),
+        ("lr:hierarchicalSubject", ["darktable|style|Vintage", "Cars|Vintage"]),
+    )
+    assert keywords.content == (("Cars", "Vintage"), ("exported",))
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "_Digikam_Internal_Tags_",
+        "Color Label Red",
+        "Pick Label Accepted",
+        "Scanned for Faces",
+        "Original Version",
+        "iPhoto Original",
+        "geotagged",
+        "geo:lat=48.137",
+        "Darktable/changed",
+    ],
+)
+def test_tags_of_programs_in_flat_lists(photo, tag):
+    keywords = read(photo, ("dc:subject", [tag, "red label", "version 2", "darktable"]))
+    assert keywords.content == (("red label",), ("version 2",), ("darktable",))
+    assert "/".join(keywords.internal[0]) == tag
+
+
+@pytest.mark.parametrize("root", ["People", "PEOPLE", "Personen", "personnes", "Personas", "Gente"])
+@pytest.mark.parametrize("separator", ["|", "/", " > ", "\\", ": "])
+@pytest.mark.parametrize("name", ["dc:subject", "lr:hierarchicalSubject", "digiKam:TagsList"])
+def test_people_in_every_list_separator_and_case(photo, root, separator, name):
+    text = f"{root}{separator}Anna Smith".replace(">", "&gt;")
+    keywords = read(photo, (name, [text, "sea"]))
+    assert keywords.content == (("sea",),)
+    assert keywords.people == ((root, "Anna Smith"),)
+
+
+def test_names_of_people_are_compared_ignoring_case(photo):
+    keywords = read(
+        photo,
+        ("dc:subject", ["anna", "DORA", "sea"]),
+        ("Iptc4xmpExt:PersonInImage", ["Anna", "Dora"]),
+    )
+    assert keywords.content == (("sea",),)
+
+
+def test_pipe_in_a_flat_list_separates_levels(photo):
+    keywords = read(photo, ("dc:subject", ["Places|Paris", "Paris", "a, b"]))
+    assert keywords.content == (("Places", "Paris"), ("a, b",))
+
+
+@pytest.mark.parametrize(
+    "name", ["Gärten", "voilà", "Ágnes Œuvre", "d\u00e9j\u00e0 \u2013 vu\u2019s", "猫", "Straße €"]
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_utf8_that_was_encoded_twice_is_repaired(photo, name, times):
+    broken = name
+    for _ in range(times):
+        # The five bytes that Windows-1252 does not define are read as in Latin-1.
+        letters = []
+        for byte in broken.encode():
+            try:
+                letters.append(bytes([byte]).decode("cp1252"))
+            except UnicodeDecodeError:
+                letters.append(chr(byte))
+        broken = "".join(letters)
+    keywords = read(photo, ("dc:subject", [broken, name, "Ã", "café", "Ünï©ode"]))
+    assert keywords.content == ((name,), ("Ã",), ("café",), ("Ünï©ode",))
+    assert keywords.repaired == (name,)
+
+
+def add_iptc(photo, *keywords):
+    """Insert records 2:25 into a JPEG file."""
+    records = b"".join(struct.pack(">BBBH", 28, 2, 25, len(text)) + text for text in keywords)
+    block = b"8BIM" + struct.pack(">HHI", 0x0404, 0, len(records)) + records
+    segment = b"Photoshop 3.0\0" + block + b"\0" * (len(block) % 2)
+    content = photo.read_bytes()
+    header = b"\xff\xed" + struct.pack(">H", len(segment) + 2)
+    photo.write_bytes(content[:2] + header + segment + content[2:])
+
+
+@pytest.mark.parametrize("records", [[b""], [b"cat", b""], [b"", b"cat"], [b"", b""]])
+def test_empty_iptc_keyword_is_ignored(photo, records):
+    add_iptc(photo, *records)
+    expected = (("cat",),) if b"cat" in records else ()
+    assert read_keywords(photo).content == expected
+
+
+def test_damaged_iptc_does_not_hide_xmp(photo):
+    Image.open(photo).save(photo, xmp=packet(("dc:subject", ["sea"])).encode())
+    add_iptc(photo, b"cat")
+    content = photo.read_bytes()
+    assert read_keywords(photo).content == (("sea",), ("cat",))
+    photo.write_bytes(content.replace(b"\x1c\x02\x19", b"\x99\x02\x19"))
+    assert read_keywords(photo).content == (("sea",),)
+
+
+@pytest.mark.parametrize("ending", ["", "\0", "\0\0"])
+def test_keywords_of_windows_in_exif(photo, ending):
+    exif = Image.Exif()
+    exif[0x9C9E] = ("dog;beach; Straße;People/Anna;" + ending).encode("utf-16-le")
+    Image.open(photo).save(photo, exif=exif)
+    keywords = read_keywords(photo)
+    assert keywords.content == (("dog",), ("beach",), ("Straße",))
+    assert keywords.people == (("People", "Anna"),)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_png_with_large_text_chunks_keeps_its_keywords(tmp_path, compressed):
+    info = PngInfo()
+    info.add_text("parameters", "x" * 3_000_000, zip=True)
+    edits = f"<dc:description>{'y' * 2_000_000}</dc:description>"
+    xmp = packet(("dc:subject", ["sea"]), edits)
+    info.add_itxt("XML:com.adobe.xmp", xmp, zip=compressed)
+    photo = tmp_path / "a.png"
+    Image.new("RGB", (8, 8)).save(photo, pnginfo=info)
+    assert read_keywords(photo).content == (("sea",),)
+
+
+def test_packet_of_a_gif_file(tmp_path):
+    photo = tmp_path / "a.gif"
+    Image.new("P", (8, 8)).save(photo)
+    content = photo.read_bytes()
+    extension = b"!\xff\x0bXMP DataXMP" + packet(("dc:subject", ["sea"])).encode()
+    trailer = bytes([1, *range(255, -1, -1), 0])
+    photo.write_bytes(content[:-1] + extension + trailer + content[-1:])
+    assert read_keywords(photo).content == (("sea",),)

@@ -108,10 +108,10 @@ class Bomb:
     ("name", "content", "wanted", "order", "part"),
     [
         ("v.txt", "sky 0.1 0.2 0.3\ndog 0.1 0.2\n", ["dog"], None, "dog"),
-        ("v.txt", "sky 1 2 3\ndog 1 x 3\n", ["dog"], None, "ValueError"),
+        ("v.txt", "sky 1 2 3\ndog 1 x 3\n", ["dog"], None, "could not convert"),
         ("v.npy", ARRAY[:, :2], NAMES, ["a", "b", "c", "d"], r"\[3, 2\]"),
         ("v.npy", np.full((3, 4), np.inf), NAMES, NAMES, "'sky'"),
-        ("v.pth", [1, 2], NAMES, NAMES, "AttributeError"),
+        ("v.pth", [1, 2], NAMES, NAMES, "structure"),
         ("v.pth", Bomb(), NAMES, NAMES, "print"),
         ("v.pickle", pickle.dumps(Bomb(), protocol=2), NAMES, NAMES, "print"),
         ("v.npy", ARRAY, ["sky", "cat"], NAMES, "cat"),

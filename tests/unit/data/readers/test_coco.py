@@ -37,6 +37,22 @@ def test_images_and_classes_are_sorted_by_id(build):
     assert targets(data.val) == [[0, 0, 0], [0, 1, 1]]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_ids_may_be_text_or_decimals(build, encoding):
+    content = coco_content("val2014", COCO["val2014"])
+    for key, kinds in (("images", (str, int)), ("categories", (float, int, str))):
+        for entry, kind in zip(content[key], kinds, strict=True):
+            entry["id"] = kind(entry["id"])
+    for entry, kind in zip(content["annotations"], (float, str), strict=True):
+        entry["image_id"] = kind(entry["image_id"])
+        entry["category_id"] = kind(entry["category_id"])
+        del entry["id"]
+    coco_file(build.root, "val2014").write_text(json.dumps(content), encoding=encoding)
+    data = build()
+    assert data.val.classes.names == ("person", "train", "tooth brush")
+    assert (names(data.val), targets(data.val)) == (["COCO_val2014_000000000008.jpg"], [[0, 1, 1]])
+
+
 def test_word_vectors_are_matched_by_name(build):
     (build.root / "words.txt").write_text("tooth 1 0\nbrush 0 1\ntrain 3 4\nperson 5 6\n")
     data = build(vectors="words.txt")

@@ -162,11 +162,10 @@ def test_columns_of_other_programs(write, reader, text, settings):
     assert (names(data.val), targets(data.val)) == (["4.png"], [[1, 0]])
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
-def test_other_encoding_is_a_setting(write, encoding):
-    content = (HEADER + "a/1.png,Füchse,train\nb/4.png,Füchse,val\n").encode(encoding)
+def test_other_encoding_is_a_setting(write):
+    content = (HEADER + "a/1.png,Füchse,train\nb/4.png,Füchse,val\n").encode("cp1252")
     assert "data.encoding" in write(content).fault()
-    assert write(content)(encoding=encoding).train.classes.names == ("Füchse",)
+    assert write(content)(encoding="cp1252").train.classes.names == ("Füchse",)
 
 
 def test_path_is_found_in_both_unicode_forms(write, reader):

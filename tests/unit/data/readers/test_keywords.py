@@ -13,7 +13,7 @@ from support import in_processes
 
 from mldec.data.keywords import read_keywords
 from mldec.data.readers import keywords
-from mldec.data.readers.keywords import similar_words
+from mldec.data.readers.keywords import looks_like_person, similar_words
 from mldec.data.splits import HoldOut
 from mldec.errors import DataError, UserError
 
@@ -120,6 +120,30 @@ def test_people_of_one_photo_are_people_of_all(library, caplog):
     assert "Anna" not in library.classes()
     assert "data.people" in caplog.text
     assert "Anna" in library.classes(people=True)
+
+
+def test_people_of_one_photo_are_people_of_all_ignoring_case(library, caplog):
+    caplog.set_level(logging.INFO, logger="mldec")
+    library.add("anna.png", ["PERSONEN|Anna Smith", "Albums|Garden", "sea"])
+    for number in range(4):
+        tags = ["anna smith", "garden", "New York", "sea", "darktable|exported", "GÃ¤rten"]
+        library.add(f"{number}.png", tags)
+    classes = library.classes()
+    assert {"garden", "Gärten", "New York"} <= set(classes)
+    assert not {"anna smith", "exported"} & set(classes)
+
+    # Ignored and repaired keywords are listed, and classes that may be people.
+    listed = [text for text in caplog.messages if text.startswith("keywords: ")]
+    assert any("data.people" in text and "Anna Smith, Garden" in text for text in listed)
+    assert any("data.exclude" in text and "New York" in text for text in listed)
+    assert any(text.endswith(": darktable/exported") for text in listed)
+    assert any(text.endswith(": Gärten") for text in listed)
+
+
+def test_names_that_look_like_people():
+    people = ["Anna Smith", "Jörg O'Neill", "Élodie McDonald", "New York", "Family/Anna Smith"]
+    others = ["Anna", "anna smith", "Red car", "Canon EOS", "Route 66", "Golden Gate Bridge", "USA"]
+    assert [name for name in people + others if looks_like_person(name)] == people
 
 
 def test_near_duplicates_are_in_one_split(library):

@@ -1,9 +1,10 @@
 """Pascal VOC: difficult objects, and locations of the files."""
 
 import os
+import shutil
 
 import pytest
-from readers import Reader, names, targets
+from readers import Reader, names, targets, write_picture
 from support import made
 from trees import VOC_SPLITS, tree, voc_xml, write_voc
 
@@ -134,3 +135,23 @@ def test_labels_of_sample_equal_its_class_lists(sample_data, tmp_path):
         lines = next(root.rglob(f"{name}_trainval.txt")).read_text().splitlines()
         listed = {image: {1: 1, -1: 0, 0: -1}[int(value)] for image, value in map(str.split, lines)}
         assert [listed[image] for image in ids(whole)] == [row[column] for row in rows]
+
+
+def test_lists_of_classes_are_enough(build):
+    shutil.rmtree(build.root / "Annotations")
+    assert "aeroplane_trainval.txt" in build.fault()
+    lists = {"dog_trainval": "000007 1\n000020 -1\n", "cat_trainval": "000007  0\n000020  1\n"}
+    lists |= {"dog_test": "000005 1\n", "cat_test": "000005 0\n"}
+    for name, text in lists.items():
+        (build.root / "ImageSets" / "Main" / f"{name}.txt").write_text(text)
+    for split in ("trainval", "test"):
+        (build.root / "ImageSets" / "Main" / f"{split}.txt").unlink()
+    for image in ("000005", "000007", "000020"):
+        write_picture(build.root / "JPEGImages" / f"{image}.jpg")
+    data = build()
+    assert ids(data.train) == ["000007", "000020"]
+    assert labels(data.train) == [{"dog": 1}, {"cat": 1}]
+    assert labels(data.val) == [{"dog": 1, "cat": -1}]
+
+    (build.root / "ImageSets" / "Main" / "dog_test.txt").write_text("000005 2\n")
+    assert "dog_test.txt, line 1" in build.fault()

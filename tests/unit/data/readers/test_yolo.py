@@ -2,8 +2,10 @@
 
 import pytest
 import yaml
-from readers import names, targets, write_picture
+from readers import Reader, names, targets, write_picture
 from trees import YOLO_YAML, tree, write_texts
+
+from mldec.data.readers import yolo
 
 # Targets of the images of the tree.
 TRAIN = {"a.jpg": [1, 1, 0], "b.PNG": [0, 0, 0], "d.rf.0f.jpg": [0, 0, 1], "e.jpg": [0, 0, 0]}
@@ -99,3 +101,23 @@ def test_last_images_folder_is_replaced_by_labels(build, tmp_path):
     assert by_name(data.train) == {"x.jpg": [0, 0, 1]}
     assert data.train.dataset.name(0) == str(place / "x.jpg")
     assert by_name(data.val) == VAL
+
+
+def test_single_split_is_divided(build):
+    data = build({"val": None, "valid": None, "test": None}, val_fraction=0.25)
+    assert by_name(data.train) | by_name(data.val) == TRAIN
+    assert len(data.val.dataset) == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "data/"])
+def test_darknet_layout(tmp_path, prefix):
+    for number in range(4):
+        write_picture(tmp_path / "obj_train_data" / f"{number}.jpg")
+        write_texts(tmp_path, {f"obj_train_data/{number}.txt": f"{number % 2} 0 0 1 1\n"})
+    lines = [f"{prefix}obj_train_data/{number}.jpg" for number in range(4)]
+    write_texts(tmp_path, {"obj.names": "dog\ncat\n", "train.txt": "\n".join(lines[:3])})
+    write_texts(tmp_path, {"valid.txt": lines[3]})
+    data = Reader(yolo, tmp_path)()
+    assert data.train.classes.names == ("dog", "cat")
+    assert by_name(data.train) == {"0.jpg": [1, 0], "1.jpg": [0, 1], "2.jpg": [1, 0]}
+    assert by_name(data.val) == {"3.jpg": [0, 1]}

@@ -1,0 +1,82 @@
+"""Find data in folders: the forms of data sets, and image files by a part of their path."""
+
+import logging
+from collections.abc import Sequence
+from os import DirEntry
+from pathlib import Path, PurePath
+
+from mldec.data.images import NOT_READ, READ
+from mldec.data.photos import SkippedFiles, files_below, user_entries
+from mldec.errors import DataError
+
+log = logging.getLogger("mldec")
+
+# Files of other forms, and the settings that read them.
+_FILES = {
+    "data.yaml": "data=yolo",
+    "data.yml": "data=yolo data.file=data.yml",
+    "obj.names": "data=yolo",
+    "annotations/instances_train.json": "data=coco_json",
+    "train/_annotations.coco.json": "data=coco_json",
+    "annotations.xml": "data=cvat",
+    "train/labels.json": "data=fiftyone",
+    "ImageSets/Main": "data=voc2007",
+}
+
+
+def find_layouts(folder: Path) -> dict[str, str]:
+    """Return the files of known forms of data in a folder, and the settings that read them."""
+    layouts = {name: settings for name, settings in _FILES.items() if (folder / name).exists()}
+    if "train/_annotations.coco.json" in layouts and (folder / "valid").is_dir():
+        layouts["train/_annotations.coco.json"] += " data.val=valid"
+
+    # Class folders contain images, and folders of splits contain class folders.
+    parts = [folder / name for name in ("train", "val") if (folder / name).is_dir()] or [folder]
+    if not layouts and all(sum(map(_has_image, user_entries(part))) > 1 for part in parts):
+        layouts["class folders"] = "data=folders"
+    return layouts
+
+
+def describe_layouts(folder: Path) -> str:
+    """Return the settings that read a folder without data.csv, for a message."""
+    found = [f"{name} (add {settings})" for name, settings in find_layouts(folder).items()]
+    return f"found {', '.join(found)}" if found else "add it, or set data.file to a table"
+
+
+def _has_image(entry: DirEntry[str]) -> bool:
+    if not entry.is_dir():
+        return False
+    return any(PurePath(file.name).suffix.lower() in READ for file in user_entries(entry.path))
+
+
+def find_files(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Replace paths without a suffix or without inner folders by the only file that fits.
+
+    The folder is only searched if the first path has no suffix or does not exist. Paths that no
+    file fits are returned unchanged. Raises DataError if several files fit.
+    """
+    if PurePath(paths[0]).suffix.lower() in READ | NOT_READ and (folder / paths[0]).is_file():
+        return list(paths)
+
+    # Maps the names of files, with and without their suffix, to their paths.
+    files: dict[str, list[str]] = {}
+    for entry in map(Path, files_below(folder, SkippedFiles())):
+        if entry.suffix.lower() in READ:
+            file = entry.relative_to(folder).as_posix()
+            files.setdefault(entry.name, []).append(file)
+            files.setdefault(entry.stem, []).append(file)
+
+    found = []
+    for path in paths:
+        fitting = []
+        for file in sorted(files.get(path.rpartition("/")[2], [])):
+            without_suffix = file.removesuffix(PurePath(file).suffix)
+            if any(f"/{form}".endswith(f"/{path}") for form in (file, without_suffix)):
+                fitting.append(file)
+        if len(fitting) > 1 and path not in fitting:
+            fault = f"{path} is {fitting[0]} or {fitting[1]}"
+            raise DataError(f"{folder}: {fault}; set data.images, or write the whole paths")
+        found.append(fitting[0] if len(fitting) == 1 else path)
+    count = sum(file != path for file, path in zip(found, paths, strict=True))
+    log.info(f"{folder}: {count:,} of {len(paths):,} images were found by their names")
+    return found

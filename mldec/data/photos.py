@@ -1,0 +1,230 @@
+"""The user's photos among the files of a folder or an archive, and photos by their names.
+
+Everything that lists a folder or an archive uses `user_entries`, `files_below` or `is_junk`. Files
+that are named one by one, as arguments or in the rows of a table, are never skipped.
+"""
+
+import logging
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path, PurePath
+from typing import Any, Literal
+from unicodedata import normalize
+
+from mldec.data.images import HEIF, INSTALL_HEIF, NOT_READ, READ
+from mldec.errors import DataError, visible
+
+log = logging.getLogger("mldec")
+
+# Names of files and folders that programs write for themselves, often with copies of photos.
+_JUNK = re.compile(
+    r"""
+    \..*                                                # hidden, such as ._IMG.jpg of macOS
+    | __macosx | network\ trash\ folder | temporary\ items                              # macOS
+    | \$recycle\.bin | system\ volume\ information | found\.\d{3} | (eh)?thumbs(_vista)?\.db
+    | lost\+found | lost\.dir                                               # Linux and Android
+    | @eadir | \#recycle | \#snapshot | @tmp                                # Synology
+    | @recycle | @recently-snapshot | ~snapshot                             # QNAP and NetApp
+    | files_trashbin | files_versions | appdata_\w+                         # Nextcloud
+    | .*\.lrdata | .*\.lrcat-data | captureone          # previews of Lightroom and Capture One
+    | thmbnl                                            # previews of videos of Sony's cameras
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+# Libraries of Apple Photos, iPhoto and Aperture, and their folders that do not contain previews.
+_LIBRARIES = (".photoslibrary", ".photolibrary", ".aplibrary")
+_ORIGINALS = ("originals", "masters")
+
+
+def is_junk(path: str, parent: str = "") -> bool:
+    """Return True if a program wrote a file or folder for itself, judged by its path.
+
+    Args:
+        path: Path below the folder or in the archive that the user gave. All its parts are judged.
+        parent: Name of this folder. It is only used to recognize photo libraries of macOS.
+    """
+    for part in path.split("/"):
+        if part in ("", ".", ".."):
+            continue
+        is_preview = parent.lower().endswith(_LIBRARIES) and part.lower() not in _ORIGINALS
+        if is_preview or _JUNK.fullmatch(part):
+            return True
+        parent = part
+    return False
+
+
+class SkippedFiles:
+    """Counter of the files that a listing skips, with examples.
+
+    Image files of unsupported formats are counted by suffix. Junk is counted if it is a folder, or
+    has the suffix of an image file.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        self.junk = 0
+        self.junk_example = ""
+
+    def add(self, path: str) -> None:
+        """Count a file if its suffix is in `NOT_READ`."""
+        suffix = PurePath(path).suffix.lower()
+        if suffix in NOT_READ:
+            self.counts[suffix] += 1
+            self.examples.setdefault(suffix, path)
+
+    def add_junk(self, path: str, *, is_folder: bool = False) -> None:
+        """Count a folder, or a file with the suffix of an image."""
+        if is_folder or PurePath(path).suffix.lower() in READ | NOT_READ:
+            self.junk += 1
+            self.junk_example = self.junk_example or path
+
+    def __bool__(self) -> bool:
+        return bool(self.counts or self.junk)
+
+    def __str__(self) -> str:
+        sentences = []
+        if self.counts:
+            sentences.append(self._unsupported())
+        if self.junk:
+            sentences.append(
+                f"{self.junk:,} hidden files, folders of other programs, links to folders or "
+                f"broken links are left out (such as {visible(self.junk_example)})"
+            )
+        return "; ".join(sentences)
+
+    def _unsupported(self) -> str:
+        kinds = []
+        for suffix, count in self.counts.most_common():
+            kinds.append(f"{count:,} {suffix} (such as {visible(self.examples[suffix])})")
+        fix = "convert them to JPEG"
+        if not HEIF.isdisjoint(self.counts):
+            fix = f"run {INSTALL_HEIF} for HEIC files, and convert others to JPEG"
+        return (
+            f"{self.counts.total():,} image files of unsupported formats are left out: "
+            f"{', '.join(kinds)}; {fix}"
+        )
+
+    def log(self, what: str) -> None:
+        """Log the counts, with a warning if the user can convert files. `what` is a prefix."""
+        if self:
+            log.log(logging.WARNING if self.counts else logging.INFO, f"{what}: {self}")
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return number and example of the unsupported formats by suffix, as JSON types."""
+        summary: dict[str, dict[str, Any]] = {}
+        for suffix, count in self.counts.most_common():
+            summary[suffix] = {"files": count, "example": self.examples[suffix]}
+        return summary
+
+
+def list_folder(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    """Yield all files and folders in a folder, also junk, in any order."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError as error:
+        fault = f"cannot be listed ({error.strerror}); restore it or correct the path"
+        raise DataError(f"{folder}: {fault}") from error
+
+
+def user_entries(folder: str | Path, skipped: SkippedFiles | None = None) -> list[os.DirEntry[str]]:
+    """Return the user's files and folders in a folder, sorted by name.
+
+    Junk and entries that are neither folders nor regular files are counted in `skipped`. A link is
+    the file or folder that it leads to.
+    """
+    parent = Path(folder).name
+    kept = []
+    for entry in sorted(list_folder(folder), key=attrgetter("name")):
+        kind = _kind(entry)
+        if kind and not is_junk(entry.name, parent):
+            kept.append(entry)
+        elif skipped is not None:
+            skipped.add_junk(entry.path, is_folder=kind == "folder")
+    return kept
+
+
+def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", ""]:
+    """Return the kind of an entry or of the target of a link, "" for pipes and broken links."""
+    try:
+        if entry.is_dir():
+            return "folder"
+        return "file" if entry.is_file() else ""
+    except OSError:
+        # The link leads to itself.
+        return ""
+
+
+def files_below(folder: str | Path, skipped: SkippedFiles) -> Iterator[str]:
+    """Yield the paths of the user's files below a folder, sorted by the names in their paths.
+
+    Links to files are yielded. Links to folders are counted in `skipped` and not followed: they may
+    lead back to a parent or out of the user's folder, in which sidecars may be written.
+    """
+    for entry in user_entries(folder, skipped):
+        if not entry.is_dir():
+            yield entry.path
+        elif entry.is_symlink():
+            skipped.add_junk(entry.path, is_folder=True)
+        else:
+            yield from files_below(entry.path, skipped)
+
+
+class PhotoFinder:
+    """Finds the photos in a folder by their paths, with or without suffix.
+
+    Tables and exports often name a photo without its suffix. Each folder is listed once, because a
+    query per file takes minutes for millions of files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+        # Maps a folder to the names of its files, by name and by stem.
+        self._listings: dict[str, dict[str, list[str]]] = {}
+
+    def find(self, path: str, where: str | Path) -> str | None:
+        """Return the path of an existing photo, or None.
+
+        `a/1` is a/1, or else the only photo in `a` whose name without its suffix is 1. Paths are
+        also found in the other Unicode form: macOS writes accents as separate characters (NFD),
+        other systems do not (NFC). `path` is relative to the folder, and `where` is the file and
+        entry that contain it, for messages. Raises DataError if several photos have this stem.
+        """
+        for form in dict.fromkeys([path, normalize("NFC", path), normalize("NFD", path)]):
+            parent, slash, name = form.rpartition("/")
+            if parent not in self._listings:
+                self._listings[parent] = self._list(parent)
+
+            found = self._listings[parent].get(name, [])
+            if name in found:
+                return form
+            if len(found) > 1:
+                fault = f"{path!r} may be {found[0]} or {found[1]} in {self._folder / parent}"
+                raise DataError(f"{where}: {fault}; add the suffix, or remove one")
+            if found:
+                return f"{parent}{slash}{found[0]}"
+        return None
+
+    def _list(self, parent: str) -> dict[str, list[str]]:
+        listing: defaultdict[str, list[str]] = defaultdict(list)
+        try:
+            with os.scandir(self._folder / parent) as entries:
+                names = sorted(entry.name for entry in entries if _kind(entry) == "file")
+        except (OSError, ValueError):
+            # The folder does not exist or is not a valid path. Its photos are reported as absent.
+            return {}
+
+        for name in names:
+            listing[name].append(name)
+            stem = PurePath(name).stem
+            is_photo = PurePath(name).suffix.lower() in READ and not is_junk(name)
+            # a.jpg.png is not the photo a.jpg.
+            if is_photo and PurePath(stem).suffix.lower() not in READ:
+                listing[stem].append(name)
+        return listing

@@ -1,0 +1,224 @@
+"""Read tables with pandas: delimited text, JSON lines, Excel and Parquet.
+
+Cells of text files stay text, so that no name or number is reinterpreted. Cells of other files and
+of DataFrames keep their type. `as_cell` maps both to the same values.
+"""
+
+import codecs
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from mldec.errors import ConfigError, DataError, naming_errors
+from mldec.files.text import open_binary, reading
+
+# pandas takes half a second to import, so it is imported when a table is read.
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+EXCEL = (".xlsx", ".xlsm")
+JSON_LINES = (".jsonl", ".ndjson")
+TYPED = (".parquet", *JSON_LINES, *EXCEL)  # all other files are delimited text
+SUFFIXES = (".csv", ".tsv", *TYPED)
+
+_DELIMITERS = ",\t;|"
+_BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A cell of a type without a meaning, such as bytes. It is an error only if it is used."""
+
+    value: str  # type and value, for messages
+
+    def __str__(self) -> str:
+        return self.value
+
+
+# Text, a boolean or a list of names. A missing value is "".
+Cell = str | bool | tuple[str, ...] | Unreadable
+
+
+def as_cell(value: Any) -> Cell:
+    """Convert a value of any type. None, NaN and NA are missing, and iterables of text are lists.
+
+    Numbers become text, without a decimal point if they are whole.
+    """
+    if isinstance(value, str | os.PathLike):
+        return str(value).strip()
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return ""
+    if isinstance(value, int | float | np.integer | np.floating):
+        if np.isnan(value):
+            return ""
+        return str(int(value)) if float(value).is_integer() else str(value)
+
+    is_list = isinstance(value, Iterable) and getattr(value, "ndim", 1) == 1
+    if is_list and not isinstance(value, bytes | bytearray | Mapping):
+        names = [as_cell(item) for item in value]
+        # Zeros and ones with repetitions are a vector of values, not a list of names.
+        is_vector = len(set(names)) < len(names) and set(names) <= {"0", "1"}
+        if all(isinstance(name, str) and name for name in names) and not is_vector:
+            return tuple(map(str, names))
+    return Unreadable(f"{type(value).__name__} {value!r}"[:60])
+
+
+def simple_name(name: str) -> str:
+    """Return the name of a column in lower case without spaces, underscores and hyphens."""
+    return re.sub(r"[\s_-]", "", name.lower())
+
+
+def read_table(path: Path, known: Collection[str], encoding: str = "utf-8") -> "DataFrame":
+    """Read a table. Its index has the numbers of the rows in the file, where the header is row 1.
+
+    `known` are simple names of columns, which show the delimiter of a text file. A byte order mark
+    has precedence over the encoding utf-8. Raises DataError if the file cannot be read, and
+    UnicodeError if its text has another encoding.
+    """
+    suffix = path.suffix.lower()
+    package = "openpyxl" if suffix in EXCEL else "pyarrow"
+    if suffix in (".parquet", *EXCEL) and find_spec(package) is None:
+        raise ConfigError(f"{path}: {package} is missing; run pip install -e '.[tables]'")
+    import pandas
+
+    with reading(path), open_binary(path) as file:
+        if suffix not in TYPED:
+            frame = pandas.concat(text_chunks(str(path), file, known, encoding))
+            if (frame.iloc[:, -1] == "").any():
+                _check_fields(path, known, encoding)
+            return frame[(frame != "").to_numpy().any(axis=1)]
+
+        with naming_errors(path, DataError, remedy="restore it"):
+            if suffix in JSON_LINES:
+                lines = io.TextIOWrapper(file, "utf-8-sig")
+                frame = pandas.DataFrame(list(_json_rows(path, lines)))
+            elif suffix == ".parquet":
+                frame = pandas.read_parquet(file)
+            else:
+                frame = pandas.read_excel(file, header=None, dtype=object).dropna(how="all")
+                # pandas would rename columns without a name or with the same name.
+                frame.columns = [str(as_cell(name)) for name in frame.iloc[0]]
+                return frame.iloc[1:].set_index(frame.index[1:] + 1)
+    frame = with_index(frame)
+    frame.index += 1
+    return frame
+
+
+def with_index(frame: "DataFrame") -> "DataFrame":
+    """Return a DataFrame with its named index as columns, and with a new index from 0."""
+    return frame.reset_index(drop=frame.index.names == [None])
+
+
+def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line or "{}")
+        except ValueError as error:
+            raise DataError(f"{path}, row {number}: invalid JSON ({error}); correct it") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: not a JSON object; write one per line")
+        yield row
+
+
+def text_chunks(
+    source: str,
+    file: IO[bytes],
+    known: Collection[str],
+    encoding: str = "utf-8",
+    *,
+    errors: str = "strict",
+    rows: int = 65_536,
+) -> Iterator["DataFrame"]:
+    """Yield the rows of delimited text as text; see `read_table`. There is at least one chunk."""
+    import pandas
+
+    text, names, delimiter, first = _open(file, known, encoding, errors)
+    width = len(names)
+    try:
+        reader = pandas.read_csv(
+            text,
+            sep=delimiter,
+            header=None,
+            names=range(width + 1),  # a row with too many fields has one in the last column
+            index_col=False,
+            dtype=object,
+            keep_default_na=False,
+            skip_blank_lines=False,
+            skipinitialspace=True,
+            chunksize=rows,
+            encoding_errors=errors,
+        )
+        for chunk in reader:
+            chunk.index += first
+            too_long = chunk.index[chunk.pop(width) != ""]
+            if len(too_long):
+                raise _wrong_fields(source, too_long[0], width + 1, width, delimiter)
+            chunk.columns = names
+            yield chunk
+    except pandas.errors.ParserError as error:
+        place = re.search(r"in line (\d+), saw (\d+)", str(error))
+        if place is None:
+            raise DataError(f"{source}: a quote is not closed; check the quotes") from error
+        row = int(place[1]) + first - 1
+        raise _wrong_fields(source, row, int(place[2]), width, delimiter) from error
+
+
+def decoded(file: IO[bytes], encoding: str = "utf-8", errors: str = "strict") -> io.TextIOWrapper:
+    """Return the text of a file. A byte order mark has precedence over the encoding utf-8."""
+    if codecs.lookup(encoding).name == "utf-8" and file.seekable():
+        start = file.read(3)
+        file.seek(0)
+        encoding = next((codec for bom, codec in _BOMS.items() if start.startswith(bom)), encoding)
+    return io.TextIOWrapper(file, encoding, errors=errors, newline="")
+
+
+def _open(
+    file: IO[bytes], known: Collection[str], encoding: str, errors: str
+) -> tuple[io.TextIOWrapper, list[str], str, int]:
+    """Read the header. Returns the text after it, the names, the delimiter, and the next row."""
+    text = decoded(file, encoding, errors)
+    filled = ((number, line) for number, line in enumerate(text, 1) if line.strip())
+    number, line = next(filled, (1, "path"))
+    # Excel reads and writes a first line with the delimiter.
+    separator = re.fullmatch(r'"?sep=(.)"?', line.strip("\ufeff\r\n"))
+    if separator:
+        number, line = next(filled, (number, "path"))
+
+    def fields(delimiter: str) -> list[str]:
+        row = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))
+        return [name.strip() for name in row]
+
+    def is_better(delimiter: str) -> tuple[bool, int]:
+        names = fields(delimiter)
+        is_known = not set(known).isdisjoint(map(simple_name, names))
+        return is_known and len(names) > 1, len(names)
+
+    delimiter = separator[1] if separator else max(_DELIMITERS, key=is_better)
+    return text, fields(delimiter), delimiter, number + 1
+
+
+def _check_fields(path: Path, known: Collection[str], encoding: str) -> None:
+    """Raise DataError for a row with too few fields, which pandas fills with empty cells."""
+    with open_binary(path) as file:
+        text, names, delimiter, first = _open(file, known, encoding, "strict")
+        for row, fields in enumerate(csv.reader(text, delimiter=delimiter), first):
+            if any(fields) and len(fields) < len(names):
+                raise _wrong_fields(str(path), row, len(fields), len(names), delimiter)
+
+
+def _wrong_fields(source: str, row: int, found: int, expected: int, delimiter: str) -> DataError:
+    return DataError(
+        f"{source}, row {row}: {found} fields instead of {expected}; add the missing ones, or "
+        f"quote fields with {delimiter!r}"
+    )
