@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mldec.errors import ConfigError, brief
 from mldec.files.cache import cache_folder
+from mldec.runtime.devices import Engine
 
 log = logging.getLogger("mldec")
 
@@ -33,19 +34,26 @@ def is_installed() -> bool:
     return importlib.util.find_spec("openvino") is not None
 
 
-def uses_openvino(engine: str, device: torch.device) -> bool:
-    """Return whether OpenVINO computes a backbone on a device.
-
-    Args:
-        engine: "auto" for OpenVINO on a CPU if it is installed, "torch" or "openvino".
-        device: Device of the model. OpenVINO is only used on a CPU.
+def uses_openvino(engine: Engine, device: torch.device) -> bool:
+    """Return whether OpenVINO computes a backbone on a device. It is only used on a CPU.
 
     Raises:
         ConfigError: If OpenVINO is required and not installed.
     """
-    if engine == "openvino" and not is_installed():
+    if engine is Engine.openvino and not is_installed():
         raise ConfigError("engine=openvino: it is not installed; run pip install -e '.[cpu]'")
-    return engine != "torch" and device.type == "cpu" and is_installed()
+    return engine is not Engine.torch and device.type == "cpu" and is_installed()
+
+
+def recorded(engine: Engine) -> Engine:
+    """Return the engine in a checkpoint, or torch if it is not installed on this machine."""
+    if engine is Engine.openvino and not is_installed():
+        log.warning(
+            "the head was fitted to features of OpenVINO, which is not installed: torch computes "
+            "them with other rounding errors; run pip install -e '.[cpu]'"
+        )
+        return Engine.torch
+    return engine
 
 
 def _import_openvino() -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from omegaconf import MISSING
 
 from mldec.errors import ConfigError
-from mldec.runtime.devices import Precision, check_device, loader_processes
+from mldec.runtime.devices import Engine, Precision, check_device, loader_processes
 
 
 def matches(value: Any, hint: Any) -> bool:
@@ -91,6 +91,7 @@ HARMLESS = {
     "train.max_drop",
     "train.workers",
     "train.compile",
+    "train.engine",
     "train.fold_batchnorms",
     "train.batch_per_gpu",
     "train.eval_batch_size",
@@ -193,6 +194,9 @@ class Train:
     # Number format of the forward pass. config.yaml records the format in use. auto is bf16 or fp16
     # on CUDA, and fp32 on a CPU, or bf16 with cached tokens if the CPU has instructions for it.
     precision: Precision = Precision.auto
+    # Program that computes the features of a head that is fitted in closed form, on a CPU. auto is
+    # openvino if it is installed. config.yaml records the program in use.
+    engine: Engine = Engine.auto
     # Use TF32 in float32 matrix products and convolutions on CUDA.
     tf32: bool = False
     # Full names of parameters, or prefixes up to a dot. They are neither trained nor decayed.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mldec.backbones.folding import fold_batchnorms
+from mldec.backbones.openvino_backbone import convert, recorded, uses_openvino
 from mldec.checkpoint import Loaded
 from mldec.config.schema import Config
 from mldec.data.loader import end_workers, eval_loader
@@ -106,7 +107,9 @@ def with_tokens(
         )
     backbone = model.backbone
     pooled = getattr(model.head, "features", None) == "blocks"
-    network = _network_key(backbone, data, config, device, pooled=pooled)
+    converted = pooled and uses_openvino(recorded(config.train.engine), device)
+    options: dict[str, Any] = {"pooled": pooled, "converted": converted}
+    network = _network_key(backbone, data, config, device, **options)
     folder = cache_folder(config.data.get("cache_dir")) / f"tokens-{network}"
 
     def tokens_of(split: Split, title: str) -> Split:
@@ -126,7 +129,7 @@ def with_tokens(
             missing = images.select(np.array(absent))
             to_do = Split(missing, split.classes)
             absent_files = [files[index] for index in absent]
-            options: dict[str, Any] = {"pooled": pooled, "device": device, "stop": stop}
+            options.update(device=device, stop=stop)
             _compute(data, to_do, backbone, config, absent_files, title, **options)
         tokens = StoredTokens(
             images.storage, images.labels, images.classes, images.transform, files=files
@@ -159,6 +162,7 @@ def _compute(
     title: str,
     *,
     pooled: bool,
+    converted: bool,
     device: torch.device,
     stop: StopRequest,
 ) -> None:
@@ -172,7 +176,10 @@ def _compute(
     )
     was_training = backbone.training
     network = backbone.eval()
-    if device.type == "cpu":
+    if converted:
+        network = convert(backbone, data.transform.image_size, train.precision.half)
+    # A conversion that fails returns the backbone itself.
+    if device.type == "cpu" and network is backbone:
         network = fold_batchnorms(backbone, data.transform.image_size)
     network.to(memory_format=torch.channels_last)
 
@@ -222,7 +229,13 @@ def _files(dataset: StoredImages, folder: Path, title: str) -> list[Path]:
 
 
 def _network_key(
-    backbone: nn.Module, data: DataModule, config: Config, device: torch.device, *, pooled: bool
+    backbone: nn.Module,
+    data: DataModule,
+    config: Config,
+    device: torch.device,
+    *,
+    pooled: bool,
+    converted: bool,
 ) -> str:
     """Return a hash of the network and of everything else that changes tokens of an image file."""
     # Weights are hashed below, so their source is ignored.
@@ -236,6 +249,8 @@ def _network_key(
     facts += (settings, data.transform)
     if pooled:
         facts += ("pooled",)
+    if converted:
+        facts += ("openvino", version("openvino"))
 
     digest = hashlib.sha256(repr(facts).encode())
     for name, value in backbone.state_dict().items():

@@ -121,6 +121,14 @@ class Precision(Enum):
         )
 
 
+class Engine(Enum):
+    """Program that computes a backbone on a CPU; see `openvino_backbone.uses_openvino`."""
+
+    auto = "auto"  # openvino if it is installed
+    torch = "torch"
+    openvino = "openvino"
+
+
 def has_fast_bf16(device: "torch.device") -> bool:
     """Return True for a CPU with instructions for bfloat16 products: AVX512-BF16 or AMX."""
     from torch.cpu import get_capabilities

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mldec import build
+from mldec.backbones.openvino_backbone import uses_openvino
 from mldec.checkpoint import loading
 from mldec.checkpoint.classes import check_classes
 from mldec.checkpoint.state import Best, Checkpoint
@@ -29,7 +30,7 @@ from mldec.files.run_folder import RunFacts, command_line
 from mldec.losses import BinaryCrossEntropy
 from mldec.model import count_parameters, work_per_image
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, has_fast_bf16
+from mldec.runtime.devices import Engine, Precision, has_fast_bf16
 from mldec.runtime.environment import installed
 from mldec.runtime.signals import StopRequest
 from mldec.training.trainer import Trainer, warn
@@ -158,6 +159,9 @@ def prepare_trainer(
     is_fitted = build.is_fitted(parts)
     if config.train.focus_few_images and not is_fitted:
         focus_few_images(loss, len(data.train.dataset), len(data.train.classes))
+    if is_fitted:
+        engine = Engine.openvino if uses_openvino(config.train.engine, device) else Engine.torch
+        config = replace(config, train=replace(config.train, engine=engine))
     check_together(config, data, loss)
     model = build.model(parts, data.train.classes, pretrained=not (saved or config.init))
     if config.train.start_at_frequency and not (saved or is_fitted):

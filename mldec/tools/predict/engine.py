@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from mldec.backbones.openvino_backbone import uses_openvino
+from mldec.backbones.openvino_backbone import recorded, uses_openvino
 from mldec.checkpoint import Loaded, load_model
 from mldec.checkpoint.classes import can_make, check_queries
 from mldec.checkpoint.sources import is_exported
@@ -30,7 +30,7 @@ from mldec.evaluation.options import FromValues
 from mldec.evaluation.run import probabilities
 from mldec.model import Classifier
 from mldec.runtime import distributed
-from mldec.runtime.devices import Precision, autocast, pad_batch, to_device
+from mldec.runtime.devices import Engine, Precision, autocast, pad_batch, to_device
 from mldec.runtime.environment import explain_out_of_memory
 from mldec.tools.predict.heat_maps import Explainer, Wanted
 from mldec.words.vectors import load_word_vectors
@@ -143,11 +143,13 @@ class TorchEngine:
         precision: Precision | None = None,
         *,
         compiled: bool = False,
-        engine: str = "auto",
+        engine: Engine = Engine.auto,
     ) -> None:
         self.loaded = loaded
         self.compiled = compiled
         self._engine = engine
+        if engine is Engine.auto and hasattr(loaded.model.head, "fit"):
+            engine = recorded(loaded.config.train.engine)
         is_converted = uses_openvino(engine, next(loaded.model.parameters()).device)
         self.program = "OpenVINO" if is_converted and not compiled else "torch"
         self.path = loaded.path
@@ -355,9 +357,10 @@ def _open_checkpoint(options: EngineOptions, typed_classes: bool) -> TorchEngine
         remedy = "pass --vectors FILE" if typed_classes else "pass --classes, and --vectors"
         raise CheckpointError(f"{options.checkpoint}: class names are missing; {remedy}")
     precision = None if options.precision is None else Precision(options.precision)
-    if options.compile and options.engine == "openvino":
+    engine = Engine(options.engine)
+    if options.compile and engine is Engine.openvino:
         raise ConfigError("--engine openvino: not supported with --compile; omit one")
-    return TorchEngine(loaded, precision, compiled=options.compile, engine=options.engine)
+    return TorchEngine(loaded, precision, compiled=options.compile, engine=engine)
 
 
 def _open_exported(options: EngineOptions, typed_classes: bool) -> ExportedEngine:
