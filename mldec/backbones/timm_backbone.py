@@ -359,7 +359,7 @@ def _load_weights(
         overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
 
     arguments = {**arguments, "num_classes": num_classes, "pretrained_cfg_overlay": overlay}
-    filled = timm.create_model(name, pretrained=True, **arguments)
+    filled: Any = timm.create_model(name, pretrained=True, **arguments)
     weights = filled.state_dict()
     network.load_state_dict({key: weights[key] for key in network.state_dict()})
     return filled.get_classifier()

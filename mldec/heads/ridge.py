@@ -126,13 +126,27 @@ class RidgeHead(nn.Module):
         self.in_features = sum(self._widths)
 
     def allocate(self, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare the buffers for the tensors of another fit, whose shapes differ."""
-        for name, buffer in list(self.named_buffers()):
-            if name in tensors:
-                setattr(self, name, torch.zeros_like(tensors[name], device=buffer.device))
-        if "layout" in tensors:
-            self.layout.copy_(tensors["layout"])
-            self._read_layout()
+        """Prepare the buffers for the tensors of another fit, whose shapes differ.
+
+        Raises ValueError if the shapes do not fit each other or the classes.
+        """
+        if not tensors.keys() >= dict(self.named_buffers()).keys():
+            return
+        widths, transforms = tensors["layout"].T
+        inputs = int(widths[transforms != UNUSED].sum())
+        stored = len(tensors["support"])
+        expected = {
+            "center": (int(widths.sum()),),
+            "scale": (int(widths.sum()),),
+            "support": (stored, inputs),
+            "weight": (len(self.bias), stored or inputs),
+        }
+        for name, shape in expected.items():
+            if tensors[name].shape != shape or min(widths.tolist()) < 1:
+                raise ValueError(f"head.{name} has the shape {list(tensors[name].shape)}")
+            setattr(self, name, torch.zeros_like(tensors[name], device=self.bias.device))
+        self.layout = tensors["layout"].to(self.bias.device)
+        self._read_layout()
 
     def normalize(self, features: Tensor) -> Tensor:
         """Map features [B, D] to the selected blocks [B, E], a unit vector per block."""

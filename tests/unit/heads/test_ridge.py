@@ -263,3 +263,20 @@ def test_unsupported_numbers_of_images_are_named(settings, images, error, name, 
     features, labels = features_and_labels(images=images)
     with pytest.raises(error, match=name):
         RidgeHead(WIDTH, 3, **settings).fit(features, labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("weight", lambda tensor: tensor[:2]),
+        ("center", lambda tensor: tensor[1:]),
+        ("support", lambda tensor: tensor[:, 1:]),
+        ("center", lambda tensor: tensor[None]),
+    ],
+)
+def test_tensors_that_do_not_fit_each_other_are_named(name, change):
+    features, labels = features_and_labels()
+    tensors = RidgeHead(WIDTH, 3, kernel="rbf", blocks=BLOCKS).fit(features, labels).state_dict()
+    tensors[name] = change(tensors[name])
+    with pytest.raises(ValueError, match=name):
+        RidgeHead(WIDTH, 3).allocate(tensors)
