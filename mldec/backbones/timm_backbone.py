@@ -285,21 +285,31 @@ class TimmBackbone(Backbone):
         """Compute tokens [B, N, C], or blocks [B, 1, D], of images [B, 3, H, W]."""
         if not self.block_sizes:
             return super().forward(images)
+        return self.pool(self.maps(images))
+
+    def maps(self, images: Tensor) -> Tensor:
+        """Return the tokens, with the blocks of earlier stages in more channels, [B, N, C + S]."""
         images = Normalize.forward(self, images)
         if not self._stages:
-            return self.norm(self._tokens(images)).float().mean(1, keepdim=True)
+            return self.norm(self._tokens(images))
 
-        features, maps = stage_maps(self.network, images, sorted(self._stages))
+        features, stages = stage_maps(self.network, images, sorted(self._stages))
         tokens = self.norm(as_tokens(self.network, features, norm_path=self._norm_path))
-        parts = [tokens.float().mean(1)]
-        for stage in reversed(maps):
+        parts = []
+        for stage in reversed(stages):
             values = stage.float().flatten(2)
             parts += [values.mean(2), values.std(2, correction=0)]
+        # They are the same at each token, and heat maps are of the tokens only.
+        blocks = torch.cat(parts, 1).detach()[:, None].expand(-1, tokens.shape[1], -1)
+        return torch.cat([tokens.float(), blocks], 2)
+
+    def pool(self, maps: Tensor) -> Tensor:
+        """Pool `maps` to blocks [B, 1, D]."""
+        tokens = maps[:, :, : self.network.num_features]
+        parts = [tokens.float().mean(1), maps[:, 0, self.network.num_features :].detach()]
         if len(self.class_weight):
-            logits = F.linear(
-                tokens.to(self.class_weight.dtype), self.class_weight, self.class_bias
-            )
-            logits = logits.float()
+            tokens = tokens.to(self.class_weight.dtype)
+            logits = F.linear(tokens, self.class_weight, self.class_bias).float()
             parts += [logits.softmax(2).mean(1), logits.amax(1)]
         return torch.cat(parts, 1)[:, None]
 
@@ -364,7 +374,7 @@ def _load_weights(
         overlay = {"state_dict": state, "num_classes": num_classes, "label_offset": 0}
 
     arguments = {**arguments, "num_classes": num_classes, "pretrained_cfg_overlay": overlay}
-    filled = timm.create_model(name, pretrained=True, **arguments)
+    filled: Any = timm.create_model(name, pretrained=True, **arguments)
     weights = filled.state_dict()
     network.load_state_dict({key: weights[key] for key in network.state_dict()})
     return filled.get_classifier()

@@ -13,6 +13,7 @@ from mldec.heads.layers import as_tokens, reject_word_vectors, without_autocast
 from mldec.heads.least_squares import (
     ROWS,
     SMALLEST,
+    Groups,
     Solver,
     dual,
     group_members,
@@ -98,7 +99,6 @@ class RidgeHead(nn.Module):
         # Results of `fit`, which are not stored in checkpoints.
         self.left_out = np.zeros((0, num_classes), np.float32)  # left-out logits [N, K]
         self.summary = ""  # the choices, for the log
-        self.exact = True  # whether each class is fitted on its known labels only
         self.has_series = False  # whether neighboring images resemble each other
 
         zeros = torch.zeros(sum(self.blocks.values()))
@@ -126,13 +126,27 @@ class RidgeHead(nn.Module):
         self.in_features = sum(self._widths)
 
     def allocate(self, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare the buffers for the tensors of another fit, whose shapes differ."""
-        for name, buffer in list(self.named_buffers()):
-            if name in tensors:
-                setattr(self, name, torch.zeros_like(tensors[name], device=buffer.device))
-        if "layout" in tensors:
-            self.layout.copy_(tensors["layout"])
-            self._read_layout()
+        """Prepare the buffers for the tensors of another fit, whose shapes differ.
+
+        Raises ValueError if the shapes do not fit each other or the classes.
+        """
+        if not tensors.keys() >= dict(self.named_buffers()).keys():
+            return
+        widths, transforms = tensors["layout"].T
+        inputs = int(widths[transforms != UNUSED].sum())
+        stored = len(tensors["support"])
+        expected = {
+            "center": (int(widths.sum()),),
+            "scale": (int(widths.sum()),),
+            "support": (stored, inputs),
+            "weight": (len(self.bias), stored or inputs),
+        }
+        for name, shape in expected.items():
+            if tensors[name].shape != shape or min(widths.tolist()) < 1:
+                raise ValueError(f"head.{name} has the shape {list(tensors[name].shape)}")
+            setattr(self, name, torch.zeros_like(tensors[name], device=self.bias.device))
+        self.layout = tensors["layout"].to(self.bias.device)
+        self._read_layout()
 
     def normalize(self, features: Tensor) -> Tensor:
         """Map features [B, D] to the selected blocks [B, E], a unit vector per block."""
@@ -197,58 +211,68 @@ class RidgeHead(nn.Module):
         means, deviations = statistics(rows)
         recipe, is_kernel = self._choose(rows, targets, known, groups, means, deviations)
         width = self._use(recipe, means, deviations)
+        self.support = torch.zeros(0, width, dtype=torch.float16)
         if groups is None:
             some = slice(MAX_CHOICE)
             inputs = self.normalize(precise(rows[some]))
             self.has_series = has_series(inputs, targets[some], known[some])
+        weight, bias, left_out = self._solve(rows, targets, known, members, is_kernel=is_kernel)
+
+        slopes, offsets = calibrate(left_out.numpy(), labels, exclusive=exclusive)
+        self.weight = (weight * slopes).T.float().contiguous()
+        self.bias = (bias * slopes + offsets).float()
+        self.left_out = (left_out * slopes + offsets).float().numpy()
+        kind = "RBF kernel" if is_kernel else "linear map"
+        blocks = ", ".join(name for name in self.blocks if name in recipe)
+        self.summary = f"{kind} of the blocks {blocks}, {self.summary}"
+        return self
+
+    def _solve(
+        self, rows: Tensor, targets: Tensor, known: Tensor, members: Groups, *, is_kernel: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return weights, biases and left-out predictions; set `support`, `gamma` and `summary`."""
+        width = self.support.shape[1]
         is_complete = bool(known.all())
-        fits_masks = labels.size <= MAX_MASKED and len(rows) <= MAX_KERNEL
-        self.exact = is_complete or fits_masks
+        fits_masks = known.numel() <= MAX_MASKED and len(rows) <= MAX_KERNEL
+
+        def normalized(index: Tensor) -> Tensor:
+            return self.normalize(precise(rows[index]))
 
         means = scale = torch.zeros(())
         kernel = inputs = torch.zeros(0)
         is_dual = is_kernel or len(rows) <= width or (fits_masks and not is_complete)
         if is_dual:
-            inputs = torch.cat([self.normalize(precise(part)) for part in rows.split(ROWS)])
+            inputs = torch.cat([normalized(index) for index in torch.arange(len(rows)).split(ROWS)])
             kernel, scale = kernel_of(inputs @ inputs.T, rbf=is_kernel)
             solver = dual(kernel, members)
         else:
-
-            def normalized(index: Tensor) -> Tensor:
-                return self.normalize(precise(rows[index]))
-
             solver, means, scale = primal(normalized, len(rows), members)
         alpha, error, left_out = best(solver, targets, known)
+        self.summary = f"alpha {alpha:.3g}, left-out error {error:.3f}"
+        if is_kernel:
+            self.support = inputs.half()
+            self.gamma = scale.float()
 
-        if fits_masks and not is_complete:
+        if not is_complete and fits_masks:
+            self.summary += ", each class on its known labels"
             weight, bias, left_out = masked(kernel, targets, known, alpha, members)
         else:
-            for _ in range(0 if is_complete else ROUNDS):
-                targets = torch.where(known, targets, left_out.clamp(0, 1))
-                _, left_out = next(solver.left_out(targets, [alpha]))
+            if not is_complete:
+                self.summary += ", unknown labels filled with left-out predictions"
+                for _ in range(ROUNDS):
+                    targets = torch.where(known, targets, left_out.clamp(0, 1))
+                    _, left_out = next(solver.left_out(targets, [alpha]))
             [weight] = solver.weights(targets, [alpha])
             if is_dual:
-                every = solver.inputs(torch.arange(len(rows)))
-                weight = (targets - targets.mean(0) - every @ weight) / alpha
+                fitted = solver.inputs(torch.arange(len(rows))) @ weight
+                weight = (targets - targets.mean(0) - fitted) / alpha
                 bias = targets.mean(0) - kernel.mean(0) @ weight
             else:
                 weight = weight / scale.sqrt()
                 bias = targets.mean(0) - means @ weight
         if is_dual and not is_kernel:
             weight = inputs.T.double() @ weight / scale
-
-        slopes, offsets = calibrate(left_out.numpy(), labels, exclusive=exclusive)
-        self.weight = (weight * slopes).T.float().contiguous()
-        self.bias = (bias * slopes + offsets).float()
-        self.left_out = (left_out * slopes + offsets).float().numpy()
-        self.support = inputs.half() if is_kernel else torch.zeros(0, width, dtype=torch.float16)
-        self.gamma = scale.float()
-        kind = "RBF kernel" if is_kernel else "linear map"
-        self.summary = (
-            f"{kind} of the blocks {', '.join(name for name in self.blocks if name in recipe)}, "
-            f"alpha {alpha:.3g}, left-out error {error:.3f}"
-        )
-        return self
+        return weight, bias, left_out
 
     def _choose(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from mldec.runtime.console import progress_bar
 from mldec.training.step import StepStats
 
 # Settings of the training by gradients. Those of an experiment are ignored.
-UNUSED = ("loss", "optim.", "schedule.", "mix.", "init.classes", "init.synonyms", "data.sampler")
-UNUSED += ("train.epochs", "train.min_steps", "train.stop_epoch", "train.patience")
+UNUSED: tuple[str, ...] = ("loss", "optim.", "schedule.", "mix.", "init.classes", "init.synonyms")
+UNUSED += ("data.sampler", "train.epochs", "train.min_steps", "train.stop_epoch", "train.patience")
 UNUSED += ("train.max_drop", "train.repeats", "train.ema_", "train.clip_grad", "train.compile")
 UNUSED += ("train.start_at_frequency", "train.focus_few_images", "train.random_queries")
 
@@ -75,7 +76,10 @@ class HeadFit:
 
         Returns:
             The left-out logits float32 [N, K], which are NaN for unreadable images, and a message
-            per unreadable image. An error of the first image is raised unless all are skipped.
+            per unreadable image.
+
+        Raises:
+            DataError: If no image is readable.
         """
         dataset = split.dataset
         rows = []
@@ -93,6 +97,8 @@ class HeadFit:
             rows.append(index)
             # Half precision is exact, because the files have it.
             features.append(tokens[0].half())
+        if not rows:
+            raise DataError(bad[0])
 
         head: Any = self.model.head.cpu()
         labels = self.labels(split)[rows]
@@ -133,14 +139,11 @@ def uncertain_classes(labels: np.ndarray, names: Sequence[str]) -> list[str]:
     messages = []
     is_constant = (positives == 0) | (negatives == 0)
     if is_constant.any():
-        constant = format_list([names[index] for index in np.flatnonzero(is_constant)])
-        messages.append(
-            f"classes without a positive or without a negative label get a constant score: "
-            f"{constant}"
-        )
+        constant = format_list(list(compress(names, is_constant)))
+        messages.append(f"only one kind of label, and so a constant score: {constant}")
     is_rare = ~is_constant & (positives < FEW_POSITIVES)
     if is_rare.any():
-        rare = format_list([names[index] for index in np.flatnonzero(is_rare)])
+        rare = format_list(list(compress(names, is_rare)))
         messages.append(
             f"the leave-one-out metrics of {is_rare.sum()} classes with fewer than {FEW_POSITIVES} "
             f"positives are uncertain: {rare}"

@@ -60,15 +60,13 @@ class Trainer:
         self.is_fitted = hasattr(model.head, "fit")
         if self.is_fitted:
             # The fit is an epoch of one step.
-            rules = {"min_steps": None, "stop_epoch": None, "patience": None, "max_drop": None}
-            batch = {"batch_size": len(data.train.dataset), "accumulate": 1, "repeats": 1}
-            train = dataclasses.replace(config.train, epochs=1, **rules, **batch)
+            train = dataclasses.replace(config.train, epochs=1, min_steps=None, stop_epoch=None)
             config = dataclasses.replace(config, train=train)
         self.batches = TrainBatches(
             len(data.train.dataset),
-            batch_size=config.train.batch_size,
-            accumulate=config.train.accumulate,
-            repeats=config.train.repeats,
+            batch_size=len(data.train.dataset) if self.is_fitted else config.train.batch_size,
+            accumulate=1 if self.is_fitted else config.train.accumulate,
+            repeats=1 if self.is_fitted else config.train.repeats,
             factors=data.sampling.factors(lambda: labels_of(data.train, config.seed)),
             seed=config.seed,
             rank=distributed.rank(),

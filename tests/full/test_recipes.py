@@ -49,7 +49,7 @@ RECIPES = {
     "csra_voc2007": RESNET,
     "hill_coco": RESNET,
     "finetune": [],
-    "finetune_frozen": [],
+    "finetune_frozen": ["head=csra"],
     "finetune_dinov2": VIT + PIXELS_56,
     "finetune_dinov2_frozen": VIT + PIXELS_56,
 }

@@ -20,8 +20,8 @@ COMMANDS = {
     "automatic batch size": f"train {QUICK} name=auto train.epochs=1 train.batch_size=auto",
     "compiled training": f"train {QUICK} name=compiled train.epochs=1 train.compile=true",
     "zero-shot": f"train +experiment=digits_zsl device=cuda {DATA} train.epochs=1",
-    "stored tokens": f"train +experiment=finetune_frozen device=cuda {PHOTOS} train.workers=0 "
-    "train.epochs=1 train.min_steps=2",
+    "stored tokens": f"train +experiment=finetune_frozen head=csra device=cuda {PHOTOS} "
+    "train.workers=0 train.epochs=1 train.min_steps=2",
     "train on the CPU": f"train {QUICK} device=cpu name=cpu train.epochs=1",
     "evaluate": "evaluate outputs/digits device=cuda --json metrics.json",
     "predict": f"predict {BEST} photos {ON_CUDA} --workers 0 --threshold 0 --json rows.json "

@@ -31,7 +31,7 @@ DIGITS = [
     "head.mlp_dim=32",
     "device=cpu",
 ]
-PHOTOS = ["backbone=tiny", "data.image_size=32", "train.workers=0"]
+PHOTOS = ["backbone=tiny", "head=csra", "data.image_size=32", "train.workers=0"]
 PHOTOS += ["train.cache_features=false", "device=cpu"]
 
 

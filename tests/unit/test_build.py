@@ -239,7 +239,7 @@ OWN_PHOTOS = [name for name in options("experiment") if name.startswith("finetun
         ("finetune_frozen", ["data=yolo"], "BinaryCrossEntropy"),
         ("finetune_frozen", ["data=coco_json"], "BinaryCrossEntropy"),
         ("finetune_frozen", ["data.exclusive=true"], "CrossEntropy"),
-        ("finetune_frozen", ["data=folders", "loss=bce"], "BinaryCrossEntropy"),
+        ("finetune_frozen", ["data=folders", "head=csra", "loss=bce"], "BinaryCrossEntropy"),
     ],
 )
 def test_finetune_recipes_fit_every_data_format(name, words, loss):

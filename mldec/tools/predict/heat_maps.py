@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 
 from mldec.errors import ConfigError, naming_errors, visible
 from mldec.heads.gap import GAP
@@ -157,6 +157,29 @@ MAP_SIZE = 32  # pixels per side of a heat map
 BLUR = 0.6
 
 
+class _Maps(nn.Module):
+    """Maps images to the maps of a backbone, before they are pooled to blocks."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.backbone.maps(images)
+
+
+class _Pooled(nn.Module):
+    """Pools the maps of a backbone, and applies the head."""
+
+    def __init__(self, backbone: Any, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, maps: Tensor, word_vectors: Tensor | None = None) -> Tensor:
+        return self.head(self.backbone.pool(maps), word_vectors)
+
+
 class Explainer:
     """Heat maps of a model: the relevance of each part of an image for a class.
 
@@ -169,6 +192,9 @@ class Explainer:
         self, model: Classifier, image_size: int, word_vectors: Tensor | None = None
     ) -> None:
         device = next(model.parameters()).device
+        if getattr(model.backbone, "block_sizes", None):
+            # Heat maps need the positions, which blocks of features do not have.
+            model = Classifier(_Maps(model.backbone), _Pooled(model.backbone, model.head))
         self.model = model
         self.word_vectors = None if word_vectors is None else word_vectors.to(device)
 

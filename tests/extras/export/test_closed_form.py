@@ -16,7 +16,7 @@ from mldec.evaluation.run import scores
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_exported_head_equals_checkpoint(here, kernel):
     write_photos(Path("own"))
-    words = ["head=ridge", "backbone=tiny", "data.cache_dir=cache", "data.image_size=32"]
+    words = ["backbone=tiny", "data.cache_dir=cache", "data.image_size=32"]
     words += ["train.workers=0", "device=cpu", f"head.kernel={kernel}"]
     run = mldec.fit("finetune_frozen", "own", overrides=words)
     run.export("model.onnx")

@@ -151,8 +151,6 @@ def test_training_on_a_library(cli, here, monkeypatch):
         "train",
         *settings,
         "backbone=tiny",
-        "train.epochs=1",
-        "train.min_steps=null",
         "train.workers=0",
     )
     assert trained.status == 0, trained.err

@@ -17,7 +17,7 @@ from mldec.evaluation import frozen_features
 from mldec.files.torch_files import read_torch
 from mldec.heads import RidgeHead
 
-WORDS = ["+experiment=finetune_frozen", "head=ridge", "backbone=tiny", "data.root=own"]
+WORDS = ["+experiment=finetune_frozen", "backbone=tiny", "data.root=own"]
 WORDS += ["data.cache_dir=cache", "data.image_size=32", "train.workers=0", "device=cpu"]
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 40), "dark": (20, 20, 20)}
 
@@ -108,17 +108,16 @@ def test_validation_split_is_evaluated_as_usual(cli, photos):
     assert content["images"] == 9
     assert content["metrics"]["mAP"] == pytest.approx(validation["val/mAP"])
     # Gradient heads keep a tenth, and need validation photos.
-    words = [word for word in WORDS if word != "head=ridge"]
-    cli.out("train", *words, "head=csra", "name=csra", "train.epochs=1", "train.min_steps=null")
+    cli.out("train", *WORDS, "head=csra", "name=csra", "train.epochs=1", "train.min_steps=null")
     fraction = read_torch(Path("outputs/csra/checkpoints/last.pt"))["config"]["data"][
         "val_fraction"
     ]
     assert fraction == 0.1
-    assert "head=ridge" in cli.fault("train", *words, "head=csra", "data.val_fraction=0")
+    assert "head=ridge" in cli.fault("train", *WORDS, "head=csra", "data.val_fraction=0")
 
 
 def test_scores_are_probabilities_with_thresholds_at_once(photos):
-    run = mldec.fit("finetune_frozen", "own", name="python", overrides=WORDS[1:3] + WORDS[4:])
+    run = mldec.fit("finetune_frozen", "own", name="python", overrides=[WORDS[1], *WORDS[3:]])
     model = run.load()
     assert set(model.thresholds) == {"dark", "green", "night", "red"}
     rows = model.predict(["own/00.png", "own/02.png"])
@@ -127,7 +126,7 @@ def test_scores_are_probabilities_with_thresholds_at_once(photos):
 
     # `init` copies the backbone only.
     start = f"init={run.folder}/checkpoints/best.pt"
-    words = [*WORDS[2:3], *WORDS[4:], "head=gap", start]
+    words = [WORDS[1], *WORDS[3:], "head=gap", start]
     again = mldec.fit("finetune_frozen", "own", name="next", epochs=1, overrides=words)
     one, other = (load_model(each.folder).model for each in (run, again))
     assert isinstance(one.head, RidgeHead)

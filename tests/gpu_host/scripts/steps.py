@@ -20,6 +20,8 @@ IMAGES = 4
 def step(experiment, classes):
     """Train two steps, and return the counts of the second one."""
     words = [f"train.batch_size={IMAGES}", "train.accumulate=1", "device=cuda"]
+    if experiment == "finetune_frozen":
+        words.append("head=csra")  # the default is fitted without steps
     args = argparse.Namespace(experiment=experiment, settings=words)
     trial = build_trial(compose_experiment(args), classes)
     batches = trial.random_batches()

@@ -13,15 +13,23 @@ from PIL import Image
 from random_weights import randomize
 from torch import Tensor, nn
 
+from mldec.backbones import TimmBackbone
 from mldec.data.transforms import EvalTransform
 from mldec.errors import ConfigError
-from mldec.heads import GAP, MLDecoder, Query2Label, WordGAP, WordGroupDecoder
+from mldec.heads import GAP, MLDecoder, Query2Label, RidgeHead, WordGAP, WordGroupDecoder
 from mldec.model import Classifier
 from mldec.tools.predict import answers, heat_maps
 from mldec.tools.predict.answers import Pictures, Prediction
 from mldec.tools.predict.decode import Item
 from mldec.tools.predict.engine import TorchEngine
-from mldec.tools.predict.heat_maps import Explainer, file_name, fonts, heated, missing_glyphs
+from mldec.tools.predict.heat_maps import (
+    Explainer,
+    file_name,
+    fonts,
+    heated,
+    missing_glyphs,
+    times_tokens,
+)
 
 IN, CLASSES, SIDE = 6, 7, 3
 SIZES = {"embed_dim": 16, "num_heads": 4, "mlp_dim": 12}
@@ -309,3 +317,33 @@ def test_picture_shows_the_visible_part(tmp_path, monkeypatch, crop, size):
     left, top = (400 - size[0]) // 2, (200 - size[1]) // 2
     expected = picture(400, 200).crop((left, top, left + size[0], top + size[1]))
     assert (image.size, image.tobytes()) == (size, expected.tobytes())
+
+
+def test_maps_of_pooled_blocks_are_derivatives_by_the_tokens():
+    torch.manual_seed(0)
+    backbone = TimmBackbone("test_efficientnet", blocks=True).eval()
+    backbone.allocate({"class_weight": torch.zeros(5, backbone.network.num_features)})
+    nn.init.normal_(backbone.class_weight)
+    nn.init.normal_(backbone.class_bias)
+    head = RidgeHead(backbone.num_features, 2, blocks=backbone.block_sizes)
+    rng = np.random.default_rng(0)
+    features = backbone(torch.rand(30, 3, 64, 64)).detach()
+    head.fit(features, rng.integers(0, 2, (30, 2)))
+    explainer = Explainer(Classifier(backbone, head), 64)
+
+    image = torch.rand(1, 3, 64, 64)
+    maps = explainer.model.backbone(image).detach()
+    [relevance] = times_tokens(explainer.model, maps, [[1]])
+    count = maps.shape[1]
+    width = backbone.network.num_features
+    step = 1e-2
+    for token in range(count):
+        logits = []
+        for factor in (1 + step, 1 - step):
+            changed = maps.clone()
+            changed[0, token, :width] *= factor
+            logits.append(head(backbone.pool(changed))[0, 1].item())
+        derivative = (logits[0] - logits[1]) / (2 * step)
+        assert relevance[0, token].item() == pytest.approx(count * derivative, rel=0.05, abs=0.05)
+    [heat] = explainer.maps(image, [[0, 1]])
+    assert heat.shape[0] == 2
