@@ -94,6 +94,9 @@ class StoredImages:
     # Maps an RGB image to uint8 [3, S, S]. It is None until `assemble` sets it for a split.
     transform: Transform | None = None
 
+    groups: np.ndarray | None = None  # see `Table`
+    is_divided: bool = False  # see `Table`
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -114,7 +117,9 @@ class StoredImages:
 
     def select(self, images: np.ndarray) -> "StoredImages":
         """Return a subset of the images, given as a bool mask [N] or ordered indices."""
-        return replace(self, storage=self.storage.select(images), labels=self.labels.select(images))
+        storage = self.storage.select(images)
+        groups = None if self.groups is None else self.groups[images]
+        return replace(self, storage=storage, labels=self.labels.select(images), groups=groups)
 
     def select_classes(self, columns: Sequence[int]) -> "StoredImages":
         """Return the images with a subset of the classes, given as ordered indices."""
@@ -128,6 +133,11 @@ class Split:
 
     dataset: ImageDataset
     classes: Classes
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Name of the group of each image, bytes [N], or None without groups; see `Table`."""
+        return getattr(self.dataset, "groups", None)
 
     def viewed(self, transform: EvalTransform) -> "Split":
         """Return the split with another transform. Generated images have no transform."""
@@ -242,7 +252,8 @@ class ImageFiles(Storage):
 
 def in_folder(table: Table, folder: Path) -> StoredImages:
     """Return the images of a table with paths relative to a folder."""
-    return StoredImages(ImageFiles(folder, table.files), table.labels, table.classes)
+    files = ImageFiles(folder, table.files)
+    return StoredImages(files, table.labels, table.classes, None, table.groups, table.is_divided)
 
 
 def list_folder(folder: Path) -> Iterator[os.DirEntry[str]]:

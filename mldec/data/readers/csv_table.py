@@ -4,21 +4,24 @@ import codecs
 import io
 import json
 import logging
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
 
 from mldec.data.settings import Source
 from mldec.data.splits import HELD_OUT, HoldOut, check_val, log_split
-from mldec.data.table import Table, TableBuilder, path_inside
+from mldec.data.table import Table, TableBuilder, encode_paths, path_inside
 from mldec.data.tasks import multi_label, partial_labels, single_label
 from mldec.data.types import StoredImages, check_folder, in_folder
 from mldec.errors import DataError, naming_errors
+from mldec.files.atomic import csv_lines
 from mldec.files.text import csv_rows, read_bytes
 from mldec.names import abbreviate, as_name, check_names, format_list, given_names, split_names
 
@@ -30,6 +33,7 @@ _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 _PATHS = ("path", "filepath", "imagepath", "filename", "imagename", "file", "image")
 _LABELS = ("labels", "label", "tags", "tag", "classes", "class")
 _ROLES = {"path": _PATHS, "labels": _LABELS, "negatives": ("negatives",), "split": ("split",)}
+_ROLES |= {"group": ("group",)}
 
 # Row number columns of pandas and Excel.
 _INDEX = re.compile(r"(unnamed: \d+|index|id)?", re.IGNORECASE)
@@ -49,6 +53,7 @@ def csv_table(
     images: str = "",
     path_column: str | None = None,
     labels_column: str | None = None,
+    group_column: str | None = None,
     encoding: str = "utf-8",
     separator: str = ";",
     classes: str | list[str] | None = None,
@@ -68,6 +73,7 @@ def csv_table(
     - split: Name of the split (optional).
     - One column per class with 1 (present), 0 (absent) or an empty cell (not annotated, -1).
     - labels: Class names with a separator, or a JSON list, instead of a column per class.
+    - group: Images with the same text, such as the frames of a video, stay in one split (optional).
     - negatives: The absent classes, in the form of labels (optional). With this column, a class in
       neither list is not annotated.
 
@@ -80,6 +86,7 @@ def csv_table(
         images: Folder in `root` that the paths are relative to. Absolute paths must be inside it.
         path_column: Name of the path column. None takes "path" or another common name.
         labels_column: Name of the label column. None takes "labels" or another common name.
+        group_column: Name of the column of groups. None takes "group".
         encoding: Encoding of the file, such as cp1252 (Excel on Windows) or utf-16.
         separator: Separator between two labels of an image, unless they are a JSON list.
         classes: Class names in order, or a text file with one name per line. None takes the sorted
@@ -99,7 +106,7 @@ def csv_table(
     image_folder = folder / path_inside(images or ".", "data.images")
 
     names = given_names(classes, folder)
-    form = recognize(source, encoding, path_column, labels_column, names)
+    form = recognize(source, encoding, path_column, labels_column, names, group_column)
     has_split = "split" in form.columns
     for name, value in (("train", train), ("val", val)):
         if not has_split and value != name:
@@ -151,7 +158,7 @@ class Form:
     delimiter: str
     encoding: str  # Python codec
 
-    # Role of each column: path, labels, negatives, split, a class name, or "" if it is not used.
+    # Role of each column (path, labels, negatives, split, group), a class name, or "" if not used.
     columns: tuple[str, ...]
 
     classes: tuple[str, ...]  # classes with a column, in the order of the file
@@ -180,6 +187,7 @@ def recognize(
     path_column: str | None,
     labels_column: str | None,
     classes: Sequence[str] | None,
+    group_column: str | None = None,
 ) -> Form:
     """Detect the format of a CSV file.
 
@@ -191,12 +199,13 @@ def recognize(
     line, header = next(rows, (1, [""]))
     where = f"{source}, row {line}"
     names = list(map(str.strip, header))
-    roles = _find_roles(names, path_column, labels_column, where)
+    settings = {"path": path_column, "labels": labels_column, "group": group_column}
+    roles = _find_roles(names, settings, where)
 
     # Count the cells of each column, except for columns with a different text in each row.
     counts: dict[int, Counter[str]] = {}
     for column in range(len(names)):
-        if column not in (roles["path"], roles.get("labels"), roles.get("negatives")):
+        if column not in [roles.get(role) for role in ("path", "labels", "negatives", "group")]:
             counts[column] = Counter()
     for _, row in rows:
         for column, count in counts.items():
@@ -270,10 +279,9 @@ def _text_format(source: Path, encoding: str, path_column: str | None) -> tuple[
 
 
 def _find_roles(
-    names: Sequence[str], path_column: str | None, labels_column: str | None, where: str
+    names: Sequence[str], settings: Mapping[str, str | None], where: str
 ) -> dict[str, int]:
     simple_names = [_simple(name) for name in names]
-    settings = {"path": path_column, "labels": labels_column}
     roles = {}
     for role, common_names in _ROLES.items():
         setting = settings.get(role)
@@ -314,6 +322,7 @@ def _parse(
         classes=classes or form.classes or None, default=form.default, folder=folder
     )
     split_of_rows = []
+    group_of_rows = []
     rows = _filled_rows(source, form.delimiter, form.encoding)
     next(rows, None)  # the header
     for line, fields in rows:
@@ -325,8 +334,14 @@ def _parse(
             raise DataError(f"{where}: {count} labels instead of one (data.exclusive); correct it")
         builder.add(cells["path"], labels, where)
         split_of_rows.append(cells.get("split", "").lower())
+        group_of_rows.append(cells.get("group", ""))
 
-    return builder.build(source), np.array(split_of_rows, str)
+    table = builder.build(source)
+    if "group" in form.columns:
+        # A row without a group is a single image.
+        groups = encode_paths(group_of_rows)
+        table = replace(table, groups=np.where(groups == b"", table.files, groups))
+    return table, np.array(split_of_rows, str)
 
 
 def _filled_rows(source: Path, delimiter: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
@@ -376,3 +391,24 @@ def _names(text: str, separator: str, where: str) -> list[str]:
         return split_names(text, separator, where)
     with naming_errors(where, DataError, remedy='write a list such as ["cat", "dog"]'):
         return [as_name(name.strip(), where) for name in json.loads(text)]
+
+
+def to_csv(table: Table, splits: np.ndarray) -> str:
+    """Return the text of a table that `csv_table` reads. `splits` are text [N], or "" for none."""
+    is_partial = -1 in (table.labels.default, *table.labels.values)
+    columns = {"labels": 1, "negatives": 0} if is_partial else {"labels": 1}
+    columns_after = [] if "" in splits else ["split"]
+    columns_after += [] if table.groups is None else ["group"]
+    rows = [["path", *columns, *columns_after]]
+    for image, file in enumerate(table.files.tolist()):
+        row = [os.fsdecode(file)]
+        target = table.labels.row(image)
+        for value in columns.values():
+            found = compress(table.classes, target == value)
+            row.append(json.dumps(list(found), ensure_ascii=False))
+        if "split" in columns_after:
+            row.append(splits[image])
+        if table.groups is not None:
+            row.append(os.fsdecode(table.groups[image]))
+        rows.append(row)
+    return "".join(csv_lines(rows))

@@ -123,7 +123,6 @@ def test_people_of_one_photo_are_people_of_all(library, caplog):
 
 
 def test_near_duplicates_are_in_one_split(library):
-    pytest.importorskip("imagehash", reason="an extra")
     for number in range(20):
         image = picture(256, 192, seed=1000 + number)
         library.add(f"burst/{number}a.png", ["burst"], image)
