@@ -334,7 +334,7 @@ def near_duplicates(
     for column, row in zip(similar.tolist(), rows[is_between][first].tolist(), strict=True):
         name = parts[1].name(column - num_train)
         phrases.append(f"{name} is similar to {parts[0].name(row)}")
-    advice = "put them in one split by a column group, data.group_pattern or --write"
+    advice = "add a column group (--write FILE does), or set data.group_pattern"
     for summary in _print_cases("images of val are similar to images of train", phrases):
         log.warning(f"{summary}, which makes the metrics optimistic; {advice}")
 

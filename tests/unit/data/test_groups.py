@@ -7,21 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from support import write_coco
+from support import made, write_coco
 
-from mldec import build
+from mldec.data.readers import coco, csv_table, folders
 from mldec.data.splits import connect, group_pairs
 from mldec.errors import UserError
 
 VIDEOS = 20
 FRAMES = 5
 NAMES = ("cat", "dog", "sea")
-
-
-def read(name, root, **settings):
-    """Return the data module of a reader."""
-    node = {"_target_": f"mldec.data.readers.{name}", "root": str(root), **settings}
-    return build.data({"data": build.resolve("data", node)})
 
 
 @pytest.fixture
@@ -39,7 +33,7 @@ def table(tmp_path):
 
     def table(rows=rows, **settings):
         (tmp_path / "data.csv").write_text("\n".join(rows))
-        return read("csv_table", tmp_path, **settings)
+        return made(csv_table, root=str(tmp_path), **settings)
 
     table.rows = rows
     return table
@@ -115,12 +109,12 @@ def test_pattern_of_other_readers(tmp_path):
         (tmp_path / "own" / name).mkdir(parents=True)
         for number in range(30):
             Image.new("RGB", (8, 8)).save(tmp_path / f"own/{name}/{number // 3}_{number}.jpg")
-    data = read("folders", tmp_path / "own", group_pattern="(.*)_", val_fraction=0.4)
+    data = made(folders, root=str(tmp_path / "own"), group_pattern="(.*)_", val_fraction=0.4)
     assert videos(data.train).isdisjoint(videos(data.val))
     assert len(videos(data.train) | videos(data.val)) == 20
 
     write_coco(tmp_path / "coco")
-    data = read("coco", tmp_path / "coco", group_pattern="([0-9])[.]jpg", fold="1/2")
+    data = made(coco, root=str(tmp_path / "coco"), group_pattern="([0-9])[.]jpg", fold="1/2")
     digits = [{key[-5] for key in part.dataset.storage.keys} for part in (data.train, data.val)]
     assert digits[0].isdisjoint(digits[1])
 
