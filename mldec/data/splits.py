@@ -81,19 +81,12 @@ class Grouping:
     group_pattern: str | None = None
 
     def __post_init__(self) -> None:
-        if self.group_pattern is None:
-            return
         try:
-            count = re.compile(self.group_pattern).groups
+            if re.compile(self.group_pattern or "()").groups != 1:
+                raise re.error("it needs one group in parentheses")
         except re.error as error:
-            raise ValueError(
-                f"group_pattern is {self.group_pattern!r}: {error}; correct it"
-            ) from error
-        if count != 1:
-            fault = f"it has {count} groups in parentheses instead of one"
-            raise ValueError(
-                f"group_pattern is {self.group_pattern!r}: {fault}; write (?:...) for others"
-            )
+            fault = f"group_pattern is {self.group_pattern!r}: {error}"
+            raise ValueError(f"{fault}; correct it, and write other groups as (?:...)") from error
 
     def find_groups(self, files: np.ndarray, groups: np.ndarray | None) -> np.ndarray | None:
         """Return the groups of some images by the pattern, joined with known groups.
@@ -116,9 +109,8 @@ class Grouping:
         by_pattern = np.array(names, np.bytes_)
         if groups is None:
             return by_pattern
-        return connect(
-            groups, np.concatenate([group_pairs(groups), group_pairs(by_pattern)], axis=1)
-        )
+        pairs = [group_pairs(groups), group_pairs(by_pattern)]
+        return connect(groups, np.concatenate(pairs, axis=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +155,8 @@ class HoldOut(Grouping):
         )
         is_held_out = self._is_held_out(names, labels)[group]
         if is_held_out.all() or not is_held_out.any():
-            fault = f"{len(table):,} images are in {len(names):,} groups, and none can be held out"
-            raise DataError(f"data.val_fraction: {fault}; divide the groups, or raise it")
+            fault = f"{len(table):,} images are in {len(names):,} groups, too few to be divided"
+            raise DataError(f"data.val_fraction: {fault}; use smaller groups, or change it")
         return table.select(is_held_out == val)
 
     def _is_held_out(self, files: np.ndarray, labels: Labels) -> np.ndarray:

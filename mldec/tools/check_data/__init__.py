@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             compared = None
         hashes = near_duplicates(data, cache_dir, report, compared)
         if args.write:
+            assert hashes is not None
             write_table(args.write, data, images, hashes)
     finally:
         log.removeHandler(collector)

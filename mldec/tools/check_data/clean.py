@@ -62,13 +62,8 @@ def write_table(
 
     A group has near-duplicates, or images of a group of the data. Of several copies, the first one
     in val is kept, or else the first one in train. The table has no splits if `HoldOut` or
-    `data.fold` divided the images, so that a training holds out whole groups.
-
-    Args:
-        target: CSV file, or "-" for standard output.
-        data: Data of image files.
-        checked: Results for all images of both splits, by the name of the split.
-        hashes: Perceptual hashes of all images of train and then of val, uint64 [N].
+    `data.fold` divided the images, so that a training holds out whole groups. `checked` has the
+    results for all images of each split, and `hashes` [N] are those of train and then of val.
     """
     if len(checked) < 2:
         raise DataError("--write: there are invalid labels, see the lines above; correct them")

@@ -261,7 +261,7 @@ def _properties(content: bytes) -> dict[str, str]:
         if image.mode.startswith(("I", "F")):
             values = np.asarray(image)
             found["deep"] = f" ({values.min():,} to {values.max():,})"
-        if image.has_transparency_data and image.convert("RGBA").getextrema()[3][0] < 255:
+        if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
             found["transparent"] = ""
         # Phones store a preview as the second picture of a JPEG file (MPO).
         pages = getattr(image, "n_frames", 1)
@@ -310,17 +310,20 @@ def near_duplicates(
     start = time.monotonic()
     total = len(train) + len(val)
     chosen = np.arange(total)
+    sample = ""
     if count is not None and count < total:
         keys = [images.storage.keys for images in (train, val)]
-        order = np.argsort(np.concatenate(keys), kind="stable") if keys[0].ndim == 1 else chosen
+        order = chosen
+        if keys[0].dtype.kind == "S":
+            order = np.argsort(np.concatenate(keys), kind="stable")
         run = np.arange(min(RUN, count))
+        sample = f" in runs of {len(run)} neighbors (--similar: all)"
         starts = np.linspace(0, total - len(run), count // len(run)).round().astype(np.int64)
         chosen = np.unique(order[starts[:, None] + run])
     parts = [train.select(chosen[chosen < len(train)])]
     parts.append(val.select(chosen[chosen >= len(train)] - len(train)))
     hashes = np.concatenate([perceptual_hashes(part, cache_dir) for part in parts])
     rows, columns = similar_pairs(hashes, hashes)
-    sample = "" if len(chosen) == total else f" in runs of {RUN} neighbors (--similar: all)"
     say(
         f"near-duplicates: compared {len(chosen):,} of {total:,} images{sample} in "
         f"{time.monotonic() - start:.1f} s"

@@ -123,8 +123,8 @@ def test_pattern_of_other_readers(tmp_path):
     ("settings", "parts"),
     [
         ({"group_pattern": "(a"}, ["data.group_pattern", "'(a'"]),
-        ({"group_pattern": "a"}, ["data.group_pattern", "0 groups"]),
-        ({"group_pattern": "(a)(b)"}, ["data.group_pattern", "2 groups"]),
+        ({"group_pattern": "a"}, ["data.group_pattern", "'a'"]),
+        ({"group_pattern": "(a)(b)"}, ["data.group_pattern", "'(a)(b)'"]),
         ({"group_pattern": "(film)"}, ["data.group_pattern", "v0_0.jpg"]),
         ({"group_pattern": "(jpg)"}, ["data.val_fraction", "1 groups"]),
         ({"group_column": "Film"}, ["data.group_column", "'Film'"]),
